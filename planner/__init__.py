@@ -1,0 +1,3 @@
+"""Capacity planner for LLM serving: from traffic, an SLO and prices to the cheapest certified fleet."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,235 @@
+"""The nouns every stage shares: GPU, LLM, SLO, worker type, pool, fleet. Frozen, units in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.errors import CatalogError, InputError
+from planner.models.latency import StepLatency
+from planner.units import percentile_name
+
+Role = Literal["mixed", "prefill", "decode"]
+Metric = Literal["ttft", "tbt", "tpot", "e2e"]
+KV_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """An accelerator we can rent: one row of catalogs/gpus.yaml.
+
+    `dense_flops_per_s` is 16-bit dense; `link_bytes_per_s` is what one GPU sends to its neighbours in the
+    node, one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
+    and the slowdowns (>= 1) multiply the compute-bound and the memory-bound part of a step.
+    """
+
+    name: str
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    dense_flops_per_s: float
+    link: str
+    link_bytes_per_s: float
+    power_w: float
+    gpus_per_node: int
+    price_usd_per_h: float
+    node_selector: str
+    base: str  # the uncapped row this one derives from; its own name if it is uncapped
+    prefill_slowdown: float = 1.0
+    decode_slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        for quantity in ("memory_bytes", "bandwidth_bytes_per_s", "dense_flops_per_s", "link_bytes_per_s",
+                         "power_w", "gpus_per_node"):  # fmt: skip
+            if not getattr(self, quantity) > 0:
+                raise CatalogError(f"GPU {self.name}: {quantity} is {getattr(self, quantity)}, must be > 0")
+        if not self.price_usd_per_h >= 0:
+            raise CatalogError(f"GPU {self.name}: price_usd_per_h is {self.price_usd_per_h}, must be >= 0")
+        if min(self.prefill_slowdown, self.decode_slowdown) < 1:
+            raise CatalogError(f"GPU {self.name}: a slowdown is below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Llm:
+    """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
+
+    `ffn` is the width of one expert in a mixture of experts, of the only one in a dense LLM;
+    `context_tokens` is the longest prompt + output it accepts.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context_tokens: int
+    dtype_bytes: float = 2.0
+    gated_ffn: bool = True  # three matrices (SwiGLU) or two
+    tied_embeddings: bool = False
+    experts: int = 1
+    experts_per_token: int = 1
+
+    def __post_init__(self) -> None:
+        for count in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_tokens",
+                      "experts", "experts_per_token", "dtype_bytes"):  # fmt: skip
+            if not getattr(self, count) > 0:
+                raise CatalogError(f"LLM {self.name}: {count} is {getattr(self, count)}, must be > 0")
+        if self.heads % self.kv_heads:
+            raise CatalogError(f"LLM {self.name}: {self.heads} heads do not share {self.kv_heads} KV heads")
+
+    @property
+    def attention_parameters(self) -> float:
+        """Of one layer: the q, k, v and output projections."""
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def expert_parameters(self) -> float:
+        """Of one expert (or the only feed-forward block) of one layer."""
+        return (3 if self.gated_ffn else 2) * self.hidden * self.ffn
+
+    @property
+    def parameters(self) -> float:
+        """All weights, embeddings included."""
+        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.layers * (self.attention_parameters + self.experts * self.expert_parameters) + embeddings
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.parameters * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Keys and values of one token in all layers, over all GPUs of a worker whose TP <= kv_heads."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One line of an SLO: this percentile of this metric stays at or below `limit_s`."""
+
+    metric: Metric
+    percentile_frac: float
+    limit_s: float
+
+    @property
+    def name(self) -> str:
+        """For instance 'ttft p90'."""
+        return f"{self.metric} {percentile_name(self.percentile_frac)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What is promised. Every limit must hold; `attainment_frac` of requests keep all of them at once."""
+
+    limits: tuple[Limit, ...]
+    attainment_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerType:
+    """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
+
+    One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
+    multiple of the block.
+    """
+
+    gpu: Gpu
+    tp: int
+    latency: StepLatency
+    kv_tokens: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    pp: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"{self.name}: max_num_batched_tokens is {self.max_num_batched_tokens}, "
+                f"must be at least max_num_seqs ({self.max_num_seqs}), as vLLM demands"
+            )
+
+    @property
+    def name(self) -> str:
+        """For instance 'h100-80g tp4 2048': GPU, TP, token budget per step."""
+        return f"{self.gpu.name} tp{self.tp} {self.max_num_batched_tokens}"
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp
+
+    @property
+    def price_usd_per_h(self) -> float:
+        return self.gpus * self.gpu.price_usd_per_h
+
+    @property
+    def power_w(self) -> float:
+        """Provisioned for the GPUs of one worker: the board's limit, or its cap."""
+        return self.gpus * self.gpu.power_w
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`count` identical workers in one role."""
+
+    name: str
+    role: Role
+    type: WorkerType
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The link over which KV blocks move from prefill to decode workers: one, shared by all pairs.
+
+    `transfer` is "serialised" (starts when prefill ends) or "layerwise" (overlaps the last prefill step;
+    at least one layer's share remains after it).
+    """
+
+    bandwidth_bytes_per_s: float = 50e9
+    latency_s: float = 0.0
+    transfer: Literal["serialised", "layerwise"] = "layerwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Who decides what in a fleet; every field is a named choice of planner/simulator."""
+
+    batching: str = "vllm-v1"
+    routing: str = "jsq"
+    decode_routing: str = "jsq"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What `plan simulate` runs and what a plan proposes."""
+
+    llm: Llm
+    pools: tuple[Pool, ...]
+    policies: Policies = field(default_factory=Policies)
+    network: Network = field(default_factory=Network)
+
+    def __post_init__(self) -> None:
+        roles = {pool.role for pool in self.pools if pool.count}
+        if ("prefill" in roles) != ("decode" in roles):
+            missing = "decode" if "prefill" in roles else "prefill"
+            raise InputError(f"the fleet has no {missing} worker to pair with the others; add one")
+        if not roles:
+            raise InputError("the fleet has no workers; add at least one")
+
+    @property
+    def workers(self) -> int:
+        return sum(pool.count for pool in self.pools)
+
+    @property
+    def gpus(self) -> int:
+        return sum(pool.count * pool.type.gpus for pool in self.pools)
+
+    @property
+    def price_usd_per_h(self) -> float:
+        return sum(pool.count * pool.type.price_usd_per_h for pool in self.pools)
+
+    @property
+    def power_w(self) -> float:
+        return sum(pool.count * pool.type.power_w for pool in self.pools)

@@ -1,0 +1,58 @@
+"""Quantities as people write them ("200 ms", "50 GB/s", "80 kW") to the library's units, and back.
+
+Inside the library a quantity has one unit, carried by its name: seconds, bytes, tokens, Watts, dollars
+per hour. Only the edges (files, command line, report) call this module.
+"""
+
+import math
+import re
+
+from planner.errors import InputError
+
+_FACTORS: dict[str, dict[str, float]] = {
+    "s": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    "bytes_per_s": {
+        "B/s": 1.0, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12,
+        "GiB/s": 2.0**30, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Mbps": 1e6 / 8, "Gbps": 1e9 / 8,
+    },
+    "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2.0**20, "GiB": 2.0**30},
+    "w": {"W": 1.0, "kW": 1e3, "MW": 1e6},
+    "usd_per_h": {"usd/h": 1.0, "USD/h": 1.0, "$/h": 1.0, "usd/day": 1 / 24, "usd/month": 1 / 730},
+    "rps": {"rps": 1.0, "req/s": 1.0, "/s": 1.0, "req/min": 1 / 60},
+}  # fmt: skip
+_NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
+
+
+def quantity(value: object, unit: str, *, where: str) -> float:
+    """Read `value` ("200 ms", 0.2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
+
+    A bare number is already in the library's unit. `where` names the field in the error message.
+    """
+    factors = _FACTORS[unit]
+    example = next(name for name in factors if factors[name] == 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InputError(f"{where}: expected a quantity such as '2 {example}', found {value!r}")
+    match = _NUMBER.match(str(value))
+    if match is None:
+        raise InputError(f"{where}: expected a quantity such as '2 {example}', found {value!r}")
+    number, suffix = float(match[1]), match[2]
+    if suffix and suffix not in factors:
+        raise InputError(f"{where}: unknown unit {suffix!r} in {value!r}; use one of {', '.join(factors)}")
+    number *= factors[suffix] if suffix else 1.0
+    if not math.isfinite(number):
+        raise InputError(f"{where}: {value!r} is not a finite number")
+    return number
+
+
+def show_s(seconds: float) -> str:
+    """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min'."""
+    if seconds != seconds:
+        return "-"
+    if seconds < 1.0:
+        return f"{seconds * 1e3:.4g} ms"
+    return f"{seconds:.2f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def percentile_name(percentile_frac: float) -> str:
+    """0.9 -> 'p90', 0.999 -> 'p99.9'."""
+    return f"p{percentile_frac * 100:.10g}"
