@@ -1,0 +1,156 @@
+"""Fits a StepLatency to a table of step times, and says how far off it is on steps it has not seen.
+
+Apart from `latency.py` because scikit-learn takes most of a second to import and only fitting needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from scipy.optimize import nnls
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from planner.errors import ExtrapolationError, InputError
+from planner.models.latency import Array, StepLatency
+
+KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SMALL_BATCH = 8
+LONG_CONTEXT_TOKENS = 8192
+_QUICKEST_STEP_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors over some steps: their mean, and what nine in ten stay below."""
+
+    mape_frac: float
+    p90_frac: float
+    steps: int
+
+
+class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Step time  t = f(N) + a A_p + b D + d K + e P + host_s,  f nondecreasing, a, b, d, e >= 0  [s].
+
+    X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them.   y (n,): step time [s], > 0.
+    f is an intercept plus ramps clip(N - k_i, 0, k_i+1 - k_i) with slopes >= 0: monotone, yet free to be
+    steep first and flat later, as tile-bound GEMMs are. Non-negative least squares on relative error, because
+    an SLO is missed by a ratio.
+    """
+
+    def __init__(
+        self,
+        *,
+        knots_tokens: tuple[float, ...] = KNOTS_TOKENS,
+        host_s: float = 0.0,
+        basis: str = "fitted",
+        beyond: str = "raise",
+    ) -> None:
+        self.knots_tokens = knots_tokens  # corners of f; those without data between them are dropped
+        self.host_s = host_s  # part of y that is the engine's own overhead, measured apart
+        self.basis = basis
+        self.beyond = beyond  # outside the profiled range: "raise" or "extrapolate"
+
+    def fit(self, X: Array, y: Array) -> Self:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if X.shape[1] != 5:
+            raise InputError(f"step table: X has {X.shape[1]} columns, must be the 5 of N, A_p, D, K, P")
+        if not (y > self.host_s).all():
+            raise InputError(f"step table: t_s is {y.min():g}, must be > {self.host_s:g} (the host's share)")
+        knots = _knots_with_data(self.knots_tokens, X[:, 0])
+        columns = _columns(X, knots)
+        scale = np.maximum(columns.max(axis=0), 1e-30)  # pairs reach 1e9, prompts 8: scale before solving
+        weighted = columns / scale / y[:, None]
+        solution, _ = nnls(weighted, (y - self.host_s) / y, maxiter=100 * columns.shape[1])
+        solution = solution / scale
+
+        floor, slopes, (a, b, d, e) = solution[0], solution[1 : len(knots)], solution[len(knots) :]
+        floor = max(floor, _QUICKEST_STEP_S)
+        self.latency_ = StepLatency(
+            knots_tokens=tuple(knots.tolist()),
+            f_s=tuple((floor + np.concatenate(([0.0], np.cumsum(slopes * np.diff(knots))))).tolist()),
+            a_s=float(a), b_s=float(b), d_s=float(d), e_s=float(e), h_s=self.host_s,
+            basis=self.basis, max_context_tokens=float(_context_tokens(X).max()),
+        )  # fmt: skip
+        self.x_max_ = X.max(axis=0)
+        return self
+
+    def predict(self, X: Array) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        if self.beyond == "raise" and (X > self.x_max_).any():
+            row = X[(X > self.x_max_).any(axis=1)][0]
+            raise ExtrapolationError(
+                f"step latency: asked for N, A_p, D, K, P = {row.tolist()}, profiled up to "
+                f"{self.x_max_.tolist()}; profile further, or fit with beyond='extrapolate'"
+            )
+        return self.latency_.step_s(*X.T)
+
+    def errors_by_regime(self, X: Array, y: Array) -> dict[str, Errors]:
+        """Errors on these rows, which should not be those of the fit; see `held_out_errors`."""
+        return errors_by_regime(X, y, self.predict(X))
+
+
+def held_out_errors(
+    model: PiecewiseLinearStepLatency, X: Array, y: Array, *, folds: int = 5, seed: int = 0
+) -> dict[str, Errors]:
+    """Errors by regime on cells held out of the fit: all repeats of a step fall into the same fold."""
+    _, cell = np.unique(X, axis=0, return_inverse=True)
+    cells = int(cell.max()) + 1
+    if cells < 2 * folds:
+        raise InputError(f"step table: {cells} distinct steps are too few to hold out one in {folds}")
+    fold = np.random.default_rng(seed).permutation(cells)[cell] % folds
+    predicted = np.empty_like(y)
+    for k in range(folds):
+        fitted = clone(model).set_params(beyond="extrapolate").fit(X[fold != k], y[fold != k])
+        predicted[fold == k] = fitted.predict(X[fold == k])
+    return errors_by_regime(X, y, predicted)
+
+
+def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
+    """Relative errors of all steps and per regime; "long_context" overlaps with the others."""
+    error = np.abs(predicted - y) / y
+    decodes, prefills = X[:, 2], X[:, 4]
+    regimes = {
+        "all": np.ones(len(y), dtype=bool),
+        "prefill": decodes == 0,
+        "decode_small": (prefills == 0) & (decodes <= SMALL_BATCH),
+        "decode_large": (prefills == 0) & (decodes > SMALL_BATCH),
+        "mixed": (prefills > 0) & (decodes > 0),
+        "long_context": _context_tokens(X) > LONG_CONTEXT_TOKENS,
+    }
+    return {
+        name: Errors(float(error[rows].mean()), float(np.quantile(error[rows], 0.9)), int(rows.sum()))
+        for name, rows in regimes.items()
+        if rows.any()
+    }
+
+
+def _columns(X: Array, knots: Array) -> Array:
+    ramps = np.clip(X[:, :1] - knots[:-1], 0.0, np.diff(knots))
+    return np.hstack([np.ones((len(X), 1)), ramps, X[:, 1:]])
+
+
+def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
+    """The knots inside the data's range and its ends; none without data since the last one, and none so near
+    the upper end that two rows would decide the slope with which f goes on beyond it.
+    """
+    low, high = float(tokens.min()), float(tokens.max())
+    if low == high:
+        raise InputError(f"step table: every step has {low:g} tokens; at least two sizes are needed")
+    kept = [low]
+    for knot in sorted({float(k) for k in knots_tokens if low < k <= high / 1.5} | {high}):
+        if ((tokens > kept[-1]) & (tokens <= knot)).any():
+            kept.append(knot)
+    return np.array(kept)
+
+
+def _context_tokens(X: Array) -> Array:
+    """The longer of a step's mean decode context and mean prompt, cached part included."""
+    tokens, pairs, decodes, kv_tokens, prefills = X.T
+    new = np.maximum(tokens - decodes, 1.0)
+    chunk = new / np.maximum(prefills, 1.0)
+    prompt = np.where(prefills > 0, pairs / new + (chunk - 1.0) / 2, 0.0)
+    return np.asarray(np.maximum(kv_tokens / np.maximum(decodes, 1.0), prompt))

@@ -1,0 +1,105 @@
+"""Step tables: what a profile measured, one engine step per row.
+
+    # llm: meta-llama/Llama-3.1-70B
+    # gpu: h100-80g
+    # tp: 4
+    n_prefill,prefill_tokens,cached_tokens,prefill_pairs,n_decode,kv_tokens,t_s
+    1,512,0,131328,0,0,0.037
+    0,0,0,0,64,131072,0.0207
+
+Sums over the step: `prefill_tokens` are new, `cached_tokens` lie in the KV cache before them, `prefill_pairs`
+is A_p and `kv_tokens` K, the tokens the decodes attend to, the new one included. Other columns are kept aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import InputError
+from planner.files import open_input
+from planner.models.latency import Array
+
+COLUMNS = (
+    "n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Steps and their times. `X` (n, 5): N, A_p, D, K, P; `y` (n,) seconds; `about` the `#` lines."""
+
+    steps: pd.DataFrame
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check(self.steps, where="step table")
+
+    @property
+    def X(self) -> Array:
+        s = self.steps
+        return np.column_stack(
+            [s.prefill_tokens + s.n_decode, s.prefill_pairs, s.n_decode, s.kv_tokens, s.n_prefill]
+        ).astype(float)
+
+    @property
+    def y(self) -> Array:
+        return self.steps.t_s.to_numpy(float)
+
+    def to_csv(self) -> str:
+        header = "".join(f"# {key}: {value}\n" for key, value in self.about.items())
+        return header + self.steps.to_csv(index=False, lineterminator="\n")
+
+
+def read_step_table(path: Path) -> StepTable:
+    """Read and check a step table; raises InputError with file, column and row."""
+    with open_input(path) as stream:
+        raw = stream.read()
+    try:
+        lines = raw.decode("utf-8-sig").splitlines(keepends=True)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text; expected a step table in CSV") from None
+    about = {}
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        key, _, value = line.lstrip("# ").partition(":")
+        about[key.strip()] = value.strip()
+    try:
+        steps = pd.read_csv(BytesIO("".join(lines[len(about) :]).encode()), comment="#")
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise InputError(f"{path}: is not a CSV with a header ({error})") from None
+    check(steps, where=str(path))
+    return StepTable(steps, about)
+
+
+def check(steps: pd.DataFrame, *, where: str) -> None:
+    """Refuse a table that cannot be fitted, naming the column and the first row at fault (1 = first step)."""
+    if missing := [column for column in COLUMNS if column not in steps.columns]:
+        raise InputError(f"{where}: lacks the column(s) {', '.join(missing)}; needs {', '.join(COLUMNS)}")
+    if steps.empty:
+        raise InputError(f"{where}: holds no steps")
+    for column in COLUMNS:
+        values = pd.to_numeric(steps[column], errors="coerce").to_numpy(float)
+        least, bound = (0.0, "> 0") if column == "t_s" else (-0.5, ">= 0")
+        _refuse(~(np.isfinite(values) & (values > least)), steps, column, f"must be a number {bound}", where)
+    work = steps.prefill_tokens + steps.n_decode
+    _refuse(work <= 0, steps, "prefill_tokens", "a step without prefill or decode has no work", where)
+    _refuse((steps.n_prefill > 0) != (steps.prefill_tokens > 0), steps, "n_prefill",
+            "prefills and prefill_tokens must be zero together", where)  # fmt: skip
+    _refuse(steps.prefill_pairs < steps.prefill_tokens, steps, "prefill_pairs",
+            "every new token attends at least to itself, so prefill_pairs must be >= prefill_tokens",
+            where)  # fmt: skip
+    _refuse(steps.kv_tokens < steps.n_decode, steps, "kv_tokens",
+            "counts the new token too, so it must be >= n_decode", where)  # fmt: skip
+
+
+def _refuse(bad: object, steps: pd.DataFrame, column: str, why: str, where: str) -> None:
+    if (rows := np.flatnonzero(np.asarray(bad))).size:
+        row = int(rows[0])
+        raise InputError(f"{where}: step {row + 1}: {column} is {steps[column].iloc[row]}: {why}")
