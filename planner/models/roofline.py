@@ -1,0 +1,87 @@
+"""Step times from catalog figures alone, for an (LLM, GPU, TP) nobody has profiled.
+
+Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
+
+    f(N) = ( (weights read / bandwidth)^p + (GEMM FLOPs of N tokens / FLOP rate)^p )^(1/p)
+           + activations of N tokens / bandwidth            norms, residual stream, gate and up
+           + two all-reduces of N tokens per layer          ring: 2 (TP - 1) / TP of the bytes over the link
+           + a fixed time per layer                         kernels start one after another
+    a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention
+    d    = KV bytes of a token / bandwidth
+    b, e = the output projection of one row
+
+p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie between. In a mixture of
+experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in k of them each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.domain import Gpu, Llm
+from planner.errors import InputError
+from planner.models.latency import StepLatency
+
+KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
+ACTIVATION_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of the catalog's peak that kernels reach; one set for every GPU and LLM.
+
+    Calibrated on the steps behind catalogs/latency (see docs/models.md for the error that remains).
+    """
+
+    gemm_frac: float = 0.80
+    attention_frac: float = 0.61
+    bandwidth_frac: float = 0.81
+    kv_bandwidth_frac: float = 0.84
+    link_frac: float = 0.64
+    overlap: float = 1.6
+    layer_s: float = 37e-6
+    all_reduce_s: float = 8.3e-6
+
+
+CALIBRATED = Efficiency()
+
+
+def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency = CALIBRATED) -> StepLatency:
+    """The formula above. `gpu` counts as uncapped; a power cap is `StepLatency.slowed` on top."""
+    if not 1 <= tp <= gpu.gpus_per_node:
+        raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
+    flops_per_s = tp * gpu.dense_flops_per_s * efficiency.gemm_frac
+    bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac
+    tokens = np.array(KNOTS_TOKENS)
+
+    head = llm.vocab * llm.hidden
+    touched = llm.experts * (1 - (1 - llm.experts_per_token / llm.experts) ** tokens)
+    read = llm.layers * (llm.attention_parameters + touched * llm.expert_parameters) + head
+    computed = llm.layers * (llm.attention_parameters + llm.experts_per_token * llm.expert_parameters)
+    weights_s, flops_s = read * llm.dtype_bytes / bytes_per_s, 2 * tokens * computed / flops_per_s
+    dense_s = (weights_s**efficiency.overlap + flops_s**efficiency.overlap) ** (1 / efficiency.overlap)
+
+    # Two norms read and write the stream and its residual, whole on every GPU; gate, up, product are split.
+    width = 8 * llm.hidden * tp + 3 * llm.ffn * llm.experts_per_token
+    activations_s = llm.layers * tokens * width * ACTIVATION_BYTES / bytes_per_s
+
+    ring_bytes = 2 * (tp - 1) / tp * tokens * llm.hidden * ACTIVATION_BYTES
+    all_reduce_s = efficiency.all_reduce_s + ring_bytes / (gpu.link_bytes_per_s * efficiency.link_frac)
+    communication_s = 2 * llm.layers * all_reduce_s if tp > 1 else 0.0
+
+    f_s = dense_s + activations_s + communication_s + llm.layers * efficiency.layer_s
+    attention_flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
+    kv_bytes = llm.kv_bytes_per_token * max(1.0, tp / llm.kv_heads)
+    row_s = 2 * head / flops_per_s
+    return StepLatency(
+        knots_tokens=KNOTS_TOKENS,
+        f_s=tuple(f_s.tolist()),
+        a_s=4 * llm.heads * llm.head_dim * llm.layers / attention_flops_per_s,
+        b_s=row_s,
+        d_s=kv_bytes / (tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac),
+        e_s=row_s,
+        h_s=0.0,
+        basis="roofline (no measurement)",
+    )
