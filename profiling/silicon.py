@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from planner.domain import Gpu, Llm
@@ -31,34 +32,68 @@ MODELS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "Qwen/Qwen3-32B": "Qwen/Qwen3-32B",
 }
-
-PROMPTS = (1, 2, 4, 8)
-PROMPT_TOKENS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
-                 8192, 12288, 16384, 24576, 32768)  # fmt: skip
-CACHED_TOKENS = (0, 512, 2048, 8192, 16384)
-DECODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-CONTEXT_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-MIXED_CHUNK_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-MIXED_CACHED_TOKENS = (0, 2048, 8192)
-MIXED_DECODES = (1, 4, 16, 64, 128, 256)
-MIXED_CONTEXT_TOKENS = (256, 1024, 4096, 16384)
 MOST_STEP_TOKENS = 32768
 
 
-def silicon_table(llm: Llm, gpu: Gpu, tp: int) -> StepTable:
-    """Every step of the grid above that fits the KV cache of one worker, and its kernel time."""
+class Step(NamedTuple):
+    """Equal prompts, each `new` tokens after `cached` ones, and equal decodes that attend to `context`."""
+
+    prompts: int
+    new: int
+    cached: int
+    decodes: int
+    context: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.prompts * (self.new + self.cached) + self.decodes * self.context
+
+
+def grid() -> Iterator[Step]:
+    """The steps that are fitted: prefills, decodes, and both in one step as chunked prefill makes them."""
+    lengths = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+               12288, 16384, 24576, 32768)  # fmt: skip
+    for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
+        if prompts * new <= MOST_STEP_TOKENS:
+            yield Step(prompts, new, cached, 0, 0)
+    batches = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    for decodes, context in product(batches, [2**i for i in range(7, 18)]):
+        yield Step(0, 0, 0, decodes, context)
+    chunks, cached_tokens = (64, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 2048, 8192)
+    for new, cached, decodes, context in product(
+        chunks, cached_tokens, (1, 4, 16, 64, 128, 256), (256, 1024, 4096, 16384)
+    ):
+        yield Step(1, new, cached, decodes, context)
+
+
+def random_steps(rng: np.random.Generator, steps: int) -> Iterator[Step]:
+    """Steps off the grid, a third of each kind, for a check that no fit has seen."""
+
+    def between(low: int, high: int) -> int:
+        return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+
+    for i in range(steps):
+        cached = int(rng.integers(2)) * between(64, 16384)
+        if i % 3 == 0:
+            prompts = between(1, 8)
+            yield Step(prompts, between(16, MOST_STEP_TOKENS // prompts), cached, 0, 0)
+        elif i % 3 == 1:
+            yield Step(0, 0, 0, between(1, 512), between(128, 32768))
+        else:
+            yield Step(1, between(32, 8192), cached, between(1, 256), between(128, 16384))
+
+
+def silicon_table(llm: Llm, gpu: Gpu, tp: int, steps: Iterable[Step] | None = None) -> StepTable:
+    """The kernel times of `steps` (default: the grid), of those that fit one worker's KV cache."""
     if gpu.name not in SYSTEMS:
         raise InputError(f"GPU {gpu.name}: AIConfigurator lacks its kernels; use one of {', '.join(SYSTEMS)}")
     kv_tokens = kv_cache_tokens(llm, gpu, tp)
+    fitting = [step for step in (grid() if steps is None else steps) if step.kv_tokens <= kv_tokens]
+    if not fitting:
+        raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
     with _model(llm) as model:
         engine, mixed = _engines(model, SYSTEMS[gpu.name], tp)
-        rows = [
-            *_prefill_rows(engine, kv_tokens),
-            *_decode_rows(engine, kv_tokens),
-            *_mixed_rows(mixed, kv_tokens),
-        ]
-    if not rows:
-        raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
+        rows = [_row(step, _step_ms(engine, mixed, step)) for step in fitting]
     about = {
         "llm": llm.name,
         "gpu": gpu.name,
@@ -68,40 +103,25 @@ def silicon_table(llm: Llm, gpu: Gpu, tp: int) -> StepTable:
     return StepTable(pd.DataFrame(rows, columns=list(COLUMNS)), about)
 
 
-def _prefill_rows(engine: Any, kv_tokens: int) -> Iterator[tuple[float, ...]]:
-    for prompts, new, cached in product(PROMPTS, PROMPT_TOKENS, CACHED_TOKENS):
-        if prompts * new <= MOST_STEP_TOKENS and prompts * (new + cached) <= kv_tokens:
-            t_ms = engine.predict_prefill_latency(prompts, new + cached, cached)  # isl: cached part included
-            yield _row(prompts, new, cached, 0, 0, t_ms)
+def _step_ms(engine: Any, mixed: Any, step: Step) -> float:
+    """Plain ints only: AIConfigurator refuses numpy's. Beyond its own tables it extrapolates in silence."""
+    if not step.decodes:  # its input length includes the cached part
+        return float(engine.predict_prefill_latency(step.prompts, step.new + step.cached, step.cached))
+    if not step.prompts:  # it attends to one token more than the input length
+        return float(engine.predict_decode_latency(step.decodes, step.context - 1, 2))
+    requests = {
+        "num_prefill_requests": step.prompts,
+        "sum_prefill_tokens": step.prompts * step.new,
+        "sum_prefill_kv_tokens": step.prompts * step.cached,
+        "num_decode_requests": step.decodes,
+        "sum_decode_kv_tokens": step.decodes * step.context,
+    }
+    return float(mixed.estimate_forward_pass_time_ms({"version": 1, "scheduled_requests": requests}))
 
 
-def _decode_rows(engine: Any, kv_tokens: int) -> Iterator[tuple[float, ...]]:
-    for decodes, context in product(DECODES, CONTEXT_TOKENS):
-        if decodes * context <= kv_tokens:
-            t_ms = engine.predict_decode_latency(decodes, context - 1, 2)  # attends to isl + 1 tokens
-            yield _row(0, 0, 0, decodes, context, t_ms)
-
-
-def _mixed_rows(mixed: Any, kv_tokens: int) -> Iterator[tuple[float, ...]]:
-    for chunk, cached, decodes, context in product(
-        MIXED_CHUNK_TOKENS, MIXED_CACHED_TOKENS, MIXED_DECODES, MIXED_CONTEXT_TOKENS
-    ):
-        if chunk + cached + decodes * context <= kv_tokens:
-            t_ms = mixed.estimate_forward_pass_time_ms({
-                "version": 1,
-                "scheduled_requests": {
-                    "num_prefill_requests": 1,
-                    "sum_prefill_tokens": chunk,
-                    "sum_prefill_kv_tokens": cached,
-                    "num_decode_requests": decodes,
-                    "sum_decode_kv_tokens": decodes * context,
-                },
-            })  # fmt: skip
-            yield _row(1, chunk, cached, decodes, context, t_ms)
-
-
-def _row(prompts: int, new: int, cached: int, decodes: int, context: int, t_ms: float) -> tuple[float, ...]:
-    """COLUMNS of a step of equal prompts and equal decodes."""
+def _row(step: Step, t_ms: float) -> tuple[float, ...]:
+    """In the order of COLUMNS."""
+    prompts, new, cached, decodes, context = step
     pairs = prompts * new * (cached + (new + 1) / 2)
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3
 
@@ -112,7 +132,7 @@ def _engines(model: str, system: str, tp: int) -> tuple[Any, Any]:
         from aiconfigurator_core.sdk import EngineHandle, RustForwardPassPerfModel
     except ImportError:
         raise InputError(
-            "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64, Python <= 3.13)"
+            "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
         ) from None
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     engine = EngineHandle.compile(model, system, "vllm", tp_size=tp)

@@ -48,7 +48,7 @@ class StepLatency:
     def __post_init__(self) -> None:
         knots, f_s = np.array(self.knots_tokens), np.array(self.f_s)
         if len(knots) < 2 or len(knots) != len(f_s):
-            raise InputError(f"step latency: {len(knots)} knots and {len(f_s)} values, need two or more of each")
+            raise InputError(f"step latency: {len(knots)} knots, {len(f_s)} values; need two or more of each")
         if not (np.diff(knots) > 0).all() or not (np.diff(f_s) >= 0).all() or not f_s[0] > 0:
             raise InputError("step latency: knots must increase, f must be > 0 and never fall")
         if min(self.a_s, self.b_s, self.d_s, self.e_s, self.h_s) < 0:

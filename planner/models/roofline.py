@@ -16,7 +16,7 @@ experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,4 +84,28 @@ def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency = CALIBRATED
         e_s=row_s,
         h_s=0.0,
         basis="roofline (no measurement)",
+    )
+
+
+def transferred(
+    latency: StepLatency, measured: StepLatency, asked: StepLatency, *, basis: str
+) -> StepLatency:
+    """A fit of one (GPU, TP) carried over to another by their rooflines, `measured` and `asked`.
+
+    The floor of a step moves by as many seconds as the roofline's, because what the roofline does not explain
+    (the host, mostly) stays; what grows with the step grows by the ratio of the rooflines.
+    """
+    knots = np.array(latency.knots_tokens)
+    growth = np.diff(asked.step_s(knots)) / np.diff(measured.step_s(knots))
+    floor_s = latency.f_s[0] + float(asked.step_s(knots[0]) - measured.step_s(knots[0]))
+    rises_s = np.diff(latency.f_s) * growth
+    return replace(
+        latency,
+        f_s=tuple((floor_s + np.concatenate(([0.0], np.cumsum(rises_s)))).tolist()),
+        a_s=latency.a_s * asked.a_s / measured.a_s,
+        b_s=latency.b_s * asked.b_s / measured.b_s,
+        d_s=latency.d_s * asked.d_s / measured.d_s,
+        e_s=latency.e_s * asked.e_s / measured.e_s,
+        basis=basis,
+        mape_frac=None,
     )

@@ -7,8 +7,9 @@
     1,512,0,131328,0,0,0.037
     0,0,0,0,64,131072,0.0207
 
-Sums over the step: `prefill_tokens` are new, `cached_tokens` lie in the KV cache before them, `prefill_pairs`
-is A_p and `kv_tokens` K, the tokens the decodes attend to, the new one included. Other columns are kept aside.
+Sums over the step: `prefill_tokens` are new, `cached_tokens` lie in the KV cache before them,
+`prefill_pairs` is A_p and `kv_tokens` K, the tokens the decodes attend to, the new one included. Other
+columns are kept and ignored.
 """
 
 from __future__ import annotations
