@@ -1,0 +1,141 @@
+"""Judge a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import Limit, Metric, Slo
+from planner.simulator.simulate import Simulation, spared
+
+Floats = npt.NDArray[np.float64]
+BACKLOG_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded."""
+
+    limit: Limit
+    value_s: float
+    kept_frac: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Does the promise hold?
+
+    `attainment_frac` is the share of measured requests that keep every limit at once (for tbt: in their
+    longest gap). `is_steady` is the backlog test: of the requests that arrived in the last tenth of the
+    window at least half had their first token within the loosest TTFT limit (60 s where the SLO has none);
+    a fleet whose queue grows fails it whatever its percentiles.
+    """
+
+    lines: tuple[Line, ...]
+    attainment_frac: float
+    attainment_holds: bool
+    is_steady: bool
+    rejected: int
+
+    @property
+    def holds(self) -> bool:
+        return all(line.holds for line in self.lines) and self.attainment_holds and self.is_steady
+
+
+def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
+    """Smallest value such that at least this share of all lies at or below it; NaN for no values."""
+    if len(values_s) == 0:
+        return float("nan")
+    order = np.argsort(values_s, kind="stable")
+    if weights is None:
+        rank = len(values_s) - spared(percentile_frac, len(values_s))
+        return float(values_s[order[max(rank - 1, 0)]])
+    cumulated = np.cumsum(weights[order])
+    rank = cumulated[-1] - spared(percentile_frac, int(cumulated[-1]))
+    return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
+
+
+def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
+    """Requests that count: they arrived inside the window."""
+    start, end = simulation.window_s
+    return np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+
+
+def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
+    """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
+    values_s = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s,
+                "tbt": simulation.tbt_max_s}[metric]  # fmt: skip
+    chosen = measured(simulation)
+    if metric in ("tpot", "tbt"):
+        chosen &= simulation.output_tokens > 1
+    return np.nan_to_num(values_s[chosen], nan=np.inf)
+
+
+def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
+    """Every gap between tokens that ended inside the window, and how many requests saw it.
+
+    Needs a simulation with `record=True`.
+    """
+    runs = simulation.runs[simulation.runs["sequences"] > 0]
+    steps = runs["steps"]
+    run = np.repeat(np.arange(len(runs)), steps)
+    j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)
+    first_s, growth_s = runs["first_s"][run], runs["growth_s"][run]
+    end_s = runs["start_s"][run] + first_s * (j + 1) + growth_s * (j * (j + 1) / 2)
+    start, end = simulation.window_s
+    inside = (end_s >= start) & (end_s <= end)
+    return (first_s + growth_s * j)[inside], runs["sequences"][run][inside].astype(float)
+
+
+def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> float:
+    """A percentile of a metric over the measured requests (ttft, tpot, e2e) or gaps (tbt)."""
+    if metric == "tbt":
+        if len(simulation.runs) == 0:
+            return float("nan")
+        values, weights = gaps_s(simulation)
+        return percentile_s(values, percentile_frac, weights)
+    return percentile_s(request_values_s(simulation, metric), percentile_frac)
+
+
+def judge(simulation: Simulation, slo: Slo) -> Verdict:
+    """Hold a simulation, run with `limits=slo.limits`, against the SLO."""
+    if simulation.limits != slo.limits:
+        raise ValueError("judge() needs a simulation that watched the limits of the same SLO")
+    lines = []
+    for k, limit in enumerate(slo.limits):
+        counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
+        if limit.metric != "tbt":  # requests that never got that far violate too
+            values = request_values_s(simulation, limit.metric)
+            counted, violations = len(values), int((values > limit.limit_s).sum())
+        holds = violations <= spared(limit.percentile_frac, counted) and simulation.complete
+        kept = 1.0 - violations / counted if counted else 1.0
+        lines.append(Line(limit, value_s(simulation, limit.metric, limit.percentile_frac), kept, holds))
+    attainment = _attainment(simulation, slo)
+    return Verdict(
+        lines=tuple(lines),
+        attainment_frac=attainment,
+        attainment_holds=slo.attainment_frac is None or attainment >= slo.attainment_frac,
+        is_steady=_is_steady(simulation, slo),
+        rejected=int((simulation.status == 1).sum()),
+    )
+
+
+def _attainment(simulation: Simulation, slo: Slo) -> float:
+    chosen = measured(simulation)
+    kept = simulation.status[chosen] == 0
+    for limit in slo.limits:
+        values_s = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s,
+                    "tbt": simulation.tbt_max_s}[limit.metric][chosen]  # fmt: skip
+        kept &= ~(values_s > limit.limit_s)
+    return float(kept.mean()) if len(kept) else 1.0
+
+
+def _is_steady(simulation: Simulation, slo: Slo) -> bool:
+    start, end = simulation.window_s
+    limits_s = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
+    last = (simulation.arrival_s >= end - (end - start) / 10) & (simulation.arrival_s <= end)
+    ttft_s = np.nan_to_num(simulation.ttft_s[last], nan=np.inf)
+    return bool((ttft_s <= max(limits_s, default=BACKLOG_LIMIT_S)).mean() >= 0.5) if last.any() else True
