@@ -1,0 +1,367 @@
+"""The question: slo.yaml, read into a `Task`.
+
+    llm: meta-llama/Llama-3.1-70B
+    slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
+    traffic: {rate: 20, scale: superpose, window: busiest 10 min}
+    fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s}}
+    objective: cost
+    limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
+    spare: 1 worker
+
+Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
+is quietly dropped would certify the wrong fleet.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from planner.domain import Gpu, Limit, Metric, Network, Slo
+from planner.errors import CatalogError, InputError
+from planner.files import read_yaml
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    from planner.catalog import Catalog
+
+Scale = Literal["superpose", "compress", "thin"]
+Objective = Literal["cost", "power", "gpus"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+_PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
+_SPARE = re.compile(r"(\d+)\s*(?:workers?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """One line of a relative SLO: at this percentile, at most `factor` times the same request alone."""
+
+    metric: Metric
+    percentile_frac: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdowns:
+    """An SLO relative to a request alone on one worker of `gpu` x `tp` (Splitwise Table VI)."""
+
+    limits: tuple[Slowdown, ...]
+    gpu: str
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
+class SloPreset:
+    """One row of catalogs/slos.yaml: limits in seconds, or relative ones, never both."""
+
+    name: str
+    slo: Slo  # without limits if the preset is relative
+    slowdowns: Slowdowns | None
+    served: str  # what the paper served; not enforced
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked: one LLM, one promise, the traffic and the machines we may use.
+
+    Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None meaning as
+    many as it takes. With `slowdowns` the limits of `slo` are still to be derived from the reference worker.
+    """
+
+    llm: str
+    slo: Slo
+    stock: Mapping[str, int | None]
+    slowdowns: Slowdowns | None = None
+    preset: str | None = None
+    rate_rps: float | None = None  # None: the trace as it is
+    scale: Scale = "superpose"
+    window: str | None = None
+    prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
+    network: Network = field(default_factory=Network)
+    objective: Objective = "cost"
+    power_limit_w: float | None = None
+    cost_limit_usd_per_h: float | None = None
+    gpu_limit: int | None = None
+    spare_workers: int = 0
+
+    def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
+        """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here."""
+        gpus = (catalog.gpu(name) for name, count in self.stock.items() if count != 0)
+        prices = self.prices_usd_per_h
+        return tuple(
+            replace(gpu, price_usd_per_h=prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h)))
+            for gpu in gpus
+        )
+
+
+def read_task(path: Path, catalog: Catalog) -> Task:
+    """Read slo.yaml. Raises InputError with the file, the key, what was found and what is valid."""
+    document = read_yaml(path)
+    llm = document.get("llm")
+    if isinstance(llm, str) and llm and llm.lower() not in catalog.llm_aliases:
+        beside = path.parent / llm  # a config.json beside slo.yaml
+        if not is_path(llm) and is_path(str(beside)):
+            document = {**document, "llm": str(beside)}
+    return parse_task(document, catalog, where=str(path))
+
+
+def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
+    """The same from a mapping, as the UI holds it; `where` opens every error message."""
+    known = ("llm", "slo", "preset", "traffic", "fleet", "objective", "limits", "spare")
+    refuse_unknown(document, known, where)
+    if not isinstance(document.get("llm"), str):
+        found = repr(document["llm"]) if "llm" in document else "nothing"
+        raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")
+    if ("slo" in document) == ("preset" in document):
+        found = "both" if "slo" in document else "neither"
+        raise InputError(
+            f"{where}: found {found} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
+            f"preset: one of {', '.join(catalog.slos)}"
+        )
+    preset = _preset(document["preset"], catalog, where) if "preset" in document else None
+    traffic = _section(document, "traffic", ("rate", "scale", "window"), where)
+    fleet = _section(document, "fleet", ("gpus", "network", "prices"), where)
+    limits = _section(document, "limits", ("power", "cost", "gpus"), where)
+    window = traffic.get("window")
+    if window is not None and not isinstance(window, str):
+        raise InputError(
+            f"{where}: traffic: window: expected text such as 'busiest 10 min', found {window!r}"
+        )
+    try:
+        llm = catalog.llm(document["llm"]).name
+        stock = _stock(fleet.get("gpus"), catalog, f"{where}: fleet: gpus")
+        prices = _prices(fleet.get("prices"), catalog, f"{where}: fleet: prices")
+    except CatalogError as error:
+        raise type(error)(_placed(error, where)) from None
+    return Task(
+        llm=llm,
+        slo=preset.slo if preset else parse_slo(document["slo"], where=f"{where}: slo"),
+        stock=stock,
+        slowdowns=preset.slowdowns if preset else None,
+        preset=preset.name if preset else None,
+        rate_rps=_optional(traffic, "rate", "rps", f"{where}: traffic"),
+        scale=cast(
+            Scale, _one_of(traffic.get("scale", "superpose"), get_args(Scale), f"{where}: traffic: scale")
+        ),
+        window=window,
+        prices_usd_per_h=prices,
+        network=_network(fleet.get("network"), f"{where}: fleet: network"),
+        objective=_objective(document.get("objective", "cost"), f"{where}: objective"),
+        power_limit_w=_optional(limits, "power", "w", f"{where}: limits"),
+        cost_limit_usd_per_h=_optional(limits, "cost", "usd_per_h", f"{where}: limits"),
+        gpu_limit=_count(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
+        spare_workers=_spare(document.get("spare") or 0, f"{where}: spare"),
+    )
+
+
+def parse_slo(document: Any, *, where: str) -> Slo:
+    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, and attainment."""
+    lines = _mapping(document, where)
+    attainment = lines.get("attainment")
+    if attainment is not None and not (_is_number(attainment) and 0 < attainment <= 1):
+        raise InputError(f"{where}: attainment: expected a share in (0, 1] such as 0.9, found {attainment!r}")
+    limits = tuple(
+        Limit(metric, percentile_frac, _positive(value, "s", f"{where}: {metric} {name}"))
+        for metric, percentile_frac, name, value in _percentile_lines(lines, where, also=("attainment",))
+    )
+    return Slo(limits, None if attainment is None else float(attainment))
+
+
+def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
+    """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
+    on = _mapping(reference, f"{where}: reference")
+    refuse_unknown(on, ("gpu", "tp"), f"{where}: reference")
+    if not isinstance(on.get("gpu"), str):
+        raise InputError(f"{where}: reference: gpu: expected the name of a GPU, found {on.get('gpu')!r}")
+    limits = []
+    for metric, percentile_frac, name, value in _percentile_lines(_mapping(document, where), where):
+        if not _is_number(value) or not 1 <= value < float("inf"):
+            raise InputError(f"{where}: {metric} {name}: expected a factor of at least 1, found {value!r}")
+        limits.append(Slowdown(metric, percentile_frac, float(value)))
+    return Slowdowns(tuple(limits), on["gpu"], _count(on.get("tp"), f"{where}: reference: tp", least=1))
+
+
+def nearest(name: object, known: Collection[str], count: int = 3) -> list[str]:
+    """The known names most like `name`, whatever its case; for error messages."""
+    lower = {candidate.lower(): candidate for candidate in known}
+    return [lower[hit] for hit in difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=0.5)]
+
+
+def refuse_unknown(document: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+    """Raise InputError at the first key that is not in `known`, naming the nearest that is."""
+    for key in document:
+        if key not in known:
+            hint = nearest(key, known, 1)
+            advice = f"did you mean {hint[0]!r}? " if hint else ""
+            raise InputError(f"{where}: unknown key {str(key)!r}; {advice}Valid: {', '.join(known)}")
+
+
+def is_path(name: str) -> bool:
+    """Whether a file or folder of this name exists; a name no file can have is none."""
+    try:
+        return bool(name) and Path(name).exists()
+    except OSError:
+        return False
+
+
+def _percentile_lines(
+    lines: Mapping[str, Any], where: str, *, also: tuple[str, ...] = ()
+) -> list[tuple[Metric, float, str, Any]]:
+    """(metric, percentile, as written, value) of every line, in the order given."""
+    found: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
+    for key, value in lines.items():
+        if key in also:
+            continue
+        name, _, percentile = str(key).partition("_")
+        if name not in METRICS:
+            refuse_unknown({key: value}, (*METRICS, *also), where)
+        metric = cast(Metric, name)
+        if not percentile and (not isinstance(value, Mapping) or not value):
+            raise InputError(f"{where}: {key}: expected percentiles such as {{p90: 2 s}}, found {value!r}")
+        for written, limit in {percentile: value}.items() if percentile else value.items():
+            frac = _percentile_frac(written, f"{where}: {metric}")
+            if (metric, frac) in found:
+                raise InputError(f"{where}: {metric} {written} is given twice; keep one")
+            found[metric, frac] = (metric, frac, str(written), limit)
+    if not found:
+        raise InputError(f"{where}: no limit found, expected at least one such as ttft: {{p90: 2 s}}")
+    return list(found.values())
+
+
+def _percentile_frac(written: object, where: str) -> float:
+    if str(written).lower() in ("mean", "avg", "average"):
+        raise InputError(
+            f"{where}: {written!r} is refused: a mean hides the slow requests that an SLO is about; "
+            "state a percentile, such as p50 or p90"
+        )
+    match = _PERCENTILE.fullmatch(str(written))
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise InputError(f"{where}: expected a percentile in (0, 100] such as p90, found {str(written)!r}")
+    return float(f"{float(match[1]) / 100:.12g}")
+
+
+def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
+    if not isinstance(name, str) or name not in catalog.slos:
+        hints = nearest(name, catalog.slos) or list(catalog.slos)
+        raise InputError(
+            f"{where}: preset: {name!r} is not in catalogs/slos.yaml; nearest: {', '.join(hints)}"
+        )
+    return catalog.slos[name]
+
+
+def _stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]:
+    if document is None:
+        return dict.fromkeys(catalog.gpus)
+    if isinstance(document, list):
+        document = dict.fromkeys(str(name) for name in document)
+    stock: dict[str, int | None] = {}
+    for asked, count in _mapping(document, where).items():
+        name = catalog.gpu(str(asked)).name
+        if name in stock:
+            raise InputError(f"{where}: {asked} is {name}, which is given twice; keep one")
+        is_unlimited = count is None or count == "unlimited"
+        stock[name] = None if is_unlimited else _count(count, f"{where}: {asked}", least=0)
+    if not any(count is None or count > 0 for count in stock.values()):
+        raise InputError(
+            f"{where}: stock of every GPU is 0; allow at least one, or drop fleet: gpus to use all"
+        )
+    return stock
+
+
+def _prices(document: Any, catalog: Catalog, where: str) -> dict[str, float]:
+    prices: dict[str, float] = {}
+    for asked, price in (_mapping(document, where) if document is not None else {}).items():
+        name = catalog.gpu(str(asked)).name
+        if name in prices:
+            raise InputError(f"{where}: {asked} is {name}, which is given twice; keep one")
+        prices[name] = quantity(price, "usd_per_h", where=f"{where}: {asked}")
+        if prices[name] < 0:
+            raise InputError(f"{where}: {asked}: must be >= 0, found {price!r}")
+    return prices
+
+
+def _network(document: Any, where: str) -> Network:
+    if document is None:
+        return Network()
+    lines = _mapping(document, where)
+    refuse_unknown(lines, ("bandwidth", "latency", "transfer"), where)
+    network = Network()
+    if "bandwidth" in lines:
+        bandwidth = _positive(lines["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
+        network = replace(network, bandwidth_bytes_per_s=bandwidth)
+    if "latency" in lines:
+        latency_s = quantity(lines["latency"], "s", where=f"{where}: latency")
+        if latency_s < 0:
+            raise InputError(f"{where}: latency: must be >= 0, found {lines['latency']!r}")
+        network = replace(network, latency_s=latency_s)
+    if "transfer" in lines:
+        transfer = _one_of(lines["transfer"], ("serialised", "layerwise"), f"{where}: transfer")
+        network = replace(network, transfer=cast(Literal["serialised", "layerwise"], transfer))
+    return network
+
+
+def _objective(value: object, where: str) -> Objective:
+    if value == "throughput":
+        raise InputError(
+            f"{where}: throughput is not planned yet; use cost, power or gpus at a traffic: rate"
+        )
+    return cast(Objective, _one_of(value, get_args(Objective), where))
+
+
+def _spare(value: object, where: str) -> int:
+    match = _SPARE.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
+    if match is None:
+        raise InputError(f"{where}: expected a number of workers such as '1 worker', found {value!r}")
+    return int(match[1])
+
+
+def _section(document: Mapping[str, Any], name: str, known: tuple[str, ...], where: str) -> dict[str, Any]:
+    """A part of slo.yaml, empty if it is missing or null; keys without a value count as missing."""
+    if document.get(name) is None:
+        return {}
+    section = _mapping(document[name], f"{where}: {name}")
+    refuse_unknown(section, known, f"{where}: {name}")
+    return {key: value for key, value in section.items() if value is not None}
+
+
+def _mapping(document: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping):
+        raise InputError(f"{where}: expected keys and values, found {document!r}")
+    return document
+
+
+def _one_of(value: object, known: tuple[str, ...], where: str) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{where}: expected one of {', '.join(known)}, found {value!r}")
+    return value
+
+
+def _optional(section: Mapping[str, Any], key: str, unit: str, where: str) -> float | None:
+    return _positive(section[key], unit, f"{where}: {key}") if key in section else None
+
+
+def _positive(value: object, unit: str, where: str) -> float:
+    number = quantity(value, unit, where=where)
+    if number <= 0:
+        raise InputError(f"{where}: must be > 0, found {value!r}")
+    return number
+
+
+def _count(value: object, where: str, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{where}: expected a whole number >= {least}, found {value!r}")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _placed(error: InputError, where: str) -> str:
+    return str(error) if str(error).startswith(where) else f"{where}: {error}"
