@@ -1,0 +1,100 @@
+"""The answer: a fleet, what was simulated, what was proved over what, and the alternatives it beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.domain import Fleet, Slo
+from planner.simulator.metrics import Verdict
+from planner.simulator.simulate import Simulation
+from planner.traces import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The planned fleet with one worker of one pool taken away, and why it fails."""
+
+    pool: str
+    worker_type: str
+    holds: bool
+    reason: str  # "ttft p90: 84.1 % of requests within 2.00 s, 90 % needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another way to serve the same traffic, and what it would cost.
+
+    `label` is for people: "one GPU type only", "mixed pools only", "runner-up". `fleet` is None where no
+    such fleet exists; `note` then says why. `objective` is in the unit of the plan's objective.
+    `at_least` marks an objective that is only a lower bound: the best of that kind was refuted up to there.
+    """
+
+    label: str
+    fleet: Fleet | None
+    objective: float
+    note: str
+    at_least: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    """A worker type, or pair of types, of level 0 that cannot beat the plan, and how we know."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What was proved, over what, and what was assumed. Written as certificate.json.
+
+    `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
+    fleets with one worker type per pool, `level0_exact` whether that search was exhausted. Gaps are shares of
+    the plan's objective. `universe` says what level 0 ranged over.
+    """
+
+    objective: str  # cost | power | gpus
+    unit: str  # "USD/h", "W", "GPUs"
+    value: float
+    bound: float
+    level0: float
+    level0_exact: bool
+    beyond_exact: bool  # the search over fleets of several types was exhausted too
+    universe: tuple[str, ...]
+    refuted: tuple[Refuted, ...]
+    neighbours: tuple[Neighbour, ...]
+    binding: tuple[str, ...]  # sentences: what binds, and what relaxing it would save
+    assumptions: tuple[str, ...]
+    simulations: int
+    cuts: int
+    seed: int
+
+    @property
+    def gap_frac(self) -> float:
+        return (self.value - self.bound) / self.value if self.value else 0.0
+
+    @property
+    def level0_gap_frac(self) -> float:
+        """How much the plan saves against the best fleet of level 0 (0 if it is that fleet)."""
+        return (self.level0 - self.value) / self.level0 if self.level0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Everything that `plan` writes down.
+
+    `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
+    `status` is "certified" or, if the time limit came first, "best found".
+    """
+
+    status: str
+    fleet: Fleet
+    slo: Slo
+    trace: Trace
+    traffic_note: str  # "Azure conversation scaled to 20 req/s by superpose, whole trace"
+    simulation: Simulation
+    verdict: Verdict
+    certificate: Certificate
+    alternatives: tuple[Alternative, ...]
+    max_model_len: int
+    prices_note: str
