@@ -1,6 +1,7 @@
 """Writes catalogs/latency: the fits of step times that come with the planner.
 
     python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv
+    python -m profiling.shipped --calibrate        the roofline's efficiencies anew, and its error
 
 Two sources: AIConfigurator's kernel times (profiling/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
@@ -11,24 +12,31 @@ LLM and GPU finds them: a fleet names the file.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import least_squares
 
 from planner.catalog import Catalog, read_catalog
 from planner.domain import Gpu, Llm
 from planner.errors import InputError, PlannerError
 from planner.files import open_input, to_yaml, write_files
-from planner.models.latency import StepLatency
+from planner.models.latency import Array, StepLatency
 from planner.models.memory import fits
-from planner.models.roofline import roofline, transferred
-from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out_errors
+from planner.models.roofline import CALIBRATED, Efficiency, roofline, transferred
+from planner.models.step_fit import (
+    Errors,
+    PiecewiseLinearStepLatency,
+    equal_shares,
+    errors_by_regime,
+    held_out_errors,
+)
 from planner.models.tables import COLUMNS, StepTable
 from profiling.silicon import VERSION, random_steps, silicon_table
 
@@ -51,7 +59,7 @@ def fit(table: StepTable, *, basis: str) -> tuple[StepLatency, dict[str, Errors]
     model = PiecewiseLinearStepLatency(basis=basis)
     errors = held_out_errors(model, table.X, table.y)
     latency: StepLatency = model.fit(table.X, table.y).latency_
-    return replace(latency, mape_frac=errors["all"].mape_frac), errors
+    return dataclasses.replace(latency, mape_frac=errors["all"].mape_frac), errors
 
 
 def silicon_file(llm: Llm, gpu: Gpu, *, date: str) -> dict[str, Any]:
@@ -165,13 +173,65 @@ def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str,
     return documents
 
 
+def calibrate(catalog: Catalog) -> tuple[Efficiency, str]:
+    """The efficiencies nearest to all silicon tables (least squares of log errors, each table and each kind
+    of step alike), and a report: the error of `CALIBRATED`, and of a calibration that has not seen the GPU.
+    """
+    tables = [
+        (llm, gpu, tp, silicon_table(llm, gpu, tp))
+        for llm in map(catalog.llm, SILICON_LLMS)
+        for gpu in map(catalog.gpu, SILICON_GPUS)
+        for tp in TPS
+        if fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS)
+    ]
+    names = [field.name for field in dataclasses.fields(Efficiency)]
+
+    def nearest(others: Sequence[tuple[Llm, Gpu, int, StepTable]]) -> Efficiency:
+        def residuals(logs: Array) -> Array:
+            efficiency = Efficiency(*np.exp(logs))
+            return np.concatenate([
+                np.log(roofline(llm, gpu, tp, efficiency=efficiency).step_s(*table.X.T) / table.y)
+                * equal_shares(table.X)
+                for llm, gpu, tp, table in others
+            ])  # fmt: skip
+
+        start = np.log([getattr(CALIBRATED, name) for name in names])
+        return Efficiency(*np.exp(least_squares(residuals, start).x).tolist())
+
+    def report(title: str, efficiency: Efficiency, rows: Sequence[tuple[Llm, Gpu, int, StepTable]]) -> str:
+        errors = [
+            errors_by_regime(t.X, t.y, roofline(llm, gpu, tp, efficiency=efficiency).step_s(*t.X.T))
+            for llm, gpu, tp, t in rows
+        ]
+        cells = [title]
+        for regime in ("all", "prefill", "decode_small", "decode_large", "mixed", "long_context"):
+            mape = [100 * e[regime].mape_frac for e in errors if regime in e]
+            cells.append(f"{np.mean(mape):.1f} ({np.max(mape):.0f})")
+        return "| " + " | ".join(cells) + " |\n"
+
+    lines = report("all", CALIBRATED, tables)
+    for name in SILICON_GPUS:
+        unseen = [row for row in tables if row[1].name == name]
+        lines += report(f"{name}, seen", CALIBRATED, unseen)
+        lines += report(f"{name}, unseen", nearest([row for row in tables if row[1].name != name]), unseen)
+    return nearest(tables), lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write catalogs/latency anew.")
-    parser.add_argument("-o", dest="out", type=Path, required=True, help="directory to write into")
+    parser.add_argument("-o", dest="out", type=Path, help="directory to write into")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="print the roofline's efficiencies and errors"
+    )
     parser.add_argument("--splitwise", type=Path, help="splitwise-sim's data/perf_model.csv")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="written into the files")
     args = parser.parse_args()
     try:
+        if args.calibrate:
+            efficiency, lines = calibrate(read_catalog())
+            sys.stdout.write(f"{lines}{efficiency}\n")
+        if args.out is None:
+            return 0
         documents = shipped(read_catalog(), args.splitwise, date=args.date)
         write_files(args.out, {name: to_yaml(document) for name, document in documents.items()})
     except PlannerError as error:

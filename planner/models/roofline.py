@@ -41,8 +41,8 @@ class Efficiency:
     kv_bandwidth_frac: float = 0.84
     link_frac: float = 0.64
     overlap: float = 1.6
-    layer_s: float = 37e-6
-    all_reduce_s: float = 8.3e-6
+    layer_s: float = 38e-6
+    all_reduce_s: float = 8.1e-6
 
 
 CALIBRATED = Efficiency()

@@ -62,7 +62,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         knots = _knots_with_data(self.knots_tokens, X[:, 0])
         columns = _columns(X, knots)
         scale = np.maximum(columns.max(axis=0), 1e-30)  # pairs reach 1e9, prompts 8: scale before solving
-        weight = _equal_shares(X) / y
+        weight = equal_shares(X) / y
         solution, _ = nnls(
             columns / scale * weight[:, None], (y - self.host_s) * weight, maxiter=100 * columns.shape[1]
         )
@@ -130,7 +130,7 @@ def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
     }
 
 
-def _equal_shares(X: Array) -> Array:
+def equal_shares(X: Array) -> Array:
     """Square roots of row weights with which prefill, decode and mixed steps count a third each: a grid has
     few decode steps, an engine runs little else.
     """

@@ -75,6 +75,8 @@ def read_step_table(path: Path) -> StepTable:
         steps = pd.read_csv(BytesIO("".join(lines[len(about) :]).encode()), comment="#")
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise InputError(f"{path}: is not a CSV with a header ({error})") from None
+    if not isinstance(steps.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
+        raise InputError(f"{path}: is not a CSV with a header (rows have more cells than the header)")
     check(steps, where=str(path))
     return StepTable(steps, about)
 

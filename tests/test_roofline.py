@@ -1,0 +1,94 @@
+"""The roofline by hand, and its shape."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from planner.domain import Gpu, Llm
+from planner.errors import InputError
+from planner.models.roofline import Efficiency, roofline, transferred
+
+# 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.
+LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, vocab=10, context_tokens=64)
+GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")
+PEAK = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, overlap=1.0, layer_s=0.0, all_reduce_s=0.0)
+LLAMA_70B = Llm("70B", 80, 8192, 64, 8, 128, 28672, 128256, 131072)
+H100 = Gpu("h100", 80 * 2.0**30, 3.35e12, 989e12, "NVLink 4", 450e9, 700, 8, 1.0, "h100", "h100")
+
+
+def test_one_gpu_by_hand() -> None:
+    """Parameters: attention 4*2*(4+2) = 48, feed-forward 3*4*8 = 96, head 40. A step of 1 token reads 184 * 2
+    bytes in 3.68 s, computes 2*144 FLOPs in 0.288 s, moves (8*4 + 3*8) * 2 bytes of activations in 1.12 s."""
+    latency = roofline(LLM, GPU, 1, efficiency=PEAK)
+    assert latency.step_s(1) == pytest.approx(3.68 + 0.288 + 1.12)
+    assert latency.step_s(16) == pytest.approx(3.68 + 16 * (0.288 + 1.12))
+    assert latency.a_s == pytest.approx(4 * 2 * 2 / 1000)  # one pair: 4 FLOPs for each of 2 heads of 2
+    assert latency.d_s == pytest.approx(2 * 2 * 2 / 100)  # one token: key and value, 1 head of 2, 2 bytes
+    assert latency.b_s == latency.e_s == pytest.approx(2 * 40 / 1000)
+    assert latency.basis == "roofline (no measurement)"
+    assert latency.mape_frac is None
+
+
+def test_two_gpus_halve_the_work_and_pay_the_ring() -> None:
+    """Half of 3.968 s; activations (8*4 + 12) * 2 / 100; two all-reduces of 2*(1/2)*4*2 bytes at 10 bytes/s.
+    One KV head cannot be split: reading it stays as slow as on one GPU."""
+    latency = roofline(LLM, GPU, 2, efficiency=PEAK)
+    assert latency.step_s(1) == pytest.approx(3.968 / 2 + 0.88 + 2 * 8 / 10)
+    assert latency.d_s == roofline(LLM, GPU, 1, efficiency=PEAK).d_s
+    late = roofline(LLM, GPU, 2, efficiency=dataclasses.replace(PEAK, all_reduce_s=3.0, layer_s=0.5))
+    assert late.step_s(1) - latency.step_s(1) == pytest.approx(2 * 3.0 + 0.5)
+
+
+def test_overlap_takes_the_longer_of_reading_and_computing() -> None:
+    """With p = 20 a step of 1 token is bound by 3.68 s of reading, one of 1024 by 294.912 s of computing."""
+    latency = roofline(LLM, GPU, 1, efficiency=dataclasses.replace(PEAK, overlap=20.0))
+    assert latency.step_s(1) == pytest.approx(3.68 + 1.12)
+    assert latency.step_s(1024) == pytest.approx(294.912 + 1024 * 1.12)
+
+
+def test_a_mixture_reads_the_experts_its_tokens_touch() -> None:
+    """4 experts, 1 per token: 1 token reads 1, 2 tokens 4*(1 - 0.75^2) = 1.75, many all 4."""
+    mixture = dataclasses.replace(LLM, experts=4, experts_per_token=1)
+    dense, moe = (roofline(llm, GPU, 1, efficiency=PEAK) for llm in (LLM, mixture))
+    assert moe.step_s(1) == pytest.approx(dense.step_s(1))
+    assert moe.step_s(2) - dense.step_s(2) == pytest.approx(0.75 * 96 * 2 / 100)
+    assert moe.step_s(1024) - dense.step_s(1024) == pytest.approx(3 * 96 * 2 / 100)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_a_larger_step_is_never_faster(tp: int) -> None:
+    f_s = roofline(LLAMA_70B, H100, tp).step_s(np.arange(1.0, 20000.0, 7.0))
+    assert (np.diff(f_s) > 0).all()
+
+
+def test_close_to_aiconfigurator_where_it_is_known() -> None:
+    """Llama-3.1-70B on 4 H100, AIConfigurator 0.12: prefill of 1024 67.4 ms, 64 decodes at 2048 20.7 ms,
+    these with a chunk of 512 46.5 ms. Within 20 %, the worst regime of the calibration (docs/models.md)."""
+    latency = roofline(LLAMA_70B, H100, 4)
+    assert latency.step_s(1024, 1024 * 1025 / 2, prefills=1) == pytest.approx(0.0674, rel=0.2)
+    assert latency.step_s(64, 0, 64, 64 * 2048) == pytest.approx(0.0207, rel=0.2)
+    assert latency.step_s(512 + 64, 512 * 513 / 2, 64, 64 * 2048, 1) == pytest.approx(0.0465, rel=0.2)
+
+
+def test_tp_stays_inside_a_node() -> None:
+    with pytest.raises(InputError, match="must be 1 to 8"):
+        roofline(LLM, GPU, 16)
+
+
+def test_a_fit_carried_over_to_its_own_gpu_stays_itself() -> None:
+    ours = roofline(LLAMA_70B, H100, 8)
+    fit = dataclasses.replace(ours, f_s=tuple(0.01 + 2 * f for f in ours.f_s), a_s=3.0, basis="measured")
+    moved = transferred(fit, ours, ours, basis="derived")
+    assert moved.f_s == pytest.approx(fit.f_s)
+    assert (moved.a_s, moved.basis, moved.mape_frac) == (3.0, "derived", None)
+
+
+def test_a_faster_memory_shortens_the_floor_and_the_kv_reads_alone() -> None:
+    """Twice the bandwidth: the host's 10 ms on top of a step stay, d halves, a stays."""
+    faster = dataclasses.replace(H100, bandwidth_bytes_per_s=2 * 3.35e12)
+    slow, fast = roofline(LLAMA_70B, H100, 8), roofline(LLAMA_70B, faster, 8)
+    fit = dataclasses.replace(slow, f_s=tuple(0.010 + f for f in slow.f_s))
+    moved = transferred(fit, slow, fast, basis="derived")
+    assert moved.f_s == pytest.approx([0.010 + f for f in fast.f_s])
+    assert (moved.a_s, moved.d_s) == pytest.approx((fit.a_s, fit.d_s / 2))
