@@ -229,7 +229,7 @@ def test_more_gpus_are_never_slower(llm: str, gpu: str) -> None:
 
 
 def test_splitwise_medians_are_met() -> None:
-    """Published for BLOOM-176B on 8 A100: prefill of 512 takes 174 ms, a token 48.8 ms, of a batch of 16 57.3."""
+    """Published for BLOOM-176B on 8 A100: 174 ms to prefill 512, 48.8 ms a token, 57.3 in a batch of 16."""
     (fit,) = (latency_of(fit) for path, fit in FITS if path.name == "bloom--a100-80g.yaml")
     assert fit.step_s(512, 512 * 513 / 2, prefills=1) == pytest.approx(0.174, rel=0.05)
     assert fit.step_s(1, 0, 1, 576) == pytest.approx(0.0488, rel=0.03)
