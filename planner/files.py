@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,10 +41,63 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
         raise InputError(f"{path}: no such file") from None
     except PermissionError:
         raise InputError(f"{path}: no permission to read it") from None
-    except (gzip.BadGzipFile, EOFError):
+    except (gzip.BadGzipFile, EOFError, zlib.error):
         raise InputError(f"{path}: is not a whole gzip file; pack it again or drop the .gz ending") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[io.BufferedReader]:
+    """Open UTF-8 text as a stream of bytes, without its byte order mark.
+
+    Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
+    costs no more memory than one that is just too long.
+    """
+    with open_input(path) as stream:
+        yield io.BufferedReader(_TextBytes(path, stream), 2**20)
+
+
+class _TextBytes(io.RawIOBase):
+    """Passes the bytes of `stream` on, block by block, once they are checked."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self.path, self.stream = path, stream
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.lines, self.open_line_bytes, self.is_first = 0, 0, True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self.stream.read(min(len(buffer), 2**20))
+        if self.is_first:
+            block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
+        self._check(block)
+        buffer[: len(block)] = block
+        return len(block)
+
+    def _check(self, block: bytes) -> None:
+        hint = "expected text (pack it as .gz if it is compressed)"
+        if (at := block.find(b"\0")) >= 0:
+            line = self.lines + block.count(b"\n", 0, at) + 1
+            raise InputError(f"{self.path}, line {line}: holds a NUL byte, so it is binary; {hint}")
+        try:
+            self.decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line = self.lines + block.count(b"\n", 0, error.start) + 1
+            raise InputError(f"{self.path}, line {line}: is not UTF-8; {hint}") from None
+        newline = block.find(b"\n")
+        if self.open_line_bytes + (newline if newline >= 0 else len(block)) > MAX_LINE_BYTES:
+            raise InputError(
+                f"{self.path}, line {self.lines + 1}: is longer than {MAX_LINE_BYTES // 2**20} MiB; "
+                "expected one request per line"
+            )
+        if newline >= 0:
+            self.open_line_bytes = len(block) - block.rfind(b"\n") - 1
+        else:
+            self.open_line_bytes += len(block)
+        self.lines += block.count(b"\n")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""Writes traces/azure-conversation-sample.csv and traces/azure-code-sample.csv.
+
+Synthetic traces in the format and with the published shape of the Azure LLM inference traces of 2023 (Patel
+et al. 2024, arXiv:2311.18677; AzurePublicDataset, CC-BY-4.0): percentiles of both lengths, mean rate and
+burstiness. Every row is drawn from the tables below; none is a row of those traces.
+
+    python examples/make_samples.py
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+REQUESTS = 1200
+PERCENTILES = (0, 1, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 65, 70, 80, 90, 95, 99, 100)
+CONVERSATION_INPUT = (
+    2, 29, 181, 207, 372, 387, 396, 403, 414, 703, 984, 1020, 1071, 1097, 1130, 1315, 2734, 4083, 4142, 9000
+)  # fmt: skip
+CONVERSATION_OUTPUT = (
+    7, 16, 41, 54, 67, 77, 85, 91, 96, 103, 113, 129, 177, 217, 384, 400, 424, 451, 601, 1000
+)  # fmt: skip
+CODE_INPUT = (
+    3, 17, 75, 147, 232, 385, 578, 770, 938, 1075, 1261, 1469, 1909, 2163, 2433, 3192, 5187, 7303, 7436, 7437
+)  # fmt: skip
+CODE_OUTPUT = (6, 6, 6, 7, 7, 8, 9, 9, 10, 11, 12, 13, 16, 18, 20, 29, 55, 90, 251, 700)
+
+
+def lengths(tokens: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Lengths with these PERCENTILES: one from each of REQUESTS equal slices, the slices in random order."""
+    slices = (rng.permutation(REQUESTS) + rng.uniform(size=REQUESTS)) / REQUESTS
+    # straight between the percentiles in the logarithm, as lengths spread by ratios
+    logs: FloatArray = np.interp(slices, np.array(PERCENTILES) / 100, np.log(tokens))
+    return np.round(np.exp(logs)).astype(np.float64)
+
+
+def steady_arrivals_s(rate_rps: float, rng: np.random.Generator) -> FloatArray:
+    """Nearly Poisson: Gamma gaps of coefficient of variation 1.09."""
+    gaps = rng.gamma(1.09**-2, size=REQUESTS)
+    return at_rate(np.cumsum(gaps), rate_rps)
+
+
+def bursty_arrivals_s(rate_rps: float, rng: np.random.Generator) -> FloatArray:
+    """Bursts of some 40 requests, 12 each second, then a silence: mostly short, at times long."""
+    gaps_s = rng.exponential(1 / 12, REQUESTS)
+    ends_burst = rng.uniform(size=REQUESTS) < 1 / 40
+    gaps_s[ends_burst] += rng.gamma(0.35, 34.0, int(ends_burst.sum()))
+    return at_rate(np.cumsum(gaps_s), rate_rps)
+
+
+def at_rate(arrival_s: FloatArray, rate_rps: float) -> FloatArray:
+    """From 0, with the clock turned so that requests / duration is `rate_rps`."""
+    arrival_s = arrival_s - arrival_s[0]
+    scaled: FloatArray = arrival_s * (REQUESTS / rate_rps / arrival_s[-1])
+    return scaled
+
+
+def azure_csv(start: datetime, arrival_s: FloatArray, inputs: FloatArray, outputs: FloatArray) -> str:
+    """The format of 2023: seven digits of a second, CRLF."""
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    for at_s, context, generated in zip(arrival_s, inputs, outputs, strict=True):
+        stamp = start + timedelta(seconds=float(at_s))
+        lines.append(f"{stamp:%Y-%m-%d %H:%M:%S.%f}0,{context:.0f},{generated:.0f}")
+    return "\r\n".join(lines) + "\r\n"
+
+
+def samples() -> dict[str, str]:
+    """File name -> content, the same on every run."""
+    rng = np.random.default_rng(20231116)
+    start = datetime(2023, 11, 16, 18, 15)
+    return {
+        "azure-conversation-sample.csv": azure_csv(
+            start,
+            steady_arrivals_s(5.5, rng),
+            lengths(CONVERSATION_INPUT, rng),
+            lengths(CONVERSATION_OUTPUT, rng),
+        ),
+        "azure-code-sample.csv": azure_csv(
+            start, bursty_arrivals_s(2.6, rng), lengths(CODE_INPUT, rng), lengths(CODE_OUTPUT, rng)
+        ),
+    }
+
+
+def main() -> None:
+    folder = Path(__file__).parent / "traces"
+    folder.mkdir(exist_ok=True)
+    for name, content in samples().items():
+        (folder / name).write_bytes(content.encode())
+        print(f"{folder / name}: {REQUESTS} requests")
+
+
+if __name__ == "__main__":
+    main()
