@@ -244,7 +244,9 @@ def _ids_of_text(text: object) -> list[int] | None:
 
 
 def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, seed: int) -> Trace:
-    rows = _Rows(path, list(_object(path, at, first)), f"{path}, line {at}")
+    _object(path, at, first)
+    # as pairs, so that a key given twice is seen
+    rows = _Rows(path, [key for key, _ in json.loads(first, object_pairs_hook=list)], f"{path}, line {at}")
     for block in _blocks(at, first, stream):
         columns: dict[str, list[Any]] = {name: [] for name in rows.needed}
         for number, line in block:
@@ -377,7 +379,7 @@ class _Rows:
             self._refuse(line[0], self.clock, expected, _found(first))
         if is_date:
             dates = pd.to_datetime(column.astype(str), format="ISO8601", utc=True, errors="coerce")
-            bad = ~dates.dt.year.between(1700, 2200).to_numpy()  # what 64 bits of nanoseconds hold
+            bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # within 64 bits of nanoseconds
             expected = "a date such as 2023-11-16 18:17:03.9799600"
         else:
             ticks = _numbers(column)
@@ -493,7 +495,7 @@ def clock_quantum_s(arrival_s: FloatArray) -> float | None:
     usual_s = float(np.median(np.diff(stamps_s)))
     steps = np.round((stamps_s - stamps_s[0]) / usual_s)
     # the median carries the clock's rounding (2.999 or 3 s): refine it over the whole trace
-    quantum_s = float(f"{(stamps_s[-1] - stamps_s[0]) / steps[-1]:.3g}")
+    quantum_s = float(f"{(stamps_s[-1] - stamps_s[0]) / steps[-1]:.6g}")
     off = np.abs((stamps_s - stamps_s[0]) / quantum_s - steps)
     return quantum_s if (off <= 0.01).mean() >= 0.99 else None
 

@@ -129,6 +129,14 @@ def test_generic_traces_may_name_tenants_and_prefixes(read: Read) -> None:
         assert prefixes(trace) == [[4], [4, 9], []]
 
 
+def test_a_generic_timestamp_may_be_a_date(read: Read) -> None:
+    """12:00:00.269 Z to 14:00:01.269 +02:00 is one second."""
+    trace = read(
+        "timestamp,input_tokens,output_tokens\n2024-10-15T12:00:00.269Z,1,1\n2024-10-15T14:00:01.269+02:00,1,1"
+    )
+    assert trace.arrival_s.tolist() == [0.0, 1.0]
+
+
 def test_hash_ids_beyond_the_input_are_left_out_with_a_note(read: Read) -> None:
     """513 tokens fill two blocks of 512; the third id has no tokens."""
     trace = read(
@@ -206,6 +214,7 @@ def test_bursts_at_odd_times_are_not_a_quantised_clock() -> None:
     stamps_s = np.cumsum(np.random.default_rng(0).exponential(3.0, 50))
     assert clock_quantum_s(np.repeat(stamps_s, 10)) is None
     assert clock_quantum_s(np.repeat(np.arange(50) * 3.0, 10)) == 3.0
+    assert clock_quantum_s(np.repeat(np.arange(2000) * 0.33367, 3)) == 0.33367
 
 
 def dated(seconds: list[int]) -> str:
@@ -263,10 +272,13 @@ GENERIC = "arrival_s,input_tokens,output_tokens\n"
         (GENERIC + '0,1,"1\n1,1,1\n', "lines 2 to 3: is not a table of 3 columns"),
         (AZURE + "2023-11-16 18:17:61,1,1\n", "line 2, column TIMESTAMP: expected a date .* found '2023"),
         (AZURE + "2023-11-16 18:17:01,1,1\n5,1,1\n", "line 3, column TIMESTAMP: expected a date"),
+        (AZURE + "1800-01-01,1,1\n2099-01-01,1,1\n", "line 2, column TIMESTAMP: expected a date"),
+        (AZURE + "1901-01-01,1,1\n2099-01-01,1,1\n", "TIMESTAMP: the last request arrives after 6.25e"),
         (AZURE + "1023-11-16 18:17:01,1,1\n", "line 2, column TIMESTAMP: expected a date"),
         ("TIMESTAMP,ContextTokens\n1,1\n", "line 1: closest to the Azure .* column 'GeneratedTokens'"),
         ("a;b;c\n", "found 'a;b;c'; expected one of the headers"),
         ("arrival_s,input_tokens,output_tokens,input_tokens\n", "line 1: column 'input_tokens' is given tw"),
+        ('{"timestamp": 0, "input_length": 5, "timestamp": 1}', "line 1: column 'timestamp' is given twice"),
         ("timestamp,input_tokens,output_tokens,hash_ids\n0,1,1,x y\n", "line 2, column hash_ids: .* list"),
         ('[{"timestamp": 0}]', "is one JSON list; expected JSONL"),
         ('{"timestamp": 0, "input_length": 5}\n', "column 'output_length' is missing"),
