@@ -521,7 +521,16 @@ def _receive(state, w, time_s):
 
 @kernel_jit
 def _start_step(state, w, time_s):
-    """Form the next step, or run of equal steps, of worker w."""
+    """Begin the next step, or run of equal steps, of worker w."""
+    if _form_step(state, w, time_s):
+        if state.workers[w].run_steps == 0:
+            _form_step(state, w, time_s)  # the only decode gave up its seat: whoever waits for it takes it
+        _receive(state, w, time_s)  # blocks were given back
+
+
+@kernel_jit
+def _form_step(state, w, time_s):
+    """Decide what the next step, or run of equal steps, holds; True if a decode was preempted for it."""
     worker = state.workers[w]
 
     # sequences whose KV has arrived
@@ -589,7 +598,7 @@ def _start_step(state, w, time_s):
     if tokens == 0:
         worker.run_steps = 0
         _set_time(state, w, np.inf)
-        return
+        return preempted
     worker.run_start = time_s
     worker.run_first = (
         state.f_s[worker.table, tokens] + worker.a_s * pairs + worker.b_s * decodes
@@ -600,6 +609,7 @@ def _start_step(state, w, time_s):
     if members == 0 and worker.late == 0:
         worker.run_steps = min(worker.next_finish - worker.step, _steps_with_blocks(worker))
     _set_time(state, w, time_s + _run_s(worker.run_first, worker.run_growth, worker.run_steps))
+    return preempted
 
 
 @kernel_jit

@@ -1,0 +1,112 @@
+"""What a fleet may be built of: every GPU in stock x tensor parallelism x token budget, in every role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.catalog import Catalog
+from planner.domain import Gpu, Limit, Llm, Slo, WorkerType
+from planner.models.memory import kv_cache_tokens
+from planner.simulator.metrics import percentile_s
+from planner.solvers.master import Option
+from planner.traces import Trace
+
+TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
+MAX_NUM_SEQS = 256
+OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A GPU and TP degree that cannot serve this traffic at all, and why."""
+
+    name: str
+    reason: str
+
+
+def worker_types(
+    llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, budgets: Iterable[int] = TOKEN_BUDGETS
+) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
+    """Every engine that holds the weights and the longest request, and what was left out."""
+    types, left = [], []
+    for gpu in gpus:
+        tp = 1
+        while tp <= gpu.gpus_per_node:
+            name = f"{gpu.name} tp{tp}"
+            if llm.heads % tp:
+                left.append(Left(name, f"{llm.heads} attention heads cannot be shared by {tp} GPUs"))
+            else:
+                for budget in budgets:
+                    kv_tokens = kv_cache_tokens(
+                        llm, gpu, tp, max_num_batched_tokens=budget, max_num_seqs=MAX_NUM_SEQS
+                    )
+                    if kv_tokens == 0:
+                        left.append(Left(name, f"the weights ({llm.weight_bytes / 1e9:.0f} GB) do not fit"))
+                        break
+                    if kv_tokens < longest_tokens:
+                        left.append(
+                            Left(name, f"room for {kv_tokens} KV tokens, the longest request has {longest_tokens}")
+                        )
+                        break
+                    latency = catalog.latency(llm, gpu, tp)
+                    types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, MAX_NUM_SEQS))
+            tp *= 2
+    return tuple(types), tuple(left)
+
+
+def weight(worker: WorkerType, objective: str) -> float:
+    """What one worker adds to the objective."""
+    return {"cost": worker.price_usd_per_h, "power": worker.power_w, "gpus": float(worker.gpus)}[objective]
+
+
+def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    return [Option("mixed", worker, weight(worker, objective)) for worker in types]
+
+
+def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    return [Option("prefill", worker, weight(worker, objective)) for worker in types]
+
+
+def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    """One per GPU and TP: a decode worker prefills only what was preempted, so its token budget is idle."""
+    first: dict[tuple[str, int], WorkerType] = {}
+    for worker in types:
+        key = (worker.gpu.name, worker.tp)
+        if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
+            first[key].max_num_batched_tokens - 2048
+        ):
+            first[key] = worker
+    return [Option("decode", worker, weight(worker, objective)) for worker in first.values()]
+
+
+def floor_s(limit: Limit, worker: WorkerType, trace: Trace) -> float:
+    """The limit's percentile if every request had an idle worker of its own: no fleet of it does better."""
+    n, output = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    latency = worker.latency
+    ttft_s = latency.prefill_s(n, worker.max_num_batched_tokens)
+    gaps = output - 1
+    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
+    several = gaps > 0
+    if limit.metric == "ttft":
+        return percentile_s(ttft_s, limit.percentile_frac)
+    if limit.metric == "e2e":
+        return percentile_s(ttft_s + decoding_s, limit.percentile_frac)
+    tpot_s = decoding_s[several] / gaps[several]
+    if limit.metric == "tpot":
+        return percentile_s(tpot_s, limit.percentile_frac)
+    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
+    return percentile_s(np.asarray(first_gap_s), limit.percentile_frac, gaps[several])
+
+
+def unreachable(slo: Slo, types: Iterable[WorkerType], trace: Trace) -> list[tuple[Limit, float, str]]:
+    """Limits that no worker type keeps even when idle: (limit, best floor [s], the type that has it)."""
+    broken = []
+    for limit in slo.limits:
+        floors = [(floor_s(limit, worker, trace), worker.name) for worker in types]
+        best_s, name = min(floors)
+        if best_s > limit.limit_s:
+            broken.append((limit, best_s, name))
+    return broken

@@ -1,0 +1,117 @@
+"""Asks the simulator whether fleets keep the SLO, and remembers the answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo
+from planner.simulator.metrics import Verdict, judge
+from planner.simulator.simulate import Simulation, simulate
+from planner.solvers.level0 import Counts
+from planner.traces import Trace
+
+POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
+
+
+@dataclass(slots=True)
+class Oracle:
+    """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
+
+    With `spare_workers` > 0 it must hold after losing that many workers of any one pool. Answers are
+    remembered by fleet. The kernel releases the GIL, so threads use the cores.
+    """
+
+    llm: Llm
+    trace: Trace
+    slo: Slo
+    network: Network
+    policies: Policies
+    spare_workers: int = 0
+    simulations: int = 0
+    _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict)
+    _leads: dict[tuple[str, int], bool] = field(default_factory=dict)
+    _prompts: Trace | None = None
+
+    def fleet(self, counts: Counts) -> Fleet:
+        """The fleet of these options; pools of one role are numbered if there are several."""
+        counts = tuple((option, count) for option, count in counts if count > 0)
+        pools = []
+        for option, count in counts:
+            alike = [other for other, _ in counts if other.role == option.role]
+            suffix = f"-{alike.index(option)}" if len(alike) > 1 else ""
+            pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
+        return Fleet(self.llm, tuple(pools), self.policies, self.network)
+
+    def holds(self, fleets: Sequence[Counts]) -> list[bool]:
+        return [self._holds(counts) for counts in fleets]
+
+    def leads(self, fleets: Sequence[Counts]) -> list[bool]:
+        """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
+
+        Its answer bounds the prefill pool of a pair from below: hand-offs can only hold it up.
+        """
+        return [self._leads_alone(counts) for counts in fleets]
+
+    def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
+        """The whole simulation, to the end, with its judgement."""
+        self.simulations += 1
+        simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+        return simulation, judge(simulation, self.slo)
+
+    def _holds(self, counts: Counts) -> bool:
+        key = tuple((option.name, count) for option, count in counts if count)
+        if key not in self._known:
+            self._known[key] = all(self._simulated(lost) for lost in self._losses(counts))
+        return self._known[key]
+
+    def _losses(self, counts: Counts) -> list[Counts | None]:
+        """What is left of a fleet after losing the spare workers of one pool; None: nothing."""
+        if not self.spare_workers:
+            return [counts]
+        left: list[Counts | None] = []
+        for i, (option, count) in enumerate(counts):
+            short = (*counts[:i], (option, count - self.spare_workers), *counts[i + 1 :])
+            left.append(short if count > self.spare_workers or len(counts) > 2 else None)
+        return left
+
+    def _simulated(self, counts: Counts | None) -> bool:
+        if counts is None:
+            return False
+        roles = {option.role for option, count in counts if count > 0}
+        if not roles or ("prefill" in roles) != ("decode" in roles):
+            return False
+        self.simulations += 1
+        simulation = simulate(self.fleet(counts), self.trace, limits=self.slo.limits, stop_early=True)
+        return simulation.complete and judge(simulation, self.slo, values=False).holds
+
+    def _leads_alone(self, counts: Counts) -> bool:
+        ((option, count),) = counts
+        count -= self.spare_workers
+        key = (option.name, count)
+        if count < 1:
+            return False
+        if key not in self._leads:
+            self.simulations += 1
+            if self._prompts is None:
+                ones = np.ones_like(self.trace.output_tokens)
+                self._prompts = replace(self.trace, output_tokens=ones)
+            slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
+            fleet = Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
+            simulation = simulate(fleet, self._prompts, limits=slo.limits, stop_early=True)
+            self._leads[key] = simulation.complete and judge(simulation, slo, values=False).holds
+        return self._leads[key]
+
+
+def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
+    """Run closures on all cores; the first exception is raised here."""
+    if len(tasks) == 1:
+        tasks[0]()
+        return
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for future in [pool.submit(task) for task in tasks]:
+            future.result()

@@ -1,0 +1,549 @@
+"""From a question to a certified plan: the loop between the master problem and the simulator.
+
+    trace -> worker types -> level 0, exact (solvers/level0.py) -> beyond it, master with cuts -> certificate
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.catalog import Catalog
+from planner.domain import Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
+from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.models.memory import kv_cache_tokens
+from planner.options import (
+    MAX_NUM_SEQS,
+    OBJECTIVE_UNITS,
+    decode_options,
+    floor_s,
+    mixed_options,
+    prefill_options,
+    unreachable,
+    worker_types,
+)
+from planner.oracle import Oracle, side_by_side
+from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
+from planner.simulator.metrics import BACKLOG_LIMIT_S, Verdict, percentile_s
+from planner.slo import Task
+from planner.solvers.level0 import (
+    Bounded,
+    Counts,
+    Search,
+    objective,
+    search_one_pool,
+    search_two_pools,
+)
+from planner.solvers.master import Limits, Option, bound, least_workers, promising
+from planner.traces import Trace
+from planner.traffic import rescale, window
+from planner.units import show_s
+from planner.workload import to_classes
+
+Progress = Callable[[str], None]
+BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
+BEYOND_MOST = 40  # fleets it may try at most
+BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
+
+
+def silent(_: str) -> None:
+    """A progress reporter that reports nothing."""
+
+
+def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
+    """The requests that must be served, and a sentence on how they came out of the trace."""
+    asked = trace
+    note = trace.name
+    if task.rate_rps is not None:
+        asked = rescale(asked, task.rate_rps, how=task.scale, rng=np.random.default_rng(seed))
+        note += f", scaled to {task.rate_rps:g} requests/s ({task.scale})"
+    asked = window(asked, task.window or "whole")
+    note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
+    if not asked.duration_s > 0:
+        raise InputError(f"{trace.name}: {len(asked)} request(s) at one instant; a plan needs traffic over time")
+    return asked, note
+
+
+def plan(
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Progress = silent,
+) -> Plan:
+    """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
+
+    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
+    `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
+    clock only then.
+    """
+    deadline = time.monotonic() + time_limit_s
+    llm = catalog.llm(task.llm)
+    asked, note = asked_traffic(trace, task, seed=seed)
+    longest = int((asked.input_tokens + asked.output_tokens).max())
+    if longest > llm.context_tokens:
+        raise InputError(
+            f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
+            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
+        )
+    gpus = task.gpus(catalog)
+    types, left = worker_types(llm, gpus, catalog, longest)
+    if not types:
+        raise _no_room(llm, left)
+    slo, slo_note = _in_seconds(task, llm, asked, catalog)
+    if broken := unreachable(slo, types, asked):
+        raise _out_of_reach(broken)
+
+    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    oracle = Oracle(llm, asked, slo, task.network, Policies(), task.spare_workers)
+    problem = _Problem(task, llm, slo, asked, types, limits, oracle, deadline, progress)
+    level0 = _level0(problem)
+    if level0.search.best is None:
+        raise _infeasible(problem, level0)
+
+    best, value, cuts, beyond_exact, lower = _beyond(problem, level0)
+    fleet = oracle.fleet(best)
+    progress("simulating the plan and its neighbours")
+    simulation, verdict = oracle.verdict(fleet, record=True)
+    neighbours, binding = _neighbours(problem, best)
+    certificate = Certificate(
+        objective=task.objective,
+        unit=OBJECTIVE_UNITS[task.objective],
+        value=value,
+        bound=min(lower, value),
+        level0=level0.search.value,
+        level0_exact=level0.search.is_exhausted,
+        beyond_exact=beyond_exact,
+        universe=tuple(option.name for option in level0.options),
+        refuted=(
+            *(Refuted(item.name, item.reason) for item in left),
+            *(Refuted(name, reason) for name, reason in sorted(level0.search.refuted.items())),
+        ),
+        neighbours=neighbours,
+        binding=(*binding, *_used_up(limits, best)),
+        assumptions=_assumptions(problem, slo_note),
+        simulations=oracle.simulations,
+        cuts=cuts,
+        seed=seed,
+    )
+    return Plan(
+        status="certified" if level0.search.is_exhausted else "best found",
+        fleet=fleet,
+        slo=slo,
+        trace=asked,
+        traffic_note=note,
+        simulation=simulation,
+        verdict=verdict,
+        certificate=certificate,
+        alternatives=_alternatives(problem, level0, best, value),
+        max_model_len=longest,
+        prices_note=_prices_note(task, catalog, gpus),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What stays the same through all stages of one plan."""
+
+    task: Task
+    llm: Llm
+    slo: Slo
+    trace: Trace
+    types: tuple[WorkerType, ...]
+    limits: Limits
+    oracle: Oracle
+    deadline: float
+    progress: Progress
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    @property
+    def given_up_frac(self) -> float:
+        """Share of requests that the percentiles let an ideal policy put off beyond the trace."""
+        shares = [limit.percentile_frac for limit in self.slo.limits if limit.metric != "tbt"]
+        if self.slo.attainment_frac is not None:
+            shares.append(self.slo.attainment_frac)
+        shares = shares or [limit.percentile_frac for limit in self.slo.limits]
+        return 1.0 - max(shares, default=1.0)
+
+    @property
+    def horizon_s(self) -> float:
+        """Seconds in which the work must be done: the trace, and what may be late at its end."""
+        late_s = {metric: 0.0 for metric in ("ttft", "tbt", "tpot", "e2e")}
+        for limit in self.slo.limits:
+            late_s[limit.metric] = max(late_s[limit.metric], limit.limit_s)
+        gap_s = max(late_s["tbt"], late_s["tpot"])
+        decoding_s = gap_s * float(self.trace.output_tokens.max()) if gap_s else BACKLOG_LIMIT_S
+        return self.trace.duration_s + (late_s["ttft"] or BACKLOG_LIMIT_S) + max(decoding_s, late_s["e2e"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Level0:
+    """The exhausted (or interrupted) search at level 0, and the best of each kind on the way."""
+
+    search: Search
+    options: tuple[Option, ...]
+    bounded: dict[str, Bounded]
+    mixed: tuple[Counts | None, float]
+    one_gpu: tuple[Counts | None, float]
+
+
+def _level0(problem: _Problem) -> _Level0:
+    task, trace = problem.task, problem.trace
+    mixed = mixed_options(problem.types, task.objective)
+    prefill = prefill_options(problem.types, task.objective)
+    decode = decode_options(problem.types, task.objective)
+    bounded = {option.name: _bounded(problem, option) for option in (*mixed, *prefill, *decode)}
+
+    def promising_first(option: Option) -> tuple[float, float]:
+        """By the lower bound; token budgets that would break the tightest limit on gaps last."""
+        worker = option.type
+        full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
+        gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
+        late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
+        return bounded[option.name].least_objective * (1.5 if late else 1.0), -worker.max_num_batched_tokens
+
+    oracle = problem.oracle
+    search = Search(problem.limits)
+    problem.progress(f"level 0: {len(mixed)} mixed pools")
+    ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
+    search_one_pool(ordered, oracle.holds, search, side_by_side, problem.out_of_time)
+    best_mixed = (search.best, search.value)
+
+    # TTFT is decided in the prefill pool alone, so that its least count under unlimited decode bounds it
+    pairs = (
+        ("one GPU type", lambda p, d: p.type.gpu.name == d.type.gpu.name),
+        ("two GPU types", lambda p, d: p.type.gpu.name != d.type.gpu.name),
+    )
+    best_one_gpu = best_mixed
+    ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
+    ordered_decode = [bounded[option.name] for option in decode]
+    for label, allowed in pairs:
+        problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
+        search_two_pools(
+            ordered_prefill, ordered_decode, oracle.holds, oracle.leads, search, side_by_side,
+            problem.out_of_time, allowed,
+        )  # fmt: skip
+        if label == "one GPU type":
+            best_one_gpu = (search.best, search.value)
+    return _Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
+
+
+def _bounded(problem: _Problem, option: Option) -> Bounded:
+    least = least_workers(
+        option,
+        problem.trace.input_tokens.astype(float),
+        problem.trace.output_tokens.astype(float),
+        problem.horizon_s,
+        problem.given_up_frac,
+    )
+    return Bounded(option, least + problem.task.spare_workers, problem.limits.most(option.type))
+
+
+def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, bool, float]:
+    """Search fleets of any mix under level 0's value; returns (best, value, cuts, exhausted, bound).
+
+    Each GPU and TP degree takes part with the token budget that did best at level 0. The master proposes the
+    fleet expected to carry most for less than the incumbent; a fleet that fails is cut away with everything
+    below it, one that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted
+    in simulated requests, not in seconds, so that the answer does not depend on the machine.
+    """
+    task, oracle = problem.task, problem.oracle
+    best, value = level0.search.best, level0.search.value
+    assert best is not None
+    options = _best_settings(problem, level0)
+    shares = [_share(option, level0) for option in options]
+    cuts: list[tuple[int, ...]] = []
+    tries = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST))
+    exhausted = False
+    while tries > 0 and not problem.out_of_time():
+        tries -= 1
+        problem.progress(f"beyond level 0: {len(cuts)} cuts, best {value:.6g}")
+        proposal = promising(options, shares, problem.limits, below=value * (1 - 1e-6), cuts=cuts)
+        if proposal is None:
+            exhausted = True
+            break
+        counts, share = proposal
+        if share < BEYOND_SHARE:
+            break
+        fleet = tuple(zip(options, counts, strict=True))
+        if oracle.holds([fleet])[0]:
+            best = _stripped(fleet, oracle)
+            value = objective(best)
+        else:
+            cuts.append(counts)
+    problem.progress("lower bound over all fleets")
+    workload = to_classes(problem.trace)
+    lower = bound(
+        [option for option in level0.options if _matters(option, options)],
+        workload,
+        problem.limits,
+        horizon_s=problem.horizon_s,
+        given_up_frac=problem.given_up_frac,
+        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
+        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
+    )
+    best = tuple((option, count) for option, count in best if count)
+    return best, value, len(cuts), exhausted, lower if lower is not None else value
+
+
+def _matters(option: Option, chosen: Sequence[Option]) -> bool:
+    """Keep the option whose least work is smallest for its GPU, TP and role: it bounds its siblings.
+
+    min f(N)/N over more tokens is never larger, so the largest token budget has the smallest u.
+    """
+    alike = [o for o in chosen if (o.role, o.type.gpu.name, o.type.tp) == (option.role, option.type.gpu.name, option.type.tp)]
+    return bool(alike) and (option.role == "decode" or option.type.max_num_batched_tokens >= 8192 or option in alike)
+
+
+def _best_settings(problem: _Problem, level0: _Level0) -> list[Option]:
+    """One option per role, GPU and TP: the token budget that needs fewest workers, as far as known."""
+    chosen: dict[tuple[str, str, int], Option] = {}
+    search = level0.search
+    tbt_s = min((limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"), default=math.inf)
+
+    def rank(option: Option) -> tuple[float, float, float]:
+        worker = option.type
+        late = float(worker.latency.step_s(worker.max_num_batched_tokens)) > 0.9 * tbt_s
+        known = search.smallest.get(option.name, math.inf)
+        return known, float(late and option.role == "mixed"), -worker.max_num_batched_tokens
+
+    for option in level0.options:
+        key = (option.role, option.type.gpu.name, option.type.tp)
+        if key not in chosen or rank(option) < rank(chosen[key]):
+            chosen[key] = option
+    return list(chosen.values())
+
+
+def _share(option: Option, level0: _Level0) -> float:
+    """Share of the traffic one worker is expected to carry, from what level 0 learned."""
+    search, bounded = level0.search, level0.bounded
+    if option.name in search.smallest:
+        return 1.0 / search.smallest[option.name]
+    ratios = [search.smallest[name] / bounded[name].least for name in search.smallest]
+    typical = float(np.median(ratios)) if ratios else 1.5
+    least = max(typical * bounded[option.name].least, search.beyond.get(option.name, 0) + 0.5)
+    return 1.0 / least
+
+
+def _stripped(fleet: Counts, oracle: Oracle) -> Counts:
+    """Take workers away, the dearest first, while the fleet still holds."""
+    counts = {option.name: count for option, count in fleet}
+    options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
+    for option in options:
+        while counts[option.name] > 0:
+            fewer = tuple((o, counts[o.name] - (o is option)) for o, _ in fleet)
+            if not oracle.holds([fewer])[0]:
+                break
+            counts[option.name] -= 1
+    return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
+
+
+def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
+    """Every fleet with one worker fewer, simulated to the end; and what relaxing its failing limit saves."""
+    neighbours, sentences = [], []
+    for i, (option, count) in enumerate(best):
+        pool = problem.oracle.fleet(best).pools[i].name
+        fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
+        roles = {o.role for o, n in fewer if n > 0}
+        if not roles or ("prefill" in roles) != ("decode" in roles):
+            neighbours.append(Neighbour(pool, option.type.name, False, "no worker of this role is left"))
+            continue
+        holds = problem.oracle.holds([fewer])[0]
+        _, verdict = problem.oracle.verdict(problem.oracle.fleet(fewer), record=True)
+        neighbours.append(Neighbour(pool, option.type.name, holds, _why(verdict, problem.slo)))
+        failing = [line for line in verdict.lines if not line.holds]
+        if len(failing) == 1 and verdict.is_steady and verdict.attainment_holds and not problem.task.spare_workers:
+            line = failing[0]
+            if math.isfinite(line.value_s):
+                sentences.append(
+                    f"{line.limit.name} binds the {pool} pool: at {show_s(line.value_s)} instead of "
+                    f"{show_s(line.limit.limit_s)} one worker of {option.type.name} fewer would do, which saves "
+                    f"{option.objective:.4g} {OBJECTIVE_UNITS[problem.task.objective]}"
+                )
+        elif failing or not verdict.is_steady:
+            sentences.append(f"capacity binds the {pool} pool: with one worker fewer, {_why(verdict, problem.slo)}")
+    return tuple(neighbours), tuple(sentences)
+
+
+def _why(verdict: Verdict, slo: Slo) -> str:
+    """Why a fleet fails, in words."""
+    reasons = [
+        f"{line.limit.name} is {show_s(line.value_s)}, {100 * line.kept_frac:.2f} % within "
+        f"{show_s(line.limit.limit_s)} ({100 * line.limit.percentile_frac:g} % needed)"
+        for line in verdict.lines
+        if not line.holds
+    ]
+    if not verdict.attainment_holds:
+        reasons.append(f"{100 * verdict.attainment_frac:.2f} % of requests keep all limits "
+                       f"({100 * (slo.attainment_frac or 1):g} % needed)")  # fmt: skip
+    if not verdict.is_steady:
+        reasons.append("its backlog grows")
+    return "; ".join(reasons) or "keeps the SLO"
+
+
+def _used_up(limits: Limits, best: Counts) -> tuple[str, ...]:
+    """Limits of which nothing (or less than one worker) is left."""
+    sentences = []
+    for name, amount in limits.rows():
+        used = sum(limits.use(name, option.type) * count for option, count in best)
+        smallest = min((limits.use(name, option.type) for option, _ in best if limits.use(name, option.type)), default=0)
+        if smallest and amount - used < smallest:
+            sentences.append(f"{name} is used up: {used:g} of {amount:g}")
+    return tuple(sentences)
+
+
+def _alternatives(problem: _Problem, level0: _Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
+    """The best of simpler kinds, and the best known of every single GPU type with mixed pools."""
+    oracle, search = problem.oracle, level0.search
+    rows = []
+    for label, (counts, cost) in (
+        ("one GPU type only", level0.one_gpu),
+        ("mixed pools only", level0.mixed),
+        ("one worker type per pool (level 0)", (search.best, search.value)),
+    ):
+        note = "the plan itself" if counts == best else _more(cost, value)
+        if counts is None:
+            note = "no fleet of this kind keeps the SLO within the limits"
+        rows.append(Alternative(label, oracle.fleet(counts) if counts else None, cost, note))
+    for gpu in dict.fromkeys(option.type.gpu.name for option in level0.options):
+        mixed = [option for option in level0.options if option.role == "mixed" and option.type.gpu.name == gpu]
+        known = [(o.objective * search.smallest[o.name], o) for o in mixed if o.name in search.smallest]
+        if known:
+            cost, option = min(known, key=lambda item: (item[0], item[1].name))
+            counts = ((option, search.smallest[option.name]),)
+            rows.append(Alternative(f"{gpu}, mixed", oracle.fleet(counts), cost, _more(cost, value)))
+        else:
+            least = [max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective for o in mixed]
+            if least:
+                rows.append(
+                    Alternative(f"{gpu}, mixed", None, min(least), _more(min(least), value), at_least=True)
+                )
+    return tuple(rows)
+
+
+def _more(cost: float, value: float) -> str:
+    if not math.isfinite(cost) or value <= 0:
+        return "not found"
+    return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
+
+
+def _in_seconds(task: Task, llm: Llm, trace: Trace, catalog: Catalog) -> tuple[Slo, str | None]:
+    """The SLO with limits in seconds; relative ones against an idle reference worker.
+
+    A slowdown is defined per request; here it becomes one limit for all: the factor times the same percentile
+    of the reference's times. That is stricter for short requests and milder for long ones.
+    """
+    if task.slowdowns is None:
+        return task.slo, None
+    gpu = catalog.gpu(task.slowdowns.gpu)
+    kv_tokens = kv_cache_tokens(llm, gpu, task.slowdowns.tp)
+    if kv_tokens == 0:
+        raise InputError(f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}")
+    reference = WorkerType(gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS)
+    limits = tuple(
+        Limit(line.metric, line.percentile_frac, line.factor * floor_s(
+            Limit(line.metric, line.percentile_frac, math.inf), reference, trace))
+        for line in task.slowdowns.limits
+    )  # fmt: skip
+    note = (
+        f"the relative SLO was turned into seconds: each factor times that percentile of an idle {gpu.name} "
+        f"tp{task.slowdowns.tp}, one limit for all requests"
+    )
+    return replace(task.slo, limits=limits), note
+
+
+def _assumptions(problem: _Problem, slo_note: str | None) -> tuple[str, ...]:
+    task, trace = problem.task, problem.trace
+    bases = sorted({worker.latency.basis for worker in problem.types})
+    sentences = [
+        "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
+        "step times: " + "; ".join(bases),
+        "host overhead per step: "
+        + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
+        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, no prefix cache, first come first served, "
+        "join the shortest queue",
+        "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
+        f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, {task.network.transfer}",
+        "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
+        f"bound: work at its cheapest rate per token, {100 * problem.given_up_frac:.3g} % of requests given up, "
+        f"{problem.horizon_s - trace.duration_s:.4g} s of slack after the trace",
+        "beyond level 0 every GPU and TP degree takes part with one token budget per role",
+        "power: the boards' limits, GPUs only",
+    ]
+    return tuple(sentences + ([slo_note] if slo_note else []))
+
+
+def _prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:
+    prices = []
+    for gpu in gpus:
+        provenance = catalog.provenance.get(gpu.name)
+        is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
+        origin = "from slo.yaml" if is_own else f"{provenance.price_source}, {provenance.price_date}" if provenance else ""
+        prices.append(f"{gpu.name} {gpu.price_usd_per_h:g} USD/h ({origin})")
+    return "; ".join(prices)
+
+
+def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
+    reasons = "; ".join(f"{getattr(item, 'name', '')}: {getattr(item, 'reason', '')}" for item in left[-4:])
+    return InfeasibleError(
+        f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
+        "Add a GPU with more memory, or more GPUs per node",
+        kind="capacity", constraint="memory of one worker", relaxation="a GPU with more memory",
+    )  # fmt: skip
+
+
+def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+    limit, best_s, name = broken[0]
+    also = f" (also out of reach: {', '.join(other.name for other, _, _ in broken[1:])})" if broken[1:] else ""
+    return InfeasibleError(
+        f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when idle: the "
+        f"fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; relax {limit.name} to "
+        f"{show_s(best_s)} or more, or add a faster GPU",
+        kind="latency", constraint=limit.name, relaxation=f"{limit.name} >= {best_s:.6g} s",
+    )  # fmt: skip
+
+
+def _infeasible(problem: _Problem, level0: _Level0) -> PlannerError:
+    """Name what binds: search again without stock, power and budget, and see what that fleet would need."""
+    if not level0.search.is_exhausted:
+        return PlannerError("no fleet was found within the time limit; raise --time-limit")
+    free = Limits({name: None for name in problem.limits.stock})
+    if problem.limits.rows():
+        relaxed = replace(problem, limits=free)
+        problem.progress("infeasible; looking for the smallest relaxation")
+        wider = _level0(relaxed)
+        if wider.search.best is not None:
+            counts = [(option.type, count) for option, count in wider.search.best]
+            needs = []
+            for name, amount in problem.limits.rows():
+                used = sum(problem.limits.use(name, worker) * count for worker, count in counts)
+                if used > amount:
+                    needs.append(f"{name} from {amount:g} to {used:g}")
+            workers = ", ".join(f"{count} x {worker.name}" for worker, count in counts)
+            return InfeasibleError(
+                f"capacity: no fleet within the limits keeps the SLO; the best one beyond them is {workers}. "
+                f"Raise {' and '.join(needs)}",
+                kind="capacity",
+                constraint=needs[0].split(" from ")[0] if needs else "stock",
+                relaxation=" and ".join(needs),
+            )
+    failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
+    return InfeasibleError(
+        f"latency: no number of workers keeps the SLO on this trace, though each limit alone is within reach "
+        f"({failing}). Relax a limit on gaps, or add a faster GPU",
+        kind="latency", constraint=", ".join(limit.name for limit in problem.slo.limits),
+        relaxation="a looser limit on tbt or ttft",
+    )  # fmt: skip
+
+
+def total(fleet: Fleet, task: Task) -> float:
+    """The objective of a fleet."""
+    return {"cost": fleet.price_usd_per_h, "power": fleet.power_w, "gpus": float(fleet.gpus)}[task.objective]

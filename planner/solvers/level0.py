@@ -1,0 +1,274 @@
+"""Level 0: the cheapest fleet with one worker type per pool, exactly.
+
+A fleet of level 0 is n workers of one mixed option, or p workers of a prefill option with d of a decode
+option. "Holds" means that the simulator says the SLO is kept; it is monotone: what holds with some workers
+holds with more (tested in the suite, named in the certificate). So
+
+  one pool    the least count that holds is found by bisection, and an option is refuted by one failure at the
+              largest count that would still be cheaper than the best fleet known (the incumbent);
+  two pools   the counts that hold are the cells above a falling staircase. Its cheapest corner is found by
+              walking it: the corner (most p, most d) under the incumbent refutes the whole pair if it fails;
+              otherwise the least d beside most p, then for each d the least p.
+
+Lower bounds that need no walk: the policy-free work of master.least_workers, and for a prefill pool the least
+count that keeps the limits on TTFT with unlimited decode (every request then leaves with its first token).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from planner.solvers.master import Limits, Option
+
+Counts = tuple[tuple[Option, int], ...]
+"""A fleet as options with their counts."""
+Holds = Callable[[Sequence[Counts]], list[bool]]
+"""Simulates fleets (side by side) and says which of them keep the SLO."""
+WAVE = 4  # searches that run side by side against the same incumbent; fixed, so that answers do not depend on cores
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """An option with its valid lower bound on the count, and its cap from stock, power and budget."""
+
+    option: Option
+    least: int
+    most: float
+
+    @property
+    def least_objective(self) -> float:
+        return self.least * self.option.objective
+
+
+@dataclass(slots=True)
+class Search:
+    """State of a level-0 search: the incumbent, why each option is out, and counts learned on the way."""
+
+    limits: Limits
+    best: Counts | None = None
+    value: float = math.inf
+    refuted: dict[str, str] = field(default_factory=dict)
+    smallest: dict[str, int] = field(default_factory=dict)  # option name -> least count that holds (or leads)
+    beyond: dict[str, int] = field(default_factory=dict)  # option name -> largest count known to fail
+    is_exhausted: bool = True
+
+    def offer(self, counts: Counts) -> None:
+        value = objective(counts)
+        if value < self.value * (1 - 1e-9):
+            self.best, self.value = counts, value
+
+
+def objective(counts: Iterable[tuple[Option, int]]) -> float:
+    return sum(option.objective * count for option, count in counts)
+
+
+def largest_below(option: Option, value: float, fixed: float = 0.0) -> float:
+    """Largest count of an option whose objective plus `fixed` is strictly less than `value`."""
+    if not math.isfinite(value):
+        return math.inf
+    if option.objective == 0:
+        return math.inf if fixed < value else -1
+    return math.ceil((value * (1 - 1e-9) - fixed) / option.objective) - 1
+
+
+def search_one_pool(
+    bounded: Sequence[Bounded],
+    holds: Holds,
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    out_of_time: Callable[[], bool],
+) -> None:
+    """Cheapest fleet of one mixed option; updates `search`. `run` executes closures side by side.
+
+    Options come in the order in which they should be tried; a good first one makes the rest cheap to refute.
+    """
+    for wave in _waves(bounded):
+        if out_of_time():
+            search.is_exhausted = False
+            return
+        value = search.value
+        found: dict[str, Counts] = {}
+
+        def look(item: Bounded, value: float = value, found: dict[str, Counts] = found) -> None:
+            option, name = item.option, item.option.name
+            most = min(item.most, largest_below(option, value))
+            if most < item.least:
+                search.refuted[name] = _by_bound(item, value)
+                return
+            least = _least_that_holds(lambda n: holds([((option, n),)])[0], item.least, most)
+            if least is None:
+                search.beyond[name] = int(min(most, _TOO_MANY * item.least))
+                search.refuted[name] = f"{search.beyond[name]} workers fail in simulation"
+                if most == item.most:
+                    search.refuted[name] += ", more are not available"
+                elif math.isfinite(most):
+                    search.refuted[name] += ", one more costs as much as the best fleet"
+                return
+            search.smallest[name] = least
+            found[name] = ((option, least),)
+
+        run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+        for item in wave:
+            if item.option.name in found:
+                search.offer(found[item.option.name])
+
+
+def search_two_pools(
+    prefills: Sequence[Bounded],
+    decodes: Sequence[Bounded],
+    holds: Holds,
+    leads: Holds,
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    out_of_time: Callable[[], bool],
+    allowed: Callable[[Option, Option], bool],
+) -> None:
+    """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
+
+    `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode.
+    """
+    cheapest = {
+        item.option.name: min(
+            (d.least_objective for d in decodes if allowed(item.option, d.option)), default=math.inf
+        )
+        for item in prefills
+    }
+    for wave in _waves(prefills):
+        value = search.value
+
+        def lead(item: Bounded, value: float = value) -> None:
+            option, name = item.option, item.option.name
+            most = min(item.most, largest_below(option, value, cheapest[name]))
+            if name in search.smallest:
+                return
+            start = max(item.least, search.beyond.get(name, 0) + 1)
+            if most < start:
+                search.refuted[name] = _by_bound(item, value)
+                return
+            least = _least_that_holds(lambda n: leads([((option, n),)])[0], start, most)
+            if least is None:
+                search.beyond[name] = int(min(most, _TOO_MANY * item.least))
+                search.refuted[name] = f"{search.beyond[name]} workers miss TTFT even with unlimited decode"
+            else:
+                search.smallest[name] = least
+                search.refuted.pop(name, None)
+
+        run([lambda item=item: lead(item) for item in wave])  # type: ignore[misc]
+        if out_of_time():
+            search.is_exhausted = False
+            return
+
+    pairs = [
+        (p, d)
+        for p in prefills
+        if p.option.name in search.smallest
+        for d in decodes
+        if allowed(p.option, d.option)
+    ]
+    pairs.sort(
+        key=lambda pair: search.smallest[pair[0].option.name] * pair[0].option.objective + pair[1].least_objective
+    )
+    for group in _waves(pairs):
+        if out_of_time():
+            search.is_exhausted = False
+            return
+        value = search.value
+        found: dict[int, Counts] = {}
+
+        def walk(index: int, value: float = value, found: dict[int, Counts] = found, group: list = group) -> None:  # type: ignore[type-arg]
+            p, d = group[index]
+            label = f"{p.option.name} + {d.option.name}"
+            best = _walk_staircase(p, d, search.smallest[p.option.name], value, holds, search.limits)
+            if best is None:
+                search.refuted[label] = "no counts below the best fleet's objective hold in simulation"
+            else:
+                found[index] = best
+
+        run([lambda index=index: walk(index) for index in range(len(group))])  # type: ignore[misc]
+        for index in sorted(found):
+            search.offer(found[index])
+
+
+def _walk_staircase(
+    p: Bounded, d: Bounded, least_p: int, value: float, holds: Holds, limits: Limits
+) -> Counts | None:
+    """Cheapest (p, d) that holds and is strictly below `value`, or None."""
+
+    def fleet(n_p: int, n_d: int) -> Counts:
+        return ((p.option, n_p), (d.option, n_d))
+
+    def affordable_p(n_d: int) -> float:
+        most = min(p.most, largest_below(p.option, value, n_d * d.option.objective))
+        while most >= least_p and math.isfinite(most):
+            if limits.broken([(p.option.type, int(most)), (d.option.type, n_d)]) is None:
+                break
+            most -= 1
+        return most
+
+    most_p = affordable_p(d.least)
+    most_d = min(d.most, largest_below(d.option, value, least_p * p.option.objective))
+    if most_p < least_p or most_d < d.least:
+        return None
+    if not math.isfinite(most_p):
+        most_p = _TOO_MANY * least_p
+    least_d = _least_that_holds(lambda n: holds([fleet(int(most_p), n)])[0], d.least, most_d)
+    if least_d is None:
+        return None
+    best: Counts | None = None
+    n_d, high = least_d, most_p
+    while n_d <= most_d:
+        high = min(high, affordable_p(n_d))
+        if high < least_p:
+            break
+        n_p = _least_that_holds(lambda n, n_d=n_d: holds([fleet(n, n_d)])[0], least_p, high)  # type: ignore[misc]
+        if n_p is not None:
+            best = fleet(n_p, n_d)
+            value = objective(best)
+            if n_p == least_p:
+                break
+            high = n_p - 1
+        n_d += 1
+    return best
+
+
+_TOO_MANY = 64  # times the policy-free bound: where an unlimited search gives up
+
+
+def _least_that_holds(holds: Callable[[int], bool], least: int, most: float) -> int | None:
+    """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not)."""
+    failed = least - 1
+    if math.isfinite(most):
+        high = int(most)
+        if high < least or not holds(high):
+            return None
+    else:
+        high = max(least, math.ceil(1.3 * least))
+        while not holds(high):
+            failed, high = high, math.ceil(1.5 * high) + 1
+            if high > _TOO_MANY * least:
+                return None
+    # near the bound first: it is seldom far off
+    guess = max(failed + 1, math.ceil(1.25 * least))
+    while high - failed > 1:
+        middle = guess if failed < guess < high else (failed + high) // 2
+        guess = -1
+        if holds(middle):
+            high = middle
+        else:
+            failed = middle
+    return high
+
+
+def _by_bound(item: Bounded, value: float) -> str:
+    if item.least > item.most:
+        return f"needs at least {item.least} workers (work alone), {item.most:g} are available"
+    return f"needs at least {item.least} workers (work alone): {item.least_objective:.4g} or more, best is {value:.4g}"
+
+
+def _waves(items: Sequence) -> list[list]:  # type: ignore[type-arg]
+    """The first two items alone (they make the incumbent), then waves of WAVE."""
+    waves = [list(items[:1]), list(items[1:2])]
+    waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]
+    return [wave for wave in waves if wave]

@@ -1,0 +1,262 @@
+"""The master problem: which fleets may carry the traffic at all, and which of them look best.
+
+Sets   k  class of requests (Workload)        j  option: a worker type in a role (mixed, prefill, decode)
+Data   r_k    requests of class k in the trace                                           [requests]
+       u_kj   least seconds one request of k costs a worker of j                         [s]
+       m_kj   least KV tokens x seconds it holds there                                   [token s]
+       b_k    bytes of its prompt's KV blocks                                            [bytes]
+       c_j    objective of one worker of j (USD/h, W or GPUs)
+       M_j    KV tokens of a worker      H  seconds of the trace, plus the slack of its end [s]
+       B      bytes/s of the link        g  share of requests the SLO's percentiles give up
+       a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y what there is
+       s_j    share of the whole traffic one worker is expected to carry (from level 0)
+       n^q    fleets known to fail
+Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given up;   z_qj in {0, 1}
+
+  `bound`       min  sum_j c_j n_j
+  `promising`   max  mixed + pair,   pair <= sum_prefill s_j n_j,   pair <= sum_decode s_j n_j,
+                     mixed = sum_mixed s_j n_j,    sum_j c_j n_j <= value to beat
+  s.t.  served_k      sum_mixed x_kj + sum_prefill x_kj + d_k = r_k
+        handed_k      sum_decode x_kj = sum_prefill x_kj
+        given_up      sum_k d_k <= g sum_k r_k
+        capacity_j    sum_k u_kj x_kj <= H n_j
+        memory_j      sum_k m_kj x_kj <= H M_j n_j
+        transfer      sum_prefill b_k x_kj <= B H
+        limit_y       sum_j a_yj n_j <= A_y
+        cut_q         n_j >= (n^q_j + 1) z_qj,   sum_j z_qj >= 1        (more of something than a failed fleet)
+
+`bound` holds for every policy, because u and m are under-estimates: step times at their cheapest rate per
+token, lengths at the smallest of the class. `promising` drops the x and is the search beyond level 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pulp
+
+from planner.domain import KV_BLOCK_TOKENS, Role, WorkerType
+from planner.models.latency import StepLatency
+from planner.solvers.backend import solve, whole
+from planner.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A worker type in a role, and what one worker adds to the objective."""
+
+    role: Role
+    type: WorkerType
+    objective: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.type.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What there is: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all."""
+
+    stock: Mapping[str, int | None]
+    power_w: float | None = None
+    cost_usd_per_h: float | None = None
+    gpus: int | None = None
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Name and amount of every limit that is set."""
+        rows = [(f"stock of {gpu}", float(count)) for gpu, count in self.stock.items() if count is not None]
+        for name, amount in (("power", self.power_w), ("cost", self.cost_usd_per_h), ("GPUs", self.gpus)):
+            if amount is not None:
+                rows.append((name, float(amount)))
+        return rows
+
+    def use(self, name: str, worker: WorkerType) -> float:
+        """a_yj: what one worker takes of the limit `name`."""
+        if name == "power":
+            return worker.power_w
+        if name == "cost":
+            return worker.price_usd_per_h
+        if name == "GPUs":
+            return worker.gpus
+        return worker.gpus if name == f"stock of {worker.gpu.name}" else 0.0
+
+    def most(self, worker: WorkerType) -> float:
+        """Largest number of workers of one type within every limit (may be infinite)."""
+        uses = [(amount, self.use(name, worker)) for name, amount in self.rows()]
+        return min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
+
+    def broken(self, counts: Sequence[tuple[WorkerType, int]]) -> str | None:
+        """The first limit that these workers exceed, if any."""
+        for name, amount in self.rows():
+            if sum(self.use(name, worker) * count for worker, count in counts) > amount * (1 + 1e-9):
+                return name
+        return None
+
+
+def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
+    """Least seconds of dense-layer time per token over steps of at most `most_tokens`: min f(N) / N."""
+    tokens = np.unique([t for t in (*latency.knots_tokens, most_tokens) if t <= most_tokens])
+    return float((latency.step_s(tokens) / tokens).min())
+
+
+def least_seconds(option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Floats:
+    """u: least seconds of work that requests of these lengths bring to one worker of `option`.
+
+    A step of N tokens costs at least N min f/N; pairs, sequences, KV tokens and prefills cost what they cost.
+    In a mixed worker both phases share the token budget, in a decode worker a step has at most max_num_seqs.
+    """
+    latency, worker = option.type.latency, option.type
+    n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
+    most = worker.max_num_seqs if option.role == "decode" else worker.max_num_batched_tokens
+    token_s = cheapest_token_s(latency, most)
+    prefill_s = token_s * n + latency.a_s * n * (n + 1) / 2 + latency.e_s
+    decode_s = gaps * (token_s + latency.b_s) + latency.d_s * gaps * (n + (gaps + 1) / 2)
+    if option.role == "prefill":
+        return np.asarray(prefill_s)
+    return np.asarray(decode_s if option.role == "decode" else prefill_s + decode_s)
+
+
+def least_token_seconds(option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Floats:
+    """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`."""
+    latency = option.type.latency
+    n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
+    if option.role == "prefill":
+        return np.asarray(n * latency.prefill_s(n, option.type.max_num_batched_tokens))
+    step_s = latency.step_s(1, decodes=1, kv_tokens=n + 1)
+    return np.asarray((n + gaps / 2) * gaps * step_s)
+
+
+def least_workers(
+    option: Option, input_tokens: Floats, output_tokens: Floats, horizon_s: float, given_up_frac: float
+) -> int:
+    """Fewest workers of one option alone: the bound of `bound` without classes, one request at a time.
+
+    The share of requests that may be given up is taken from the most expensive ones.
+    """
+    served = len(input_tokens) - int(given_up_frac * len(input_tokens))
+    work_s = np.sort(least_seconds(option, input_tokens, output_tokens))[:served].sum()
+    held = np.sort(least_token_seconds(option, input_tokens, output_tokens))[:served].sum()
+    return max(1, int(np.ceil(max(work_s, held / option.type.kv_tokens) / horizon_s - 1e-9)))
+
+
+def bound(
+    options: Sequence[Option],
+    workload: Workload,
+    limits: Limits,
+    *,
+    horizon_s: float,
+    given_up_frac: float,
+    kv_bytes_per_token: float,
+    link_bytes_per_s: float,
+    cuts: Sequence[Sequence[int]] = (),
+    time_limit_s: float = 5.0,
+) -> float | None:
+    """Least objective that any fleet of these options needs under any policy; None if none is within limits.
+
+    If the solver runs out of time, the value of the relaxation without integers: lower, still a bound.
+    """
+    for is_integer in (True, False):
+        problem, n = _counts("bound", options, limits, cuts, is_integer=is_integer)
+        problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
+        _carry(problem, n, options, workload, horizon_s, given_up_frac, kv_bytes_per_token, link_bytes_per_s)
+        is_optimal = solve(problem, time_limit_s=time_limit_s)
+        if is_optimal is None:
+            return None
+        if is_optimal:
+            return float(pulp.value(problem.objective))
+    return 0.0
+
+
+def promising(
+    options: Sequence[Option],
+    shares: Sequence[float],
+    limits: Limits,
+    *,
+    below: float,
+    cuts: Sequence[Sequence[int]],
+    time_limit_s: float = 5.0,
+) -> tuple[tuple[int, ...], float] | None:
+    """The fleet under the value `below` expected to carry most, and that share; None if all are excluded."""
+    problem, n = _counts("promising", options, limits, cuts, is_integer=True)
+    pair = problem.add_variable("pair", 0)
+    shared = {
+        role: pulp.lpSum(s * n_j for option, s, n_j in zip(options, shares, n, strict=True) if option.role == role)
+        for role in ("mixed", "prefill", "decode")
+    }  # fmt: skip
+    problem += shared["mixed"] + pair, "share"
+    problem += pair <= shared["prefill"], "pair_prefill"
+    problem += pair <= shared["decode"], "pair_decode"
+    cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
+    problem += cost <= below, "value_to_beat"
+    problem.sense = pulp.LpMaximize
+    if solve(problem, time_limit_s=time_limit_s) is None:
+        return None
+    return tuple(whole(n_j) for n_j in n), float(pulp.value(problem.objective))
+
+
+def _counts(
+    name: str, options: Sequence[Option], limits: Limits, cuts: Sequence[Sequence[int]], *, is_integer: bool
+) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
+    """The variables n_j with limit_y and cut_q."""
+    problem = pulp.LpProblem(name)
+    most = [limits.most(option.type) for option in options]
+    n = [
+        problem.add_variable(f"n_{j}", 0, most[j] if np.isfinite(most[j]) else None,
+                             cat="Integer" if is_integer else "Continuous")
+        for j in range(len(options))
+    ]  # fmt: skip
+    for y, (limit, amount) in enumerate(limits.rows()):
+        use = pulp.lpSum(
+            limits.use(limit, option.type) * n_j
+            for option, n_j in zip(options, n, strict=True)
+            if limits.use(limit, option.type)
+        )
+        problem += use <= amount, f"limit_{y}"
+    for q, failed in enumerate(cuts):
+        z = [problem.add_variable(f"z_{q}_{j}", 0, 1, cat="Integer") for j in range(len(options))]
+        for j, n_j in enumerate(n):
+            problem += n_j >= (failed[j] + 1) * z[j], f"cut_{q}_{j}"
+        problem += pulp.lpSum(z) >= 1, f"cut_{q}"
+    return problem, n
+
+
+def _carry(
+    problem: pulp.LpProblem,
+    n: Sequence[pulp.LpVariable],
+    options: Sequence[Option],
+    workload: Workload,
+    horizon_s: float,
+    given_up_frac: float,
+    kv_bytes_per_token: float,
+    link_bytes_per_s: float,
+) -> None:
+    """The constraints on x and d: served, handed, given_up, capacity, memory, transfer."""
+    classes, columns = range(len(workload)), range(len(options))
+    inputs, outputs = workload.min_input_tokens, workload.min_output_tokens
+    u = np.array([least_seconds(option, inputs, outputs) for option in options])
+    m = np.array([least_token_seconds(option, inputs, outputs) for option in options])
+    b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * kv_bytes_per_token
+    x = [[problem.add_variable(f"x_{k}_{j}", 0) for j in columns] for k in classes]
+    d = [problem.add_variable(f"d_{k}", 0) for k in classes]
+    of_role = {role: [j for j in columns if options[j].role == role] for role in ("mixed", "prefill", "decode")}
+    for k in classes:
+        taken = pulp.lpSum(x[k][j] for j in of_role["mixed"] + of_role["prefill"])
+        problem += taken + d[k] == int(workload.requests[k]), f"served_{k}"
+        handed = pulp.lpSum(x[k][j] for j in of_role["decode"]) - pulp.lpSum(x[k][j] for j in of_role["prefill"])
+        problem += handed == 0, f"handed_{k}"
+    problem += pulp.lpSum(d) <= given_up_frac * int(workload.requests.sum()), "given_up"
+    for j in columns:
+        # divided by the horizon, so that the coefficients are workers, not seconds
+        work = pulp.lpSum(u[j, k] / horizon_s * x[k][j] for k in classes)
+        problem += work <= n[j], f"capacity_{j}"
+        held = pulp.lpSum(m[j, k] / horizon_s / options[j].type.kv_tokens * x[k][j] for k in classes)
+        problem += held <= n[j], f"memory_{j}"
+    if of_role["prefill"]:
+        moved = pulp.lpSum(b[k] / link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"])
+        problem += moved <= 1, "transfer"
