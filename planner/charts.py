@@ -1,0 +1,367 @@
+"""The charts of a plan, drawn by Altair and turned into SVG without a browser.
+
+Every curve is thinned to at most POINTS points before it is drawn, so a chart weighs the same for a
+thousand requests as for a million. Colours are Okabe and Ito's, which stay apart for colour-blind readers.
+Altair is imported inside the functions: it takes most of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import Fleet, Limit, Metric
+from planner.simulator.metrics import gaps_s, request_values_s
+from planner.simulator.simulate import Simulation
+from planner.units import percentile_name, show_s
+
+Floats = npt.NDArray[np.float64]
+
+POINTS = 400
+BINS = 200
+MAX_GAPS = 2_000_000  # beyond this the curve of gaps takes every k-th run of engine steps
+WIDTH, HEIGHT = 400, 210
+
+# As drawn for a light page, and the name of the CSS variable that takes its place in a report.
+BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
+INK, MUTED, GRID = "#1c2430", "#5d6876", "#dfe3e8"
+THEME = {
+    BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple",
+    INK: "--ink", MUTED: "--muted", GRID: "--grid",
+}  # fmt: skip
+FONT = "Helvetica, Arial, sans-serif"
+METRIC_NAMES = {
+    "ttft": "time to first token",
+    "tbt": "gap between tokens",
+    "tpot": "mean gap of a request",
+    "e2e": "end-to-end time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    label: str
+    value: float
+    is_plan: bool = False
+    at_least: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A distribution: `share` of the values lie at or below `value_s`. `every` run of steps was taken."""
+
+    value_s: Floats
+    share: Floats
+    every: int = 1
+
+
+def distribution(simulation: Simulation, metric: Metric, at_s: Sequence[float] = ()) -> Curve:
+    """The cumulative distribution of a metric, exact at `at_s`; what never came true keeps it below 1."""
+    if metric == "tbt":
+        return _thinned(*sampled_gaps_s(simulation), at_s)
+    return _thinned(request_values_s(simulation, metric), None, 1, at_s)
+
+
+def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
+    """Gaps between tokens, how many requests saw each, and k where only every k-th run of steps was taken."""
+    if not len(simulation.runs):
+        return np.zeros(0), np.zeros(0), 1
+    every = max(1, -(-int(simulation.runs["steps"].sum()) // MAX_GAPS))
+    return *gaps_s(replace(simulation, runs=simulation.runs[::every])), every
+
+
+def _thinned(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:
+    order = np.argsort(values)
+    values = values[order]
+    count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
+    share = count / count[-1] if len(count) else count
+    last = np.flatnonzero(np.append(np.diff(values) > 0, True))  # of several equal values
+    last = last[np.isfinite(values[last])] if len(values) else last[:0]
+    values, share = values[last], share[last]
+    tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # evenly spaced in the logarithm of what is above
+    wanted = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
+    at = np.append(np.minimum(np.searchsorted(share, wanted), len(share) - 1),
+                   np.searchsorted(values, at_s, side="right") - 1)  # fmt: skip
+    keep = np.unique(at[at >= 0])
+    return Curve(values[keep], share[keep], every)
+
+
+def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> Any:
+    """Share of requests (or gaps) over time on a logarithmic axis, with a line at each limit."""
+    import altair as alt
+
+    positive = curve.value_s > 0
+    value_s, share = curve.value_s[positive], curve.share[positive]
+    low, high = _span(value_s, [limit.limit_s for limit in limits])
+    if len(share):
+        value_s, share = np.append(np.maximum(value_s, low), high), np.append(share, share[-1])
+    what = "gaps" if metric == "tbt" else "requests"
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(type="log", domain=[low, high], nice=False),
+        axis=alt.Axis(title=f"{METRIC_NAMES[metric]} [s]", values=_ticks(low, high), format="~g"),
+    )
+    y = alt.Y(
+        "y:Q",
+        scale=alt.Scale(domain=[0, 1]),
+        axis=alt.Axis(title=f"share of {what}", format="%", tickCount=6),
+    )
+    line = (
+        alt.Chart(_rows(x=value_s, y=share))
+        .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-after")
+        .encode(x=x, y=y)
+    )
+    layers = [line]
+    for limit in limits:
+        at_s, wanted = limit.limit_s, limit.percentile_frac
+        near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
+        text = f"{percentile_name(wanted)} ≤ {show_s(at_s)}"
+        layers += [
+            alt.Chart(_rows(x=[at_s])).mark_rule(color=VERMILLION, strokeDash=[5, 3]).encode(x="x:Q"),
+            alt.Chart(_rows(x=[low], y=[wanted], x2=[at_s]))
+            .mark_rule(color=VERMILLION, strokeDash=[1, 3])
+            .encode(x="x:Q", y="y:Q", x2="x2:Q"),
+            alt.Chart(_rows(x=[at_s], y=[wanted]))
+            .mark_point(color=VERMILLION, filled=False, size=45, strokeWidth=2, opacity=1)
+            .encode(x="x:Q", y="y:Q"),
+            alt.Chart(_rows(x=[at_s], y=[0.06], text=[text]))
+            .mark_text(color=VERMILLION, align="right" if near_end else "left", dx=-6 if near_end else 6,
+                       fontSize=11)
+            .encode(x="x:Q", y="y:Q", text="text:N"),
+        ]  # fmt: skip
+    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+
+
+def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
+    """Share of the time between edges that these workers were in a step, (bins,)."""
+    runs = simulation.runs
+    is_step = runs["prefill_tokens"] >= 0  # the others are gaps of single requests, no engine time
+    runs = runs[is_step & np.isin(runs["worker"], workers)]
+    steps, start_s = runs["steps"], runs["start_s"]
+    end_s = start_s + runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2)
+    until = _elapsed(start_s, edges_s) - _elapsed(end_s, edges_s)
+    return np.clip(np.diff(until) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
+
+
+def _elapsed(since_s: Floats, at_s: Floats) -> Floats:
+    """sum over i of max(at - since_i, 0), for every `at`."""
+    ordered = np.sort(since_s)
+    sums = np.concatenate(([0.0], np.cumsum(ordered)))
+    count = np.searchsorted(ordered, at_s)
+    return np.asarray(count * at_s - sums[count])
+
+
+def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
+    """(running, queued) requests at these times."""
+    arrival_s = np.sort(simulation.arrival_s)
+    scheduled_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.queue_s, nan=np.inf))
+    finish_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
+    rejected_s = np.sort(simulation.arrival_s[simulation.status == 1])
+    arrived, scheduled, finished, rejected = (
+        np.searchsorted(times_s, at_s, side="right").astype(float)
+        for times_s in (arrival_s, scheduled_s, finish_s, rejected_s)
+    )
+    return scheduled - finished, arrived - rejected - scheduled
+
+
+def load_edges_s(simulation: Simulation) -> Floats:
+    start_s = float(simulation.arrival_s[0])
+    end_s = max(simulation.end_s, start_s + 1e-3)
+    return np.linspace(start_s, end_s, BINS + 1)
+
+
+def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
+    """Busy share of each pool over time; None where the simulation kept no record of its steps."""
+    import altair as alt
+
+    if not len(simulation.runs):
+        return None
+    edges_s = load_edges_s(simulation)
+    middle = (edges_s[:-1] + edges_s[1:]) / 2
+    unit, factor = _time_unit(edges_s[-1] - edges_s[0])
+    rows: list[dict[str, Any]] = []
+    first = 0
+    pools = [pool for pool in fleet.pools if pool.count]
+    for pool in pools:
+        workers = range(first, first + pool.count)
+        first += pool.count
+        share = busy_share(simulation, workers, edges_s)
+        rows += [
+            {"x": x, "y": y, "pool": pool.name}
+            for x, y in zip(*_rounded(middle / factor, share), strict=True)
+        ]
+    names = [pool.name for pool in pools]
+    return (
+        alt.Chart(_data(rows))
+        .mark_line(strokeWidth=1.6, interpolate="monotone")
+        .encode(
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            y=alt.Y("y:Q", axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
+                    scale=alt.Scale(domain=[0, 1])),
+            color=alt.Color("pool:N", sort=names, legend=_legend(len(names)), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("pool:N", sort=names, legend=_legend(len(names)), scale=_dashes(names)),
+        )
+        .properties(width=WIDTH, height=HEIGHT)
+    )  # fmt: skip
+
+
+def queue_chart(simulation: Simulation) -> Any:
+    """Requests running and waiting over time."""
+    import altair as alt
+
+    at_s = load_edges_s(simulation)
+    unit, factor = _time_unit(at_s[-1] - at_s[0])
+    running, queued = in_system(simulation, at_s)
+    names = ["running", "waiting"]
+    rows = [
+        {"x": x, "y": y, "what": name}
+        for name, values in zip(names, (running, queued), strict=True)
+        for x, y in zip(*_rounded(at_s / factor, values), strict=True)
+    ]
+    return (
+        alt.Chart(_data(rows))
+        .mark_line(strokeWidth=1.6, interpolate="step-after")
+        .encode(
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            y=alt.Y("y:Q", axis=alt.Axis(title="requests", tickCount=6)),
+            color=alt.Color("what:N", sort=names, legend=_legend(2), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(2), scale=_dashes(names)),
+        )
+        .properties(width=WIDTH, height=HEIGHT)
+    )
+
+
+def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
+    """What the plan and its alternatives cost; an open bar is a lower bound."""
+    import altair as alt
+
+    rows = [
+        {
+            "label": bar.label,
+            "value": round(bar.value, 4),
+            "kind": "the plan" if bar.is_plan else "at least" if bar.at_least else "alternative",
+            "text": f"{'≥ ' if bar.at_least else ''}{bar.value:,.2f}".removesuffix(".00"),
+        }
+        for bar in bars
+    ]
+    kinds, colours = ["the plan", "alternative", "at least"], [BLUE, MUTED, GRID]
+    most = max((bar.value for bar in bars), default=1.0) or 1.0
+    base = alt.Chart(_data(rows)).encode(
+        y=alt.Y("label:N", sort=None, axis=alt.Axis(title=None, labelLimit=280, ticks=False, domain=False)),
+        x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(domain=[0, most * 1.12])),
+    )
+    drawn = base.mark_bar(height=16, stroke=MUTED, strokeWidth=0.6).encode(
+        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=colours), legend=None)
+    )
+    text = base.mark_text(align="left", dx=5, color=INK, fontSize=11).encode(text="text:N")
+    return alt.layer(drawn, text).properties(width=560, height=26 * max(len(rows), 1))
+
+
+def chart_svg(chart: Any) -> str:
+    """The chart as SVG for a report: its colours are CSS variables, so it follows light and dark pages.
+
+    No chart clips its marks: the ids of clip paths are counted over the life of the process, so the bytes
+    would differ from run to run.
+    """
+    import vl_convert
+
+    svg: str = vl_convert.vegalite_to_svg(_spec(chart))
+    for colour, variable in THEME.items():
+        svg = svg.replace(f'"{colour}"', f'"var({variable},{colour})"')
+    return svg
+
+
+def chart_png(chart: Any, *, scale: float = 2.0) -> bytes:
+    """The chart as an image on white, for a README."""
+    import vl_convert
+
+    spec = _spec(chart)
+    spec["config"]["background"] = "#ffffff"
+    spec["padding"] = 12
+    png: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
+    return png
+
+
+def _spec(chart: Any) -> dict[str, Any]:
+    axis = {
+        "labelColor": MUTED, "titleColor": MUTED, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID,
+        "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titlePadding": 8,
+        "labelFont": FONT, "titleFont": FONT, "labelOverlap": True,
+    }  # fmt: skip
+    spec: dict[str, Any] = chart.to_dict()
+    spec["config"] = {
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": axis,
+        "legend": {"labelColor": INK, "labelFont": FONT, "labelFontSize": 11, "labelLimit": 200},
+    }
+    spec["padding"] = 4
+    return spec
+
+
+def _rows(**columns: Sequence[Any] | Floats) -> Any:
+    rows = zip(*map(_rounded_one, columns.values()), strict=True)
+    return _data([dict(zip(columns, row, strict=True)) for row in rows])
+
+
+def _data(rows: list[dict[str, Any]]) -> Any:
+    import altair as alt
+
+    data: Any = alt.Data
+    return data(values=rows)
+
+
+def _rounded_one(values: Sequence[Any] | Floats) -> list[Any]:
+    return [float(f"{v:.6g}") if isinstance(v, int | float) else v for v in np.asarray(values).tolist()]
+
+
+def _rounded(*columns: Floats) -> list[list[Any]]:
+    return [_rounded_one(column) for column in columns]
+
+
+def _legend(entries: int) -> Any:
+    import altair as alt
+
+    return alt.Legend(title=None, orient="top", columns=4, symbolType="stroke") if entries > 1 else None
+
+
+def _scale(names: Sequence[str]) -> Any:
+    import altair as alt
+
+    colours = [BLUE, VERMILLION, GREEN, PURPLE]
+    return alt.Scale(domain=list(names), range=[colours[k % len(colours)] for k in range(len(names))])
+
+
+def _dashes(names: Sequence[str]) -> Any:
+    import altair as alt
+
+    dashes = [[1, 0], [4, 2], [1, 2], [8, 3]]
+    return alt.Scale(domain=list(names), range=[dashes[k % len(dashes)] for k in range(len(names))])
+
+
+def _time_unit(seconds: float) -> tuple[str, float]:
+    return ("s", 1.0) if seconds <= 300 else ("min", 60.0) if seconds <= 4 * 3600 else ("h", 3600.0)
+
+
+def _span(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
+    """The part of a logarithmic axis worth seeing: all values and limits, at most five decades."""
+    ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
+    low, high = min(ends, default=0.1), max(ends, default=1.0)
+    high *= 1.15
+    return max(low / 1.15, high / 1e5), high
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, or powers of ten alone on a long axis."""
+    decades = np.log10(high / low)
+    steps: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.8 else (1.0, 2.0, 5.0)
+    if decades < 0.5:
+        steps = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    ticks = [float(f"{step * 10.0**power:.6g}") for power in powers for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]

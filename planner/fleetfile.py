@@ -1,0 +1,289 @@
+"""Reading fleet.yaml, or the plan.yaml of a plan, which holds a fleet.
+
+    llm: meta-llama/Llama-3.1-70B
+    workers:
+      - {name: pre, role: prefill, gpu: h100-80g, tp: 4, count: 7, latency: fit.yaml, kv_tokens: 400000}
+      - {name: dec, role: decode, gpu: a100-80g, tp: 8, count: 3, max_num_seqs: 256}
+    policies: {batching: vllm-v1, max_num_batched_tokens: 2048, routing: jsq, decode_routing: jsq}
+    network: {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise}
+
+Only `llm` and, of every worker, `gpu` are needed. `latency` is a fit's file beside this one, or the fit
+itself; without it the catalog's is used. `prices` (per GPU and hour) replace the catalog's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from planner.catalog import Catalog
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Llm, Network, Policies, Pool, Role, WorkerType
+from planner.errors import InputError
+from planner.files import read_yaml
+from planner.models.latency import StepLatency
+from planner.models.memory import memory
+from planner.simulator.simulate import BATCHING, ROUTING
+from planner.slo import refuse_unknown
+from planner.units import quantity
+
+Section = Mapping[str, Any]
+
+FLEET_KEYS = ("llm", "workers", "policies", "network", "prices", "max_model_len")
+PLAN_KEYS = ("status", "cost_usd_per_h", "power_w", "gpus", "slo", "simulated", "objective", "traffic",
+             "engine", "latency", "prices_note")  # fmt: skip
+WORKER_KEYS = ("name", "role", "gpu", "tp", "count", "latency", "kv_tokens", "max_num_seqs",
+               "max_num_batched_tokens")  # fmt: skip
+POLICY_KEYS = ("batching", "max_num_batched_tokens", "routing", "decode_routing", "pools", "prefix_cache")
+NETWORK_KEYS = ("bandwidth", "latency", "transfer")
+TRANSFERS = ("serialised", "layerwise")
+FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
+
+MAX_NUM_SEQS = 256
+MAX_NUM_BATCHED_TOKENS = 2048
+MAX_WORKERS = 10_000
+
+
+def read_fleet(path: Path, catalog: Catalog) -> Fleet:
+    """The fleet in `path`; raises InputError naming the file, the worker and the field."""
+    document = read_yaml(path)
+    where = str(path)
+    refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
+    llm = _llm(document, path, catalog)
+    policies, budget_tokens = _policies(document.get("policies"), f"{where}: policies")
+    prices = _prices(document.get("prices"), catalog, f"{where}: prices")
+    rows = document.get("workers")
+    if not isinstance(rows, list) or not rows:
+        raise InputError(f"{where}: workers: expected a list of workers, found {rows!r}")
+    pools: list[Pool] = []
+    for number, row in enumerate(rows):
+        here = f"{where}: workers[{number}]"
+        if not isinstance(row, dict):
+            raise InputError(f"{here}: expected keys and values such as gpu: h100-80g, found {row!r}")
+        pool = _pool(row, llm, catalog, prices, budget_tokens, path.parent, here, number)
+        if any(pool.name == other.name for other in pools):
+            raise InputError(f"{here}: name: {pool.name!r} is given twice; give each pool its own name")
+        pools.append(pool)
+    if (workers := sum(pool.count for pool in pools)) > MAX_WORKERS:
+        raise InputError(f"{where}: workers: {workers} in all, must be at most {MAX_WORKERS}")
+    network = _network(document.get("network"), f"{where}: network")
+    try:
+        return Fleet(llm, tuple(pools), policies, network)
+    except InputError as error:
+        raise InputError(f"{where}: workers: {error}") from None
+
+
+def read_max_model_len(path: Path) -> int | None:
+    """Tokens of the longest request the plan in `path` serves; None where the file does not say."""
+    document = read_yaml(path)
+    if document.get("max_model_len") is None:
+        return None
+    return _count(document, "max_model_len", str(path))
+
+
+def _llm(document: Section, path: Path, catalog: Catalog) -> Llm:
+    name = document.get("llm")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{path}: llm: expected a name of catalogs/llms.yaml or a path, found {name!r}")
+    beside = path.parent / name
+    try:
+        is_beside = name.lower() not in catalog.llm_aliases and not Path(name).exists() and beside.exists()
+    except OSError:  # a name no file can have
+        is_beside = False
+    try:
+        return catalog.llm(str(beside) if is_beside else name)
+    except InputError as error:
+        raise InputError(f"{path}: llm: {error}") from None
+
+
+def _pool(
+    row: Section,
+    llm: Llm,
+    catalog: Catalog,
+    prices: Mapping[str, float],
+    budget_tokens: int,
+    directory: Path,
+    here: str,
+    number: int,
+) -> Pool:
+    refuse_unknown(row, WORKER_KEYS, here)
+    role = row.get("role", "mixed")
+    name = row.get("name", f"{role}-{number}")
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(f"{here}: name: expected text, found {name!r}")
+    where = f"{here} ({name})" if "name" in row else here
+    role = cast(Role, _one_of(role, get_args(Role), f"{where}: role"))
+    if not isinstance(row.get("gpu"), str):
+        raise InputError(f"{where}: gpu: expected a name of catalogs/gpus.yaml, found {row.get('gpu')!r}")
+    try:
+        gpu = catalog.gpu(row["gpu"])
+    except InputError as error:
+        raise InputError(f"{where}: gpu: {error}") from None
+    gpu = replace(gpu, price_usd_per_h=prices.get(gpu.name, gpu.price_usd_per_h))
+    tp = _tp(row, llm, gpu, where)
+    tokens = _count(row, "max_num_batched_tokens", where, default=budget_tokens)
+    seats = _count(row, "max_num_seqs", where, default=min(MAX_NUM_SEQS, tokens))
+    kv_tokens = _kv_tokens(row, llm, gpu, tp, tokens, seats, where)
+    try:
+        latency = _latency(row.get("latency"), llm, gpu, tp, catalog, directory)
+    except InputError as error:
+        raise InputError(f"{where}: latency: {error}") from None
+    count = _count(row, "count", where, default=1)
+    try:
+        worker_type = WorkerType(gpu, tp, latency, kv_tokens, tokens, seats)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return Pool(name, role, worker_type, count)
+
+
+def _tp(row: Section, llm: Llm, gpu: Gpu, where: str) -> int:
+    tp = _count(row, "tp", where, default=1)
+    if tp & (tp - 1):
+        raise InputError(f"{where}: tp: must be a power of two (1, 2, 4, 8), found {tp}")
+    if tp > gpu.gpus_per_node:
+        raise InputError(f"{where}: tp: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
+    if llm.heads % tp:
+        raise InputError(f"{where}: tp: must divide the {llm.heads} heads of {llm.name}, found {tp}")
+    return tp
+
+
+def _kv_tokens(row: Section, llm: Llm, gpu: Gpu, tp: int, tokens: int, seats: int, where: str) -> int:
+    if "kv_tokens" in row:
+        kv_tokens = _count(row, "kv_tokens", where)
+        if kv_tokens < KV_BLOCK_TOKENS:
+            raise InputError(f"{where}: kv_tokens: must hold one block of 16 tokens, found {kv_tokens}")
+        return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+    use = memory(llm, gpu, tp, max_num_batched_tokens=tokens, max_num_seqs=seats)
+    if use.kv_tokens == 0:
+        missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
+        raise InputError(
+            f"{where}: {llm.name} does not fit {tp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB per GPU are "
+            f"missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise tp, "
+            "or take a larger GPU"
+        )
+    return use.kv_tokens
+
+
+def _latency(value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, directory: Path) -> StepLatency:
+    """From the catalog (None), a file beside the fleet, or the mapping that a plan carries."""
+    if value is None:
+        return catalog.latency(llm, gpu, tp)
+    if isinstance(value, Mapping):
+        return _fit(value, "fit")
+    if not isinstance(value, str):
+        raise InputError(f"expected a file such as fit.yaml, found {value!r}")
+    path = directory / value
+    document: Section = read_yaml(path)
+    served = document.get("llm")
+    if isinstance(served, str) and _shape(catalog.llm(served)) != _shape(llm):
+        raise InputError(f"{path} is a fit of {served}, the fleet serves {llm.name}")
+    fitted = document.get("gpu")
+    on = catalog.gpu(fitted).name if isinstance(fitted, str) else gpu.name
+    if on not in (gpu.name, gpu.base):
+        raise InputError(f"{path} is a fit on {fitted}, this worker has {gpu.name}")
+    rows = document.get("fits", [document])
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise InputError(f"{path}: fits: expected a list of fits")
+    match = [row for row in rows if row.get("tp", tp) == tp]
+    if len(match) != 1:
+        known = ", ".join(str(row.get("tp")) for row in rows)
+        raise InputError(f"{path} has {len(match)} fits for tp {tp}, need one; found tp {known}")
+    latency = _fit(match[0], str(path))
+    return latency if on == gpu.name else latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+
+
+def _shape(llm: Llm) -> Llm:
+    return replace(llm, name="", context_tokens=1)
+
+
+def _fit(row: Section, where: str) -> StepLatency:
+    knots_tokens, f_s = (_numbers(row.get(key), f"{where}: {key}") for key in ("knots_tokens", "f_s"))
+    a_s, b_s, d_s, e_s, h_s = (_numbers([row.get(key)], f"{where}: {key}")[0] for key in FIT_NUMBERS)
+    mape_frac, max_context_tokens = (
+        None if row.get(key) is None else _numbers([row[key]], f"{where}: {key}")[0]
+        for key in ("mape_frac", "max_context_tokens")
+    )
+    basis = str(row.get("basis", f"fit {where}"))
+    return StepLatency(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, basis, mape_frac, max_context_tokens)
+
+
+def _numbers(values: object, where: str) -> tuple[float, ...]:
+    numbers = []
+    for value in values if isinstance(values, list) else [None]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+            raise InputError(f"{where}: expected numbers, found {values!r}")
+        numbers.append(float(value))
+    return tuple(numbers)
+
+
+def _policies(document: object, where: str) -> tuple[Policies, int]:
+    """The policies, and the token budget of workers that name none."""
+    section = _section(document, POLICY_KEYS, where)
+    default = Policies()
+    if section.get("pools", "static") != "static":
+        raise InputError(f"{where}: pools: only static pools are simulated yet, found {section['pools']!r}")
+    if section.get("prefix_cache", False) is not False:
+        found = section["prefix_cache"]
+        raise InputError(f"{where}: prefix_cache: must be false, prefix caches are not simulated yet; "
+                         f"found {found!r}")  # fmt: skip
+    policies = Policies(
+        batching=_one_of(section.get("batching", default.batching), BATCHING, f"{where}: batching"),
+        routing=_one_of(section.get("routing", default.routing), ROUTING, f"{where}: routing"),
+        decode_routing=_one_of(
+            section.get("decode_routing", default.decode_routing), ROUTING, f"{where}: decode_routing"
+        ),
+    )
+    return policies, _count(section, "max_num_batched_tokens", where, default=MAX_NUM_BATCHED_TOKENS)
+
+
+def _network(document: object, where: str) -> Network:
+    section = _section(document, NETWORK_KEYS, where)
+    default = Network()
+    bandwidth = quantity(
+        section.get("bandwidth", default.bandwidth_bytes_per_s), "bytes_per_s", where=f"{where}: bandwidth"
+    )
+    latency_s = quantity(section.get("latency", default.latency_s), "s", where=f"{where}: latency")
+    if bandwidth <= 0:
+        raise InputError(f"{where}: bandwidth: must be > 0, found {section['bandwidth']!r}")
+    if latency_s < 0:
+        raise InputError(f"{where}: latency: must be >= 0, found {section['latency']!r}")
+    transfer = _one_of(section.get("transfer", default.transfer), TRANSFERS, f"{where}: transfer")
+    return Network(bandwidth, latency_s, cast(Literal["serialised", "layerwise"], transfer))
+
+
+def _prices(document: object, catalog: Catalog, where: str) -> dict[str, float]:
+    prices = {}
+    for name, price in _section(document, None, where).items():
+        try:
+            gpu = catalog.gpu(str(name)).name
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        prices[gpu] = quantity(price, "usd_per_h", where=f"{where}: {name}")
+        if prices[gpu] < 0:
+            raise InputError(f"{where}: {name}: must be >= 0, found {price!r}")
+    return prices
+
+
+def _section(document: object, known: tuple[str, ...] | None, where: str) -> Section:
+    """A mapping, empty where it is missing; keys without a value count as missing."""
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        raise InputError(f"{where}: expected keys and values, found {document!r}")
+    if known is not None:
+        refuse_unknown(document, known, where)
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def _count(section: Section, key: str, where: str, *, default: int | None = None) -> int:
+    value = section.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{where}: {key}: must be a whole number of at least 1, found {value!r}")
+    return value
+
+
+def _one_of(value: object, known: tuple[str, ...], where: str) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{where}: must be one of {', '.join(known)}, found {value!r}")
+    return value

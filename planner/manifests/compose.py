@@ -1,0 +1,133 @@
+"""Docker Compose: one service per worker, one file per node, and a router in front.
+
+Services are written out in full: an `environment` of a service would replace an anchor's whole map, and the
+Hugging Face token with it. On one node the workers reach each other by service name. Over several nodes they
+use the hosts' networks, because NIXL listens on ports of its own choice; NODE_0, NODE_1 ... in the
+environment (or in nodes.env) are the nodes' addresses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.domain import Fleet
+from planner.files import to_yaml
+from planner.manifests import engine
+from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP, Node, Placed
+
+Document = dict[str, Any]
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """Relative path -> content: compose.yaml, or node-0.yaml ... with router.yaml and nodes.env."""
+    nodes = engine.place(fleet)
+    name = engine.llm_label(fleet)
+    if len(nodes) == 1:
+        services = _services(fleet, nodes[0], max_model_len, shared_network=False)
+        urls = {worker.name: f"http://{worker.name}:{HTTP_PORT}" for worker in nodes[0].workers}
+        healthy = {worker: {"condition": "service_healthy"} for worker in urls}
+        services |= {
+            router: service | {"depends_on": healthy}
+            for router, service in _routers(fleet, nodes, urls).items()
+        }
+        return {"compose.yaml": _file(_about(nodes[0]), name, services)}
+    files = {}
+    urls = {}
+    for index, node in enumerate(nodes):
+        services = _services(fleet, node, max_model_len, shared_network=True)
+        files[f"node-{index}.yaml"] = _file(_about(node), f"{name}-node-{index}", services)
+        for slot, worker in enumerate(node.workers):
+            urls[worker.name] = f"http://{_address(index)}:{HTTP_PORT + 1 + slot}"
+    about = "The router; start it on any host that reaches the nodes."
+    files["router.yaml"] = _file(about, f"{name}-router", _routers(fleet, nodes, urls), cache=False)
+    files["nodes.env"] = "# The address of each node, as the other nodes reach it.\n" + "".join(
+        f"# {node.gpu.gpus_per_node} x {node.gpu.name}\nNODE_{index}=\n" for index, node in enumerate(nodes)
+    )
+    return files
+
+
+def _file(about: str, name: str, services: Document, *, cache: bool = True) -> str:
+    document: Document = {"name": name, "services": services}
+    if cache:
+        document["volumes"] = {"hf-cache": {}}
+    return f"# {about}\n" + to_yaml(document)
+
+
+def _about(node: Node) -> str:
+    workers = ", ".join(worker.name for worker in node.workers)
+    about = f"A node with {node.gpu.gpus_per_node} x {node.gpu.base}: {workers}."
+    if engine.is_capped(node.gpu):
+        about += f" Before: sudo nvidia-smi -pl {node.gpu.power_w:g} (nothing here sets the power cap)."
+    return about
+
+
+def _address(node: int) -> str:
+    return f"${{NODE_{node}:?set NODE_{node} in nodes.env}}"
+
+
+def _services(fleet: Fleet, node: Node, max_model_len: int, *, shared_network: bool) -> Document:
+    return {
+        worker.name: _service(fleet, worker, slot, max_model_len, shared_network=shared_network)
+        for slot, worker in enumerate(node.workers)
+    }
+
+
+def _service(
+    fleet: Fleet, worker: Placed, slot: int, max_model_len: int, *, shared_network: bool
+) -> Document:
+    gpu = worker.pool.type.gpu
+    port = HTTP_PORT + 1 + slot if shared_network else HTTP_PORT
+    args = [*engine.engine_args(worker.pool, fleet, max_model_len), "--port", str(port)]
+    environment = {"HF_TOKEN": "${HF_TOKEN:-}"}
+    if worker.pool.role != "mixed":
+        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(worker.node) if shared_network else worker.name
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(NIXL_PORT + NIXL_PORT_STEP * slot)
+    service: Document = {
+        "image": engine.image(gpu),
+        "command": [arg.replace("$", "$$") for arg in args],  # compose would read $ as a variable
+        "environment": environment,
+        "ipc": "host",
+        "volumes": ["hf-cache:/root/.cache/huggingface"],
+        "restart": "unless-stopped",
+        "healthcheck": {
+            "test": ["CMD", "curl", "-sf", f"http://localhost:{port}/health"],
+            "interval": "10s",
+            "timeout": "5s",
+            "retries": 3,
+            "start_period": f"{engine.START_S}s",
+        },
+    }
+    if shared_network:
+        service["network_mode"] = "host"
+    devices = [str(device) for device in worker.devices]
+    if engine.is_rocm(gpu):
+        environment["HIP_VISIBLE_DEVICES"] = ",".join(devices)
+        service |= {
+            "devices": ["/dev/kfd", "/dev/dri"],
+            "group_add": ["video"],
+            "security_opt": ["seccomp=unconfined"],
+        }
+    else:
+        reservation = {"driver": "nvidia", "device_ids": devices, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [reservation]}}}
+    return service
+
+
+def _routers(fleet: Fleet, nodes: list[Node], urls: dict[str, str]) -> Document:
+    workers = [worker for node in nodes for worker in node.workers]
+    services: Document = {}
+    for number, (name, roles) in enumerate(engine.routers(fleet).items()):
+        args = engine.router_policy_args(fleet, roles)
+        for role in roles:
+            own = [f'"{urls[worker.name]}"' for worker in workers if worker.pool.role == role]
+            if role == "mixed":
+                args += ["--worker-urls", *own]
+            else:
+                args += [word for url in own for word in (f"--{role}", url)]
+        services[name] = {
+            "image": engine.ROUTER_IMAGE,
+            "command": engine.router_command(args),
+            "ports": [f"{HTTP_PORT + 100 * number}:{HTTP_PORT}"],
+            "restart": "unless-stopped",
+        }
+    return services

@@ -1,0 +1,356 @@
+"""A plan as files: plan.yaml, certificate.json, requests.csv, report.html and manifests/.
+
+Equal plans give equal bytes: no dates, no durations of our own, every number rounded in the same way.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from planner import manifests
+from planner.domain import Fleet, Slo
+from planner.files import to_yaml
+from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
+from planner.manifests.engine import image as image_of
+from planner.models.latency import StepLatency
+from planner.plan import Plan
+from planner.report import render as render_report
+from planner.report import spread
+from planner.simulator.metrics import Verdict, gaps_s, measured
+from planner.simulator.simulate import STATUS, Simulation
+from planner.units import percentile_name
+
+Document = dict[str, Any]
+
+CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cached_tokens", "prefill_worker",
+               "decode_worker", "queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s", "preemptions",
+               "status")  # fmt: skip
+_CSV_ROW = "%d,%r,%d,%d,0,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"  # no prefix cache yet: 0 cached tokens
+_CSV_CHUNK = 50_000
+
+
+def render(plan: Plan) -> dict[str, str]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content."""
+    deployments = manifests.render(plan.fleet, plan.max_model_len)
+    return {
+        "plan.yaml": plan_yaml(plan),
+        "certificate.json": certificate_json(plan),
+        "requests.csv": requests_csv(plan.simulation),
+        "report.html": render_report(plan),
+        **{f"manifests/{path}": text for path, text in deployments.items()},
+    }
+
+
+def plan_yaml(plan: Plan) -> str:
+    """The plan for people and for `plan simulate --fleet plan.yaml`, which reads the fleet in it."""
+    fleet, trace = plan.fleet, plan.trace
+    header = (
+        f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {fleet.price_usd_per_h:.2f} USD/h.\n"
+        "# Check it again:  plan simulate --fleet plan.yaml --trace requests.csv\n"
+    )
+    document: Document = {
+        "status": plan.status,
+        "llm": fleet.llm.name,
+        "cost_usd_per_h": fleet.price_usd_per_h,
+        "power_w": fleet.power_w,
+        "gpus": fleet.gpus,
+        "objective": {
+            "name": plan.certificate.objective,
+            "unit": plan.certificate.unit,
+            "value": plan.certificate.value,
+            "bound": plan.certificate.bound,
+        },
+        "slo": slo_document(plan.slo),
+        "simulated": _slo_lines(plan.verdict),
+        "traffic": {
+            "trace": trace.name,
+            "note": plan.traffic_note,
+            "requests": len(trace),
+            "duration_s": trace.duration_s,
+            "rate_rps": trace.rate_rps,
+        },
+        "max_model_len": plan.max_model_len,
+        "engine": {"name": "vllm", "version": VLLM_VERSION, "images": _images(fleet)},
+        "latency": [
+            {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
+            for pool in running(fleet)
+        ],
+        "prices_note": plan.prices_note,
+    }
+    return header + to_yaml(_plain(document) | fleet_document(fleet))
+
+
+def fleet_document(fleet: Fleet) -> Document:
+    """The fleet in fleet.yaml's schema; read_fleet gives an equal fleet back, to the last bit.
+
+    Step times and prices are written out, so that a later catalog does not change what a plan says.
+    """
+    network, policies = fleet.network, fleet.policies
+    return {
+        "llm": fleet.llm.name,
+        "workers": [
+            {
+                "name": pool.name,
+                "role": pool.role,
+                "gpu": pool.type.gpu.name,
+                "tp": pool.type.tp,
+                "count": pool.count,
+                "kv_tokens": pool.type.kv_tokens,
+                "max_num_seqs": pool.type.max_num_seqs,
+                "max_num_batched_tokens": pool.type.max_num_batched_tokens,
+                "latency": _latency_document(pool.type.latency),
+            }
+            for pool in running(fleet)
+        ],
+        "policies": {
+            "batching": policies.batching,
+            "routing": policies.routing,
+            "decode_routing": policies.decode_routing,
+            "pools": "static",
+            "prefix_cache": False,
+        },
+        "network": {
+            "bandwidth": _quantity(network.bandwidth_bytes_per_s, 1e9, "GB/s"),
+            "latency": _quantity(network.latency_s, 1e-3, "ms"),
+            "transfer": network.transfer,
+        },
+        "prices": {
+            gpu.name: _quantity(gpu.price_usd_per_h, 1.0, "usd/h")
+            for gpu in (pool.type.gpu for pool in running(fleet))
+        },
+    }
+
+
+def slo_document(slo: Slo) -> Document:
+    """The SLO as slo.yaml writes it."""
+    document: Document = {}
+    for limit in slo.limits:
+        lines = document.setdefault(limit.metric, {})
+        lines[percentile_name(limit.percentile_frac)] = f"{_shortest(limit.limit_s)} s"
+    if slo.attainment_frac is not None:
+        document["attainment"] = slo.attainment_frac
+    return document
+
+
+def _latency_document(latency: StepLatency) -> Document:
+    document = dataclasses.asdict(latency)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in document.items()}
+
+
+def _images(fleet: Fleet) -> list[str]:
+    gpus = [pool.type.gpu for pool in running(fleet)]
+    return sorted({image_of(gpu) if is_rocm(gpu) else IMAGE for gpu in gpus})
+
+
+def _quantity(value: float, factor: float, unit: str) -> str | float:
+    """'50 GB/s' where units.quantity reads the same number from it, else the bare number."""
+    text = _shortest(value / factor)
+    return f"{text} {unit}" if float(text) * factor == value else value
+
+
+def _shortest(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def certificate_json(plan: Plan) -> str:
+    """What was simulated and proved, over what, with which assumptions."""
+    trace, simulation = plan.trace, plan.simulation
+    document = {
+        "status": plan.status,
+        "certificate": _certificate(plan),
+        "fleet": _fleet_summary(plan.fleet),
+        "slo": slo_document(plan.slo),
+        "simulated": _verdict(plan.verdict),
+        "alternatives": _alternatives(plan),
+        "traffic": {
+            "trace": trace.name,
+            "note": plan.traffic_note,
+            "requests": len(trace),
+            "duration_s": trace.duration_s,
+            "rate_rps": trace.rate_rps,
+            "dropped": trace.dropped,
+            "notes": trace.notes,
+            "measured_window_s": simulation.window_s,
+        },
+        "latency": {pool.name: _latency_document(pool.type.latency) for pool in running(plan.fleet)},
+        "prices": plan.prices_note,
+        "engine": {"name": "vllm", "version": VLLM_VERSION},
+        "max_model_len": plan.max_model_len,
+    }
+    return _json(document)
+
+
+def to_json(plan: Plan) -> Document:
+    """What `plan --json` prints: one object of plain values."""
+    fleet = plan.fleet
+    document: Document = _plain(
+        {
+            "status": plan.status,
+            "llm": fleet.llm.name,
+            "cost_usd_per_h": fleet.price_usd_per_h,
+            "power_w": fleet.power_w,
+            "gpus": fleet.gpus,
+            **_fleet_summary(fleet),
+            "slo": slo_document(plan.slo),
+            "certificate": _certificate(plan),
+            "alternatives": _alternatives(plan),
+            "traffic": plan.traffic_note,
+            "prices": plan.prices_note,
+            "max_model_len": plan.max_model_len,
+            "simulation": simulation_summary(plan.simulation, plan.verdict),
+        }
+    )
+    return document
+
+
+def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:
+    """What `plan simulate --json` prints.
+
+    Percentiles are over the requests of the measured window; one that never got its first (or last) token
+    counts as infinite there, which is null, and is left out of the mean. `tbt_s` needs `record=True`.
+    """
+    inside = measured(simulation)
+    several = inside & (simulation.output_tokens > 1)
+    finished = simulation.status == 0
+    start_s = float(simulation.arrival_s[0])
+    span_s = simulation.end_s - start_s
+    output_tokens = float(simulation.output_tokens[finished].sum())
+    input_tokens = float(simulation.input_tokens[finished].sum())
+    document: Document = {
+        "requests": len(simulation.arrival_s),
+        "measured_requests": int(inside.sum()),
+        "window_s": simulation.window_s,
+        "end_s": simulation.end_s,
+        "complete": simulation.complete,
+        **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
+        "preemptions": int(simulation.preemptions.sum()),
+        "queue_s": spread(simulation.queue_s[inside]),
+        "ttft_s": spread(simulation.ttft_s[inside]),
+        "tbt_s": spread(*gaps_s(simulation)) if len(simulation.runs) else None,
+        "tpot_s": spread(simulation.tpot_s[several]),
+        "e2e_s": spread(simulation.e2e_s[inside]),
+        "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
+        "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
+        "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
+        "slo": _verdict(verdict) if verdict is not None else None,
+        "workers": [
+            {
+                "name": name,
+                "busy_frac": simulation.worker_busy_s[w] / span_s if span_s > 0 else None,
+                "steps": simulation.worker_steps[w],
+                "tokens": simulation.worker_tokens[w],
+            }
+            for w, name in enumerate(simulation.worker_names)
+        ],
+    }
+    plain: Document = _plain(document)
+    return plain
+
+
+def requests_csv(simulation: Simulation) -> str:
+    """One row per request; empty where it never happened. `arrival_s` is exact, so that a replay is too."""
+    names = [_csv_field(name) for name in simulation.worker_names] + [""]  # index -1: no worker
+    parts = [",".join(CSV_COLUMNS) + "\n"]
+    for start in range(0, len(simulation.arrival_s), _CSV_CHUNK):
+        rows = slice(start, start + _CSV_CHUNK)
+        columns = (
+            simulation.arrival_s[rows].tolist(),
+            simulation.input_tokens[rows].tolist(),
+            simulation.output_tokens[rows].tolist(),
+            [names[w] for w in simulation.prefill_worker[rows].tolist()],
+            [names[w] for w in simulation.decode_worker[rows].tolist()],
+            *(
+                values_s[rows].tolist()
+                for values_s in (simulation.queue_s, simulation.ttft_s, simulation.tpot_s,
+                                 simulation.tbt_max_s, simulation.e2e_s)
+            ),
+            simulation.preemptions[rows].tolist(),
+            [STATUS[status] for status in simulation.status[rows].tolist()],
+        )  # fmt: skip
+        ids = range(start, start + len(columns[0]))
+        text = "".join([_CSV_ROW % row for row in zip(ids, *columns, strict=True)])
+        # twice, because two neighbours share a comma
+        parts.append(text.replace(",nan,", ",,").replace(",nan,", ",,"))
+    return "".join(parts)
+
+
+def _csv_field(text: str) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([text])
+    return line.getvalue()
+
+
+def _certificate(plan: Plan) -> Document:
+    certificate = plan.certificate
+    return dataclasses.asdict(certificate) | {
+        "gap_frac": certificate.gap_frac,
+        "level0_gap_frac": certificate.level0_gap_frac,
+    }
+
+
+def _alternatives(plan: Plan) -> list[Document]:
+    return [
+        {
+            "label": alternative.label,
+            "fleet": _fleet_summary(alternative.fleet) if alternative.fleet is not None else None,
+            "objective": alternative.objective,
+            "at_least": alternative.at_least,
+            "note": alternative.note,
+        }
+        for alternative in plan.alternatives
+    ]
+
+
+def _fleet_summary(fleet: Fleet) -> Document:
+    """The fleet without its step times."""
+    document = fleet_document(fleet)
+    workers = [{key: value for key, value in row.items() if key != "latency"} for row in document["workers"]]
+    return {"workers": workers, "policies": document["policies"], "network": document["network"]}
+
+
+def _slo_lines(verdict: Verdict) -> list[Document]:
+    return [
+        {
+            "limit": line.limit.name,
+            "limit_s": line.limit.limit_s,
+            "simulated_s": line.value_s,
+            "kept_frac": line.kept_frac,
+            "holds": line.holds,
+        }
+        for line in verdict.lines
+    ]
+
+
+def _verdict(verdict: Verdict) -> Document:
+    return {
+        "holds": verdict.holds,
+        "lines": _slo_lines(verdict),
+        "attainment_frac": verdict.attainment_frac,
+        "attainment_holds": verdict.attainment_holds,
+        "is_steady": verdict.is_steady,
+        "rejected": verdict.rejected,
+    }
+
+
+def _json(document: Document) -> str:
+    return json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Plain Python values: ten significant digits, null for what is not finite, lists for tuples."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float):
+        return float(f"{value:.10g}") if math.isfinite(value) else None
+    return value
