@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.catalog import Catalog
 from planner.domain import Gpu, Limit, Llm, Slo, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.simulator.metrics import percentile_s
 from planner.solvers.master import Option
-from planner.traces import Trace
+from planner.workload import Lengths
 
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MAX_NUM_SEQS = 256
@@ -82,30 +80,29 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     return [Option("decode", worker, weight(worker, objective)) for worker in first.values()]
 
 
-def floor_s(limit: Limit, worker: WorkerType, trace: Trace) -> float:
+def floor_s(limit: Limit, worker: WorkerType, lengths: Lengths) -> float:
     """The limit's percentile if every request had an idle worker of its own: no fleet of it does better."""
-    n, output = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
-    latency = worker.latency
+    n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
+    latency, percentile_frac = worker.latency, limit.percentile_frac
     ttft_s = latency.prefill_s(n, worker.max_num_batched_tokens)
     gaps = output - 1
     decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
     several = gaps > 0
     if limit.metric == "ttft":
-        return percentile_s(ttft_s, limit.percentile_frac)
+        return percentile_s(ttft_s, percentile_frac, requests)
     if limit.metric == "e2e":
-        return percentile_s(ttft_s + decoding_s, limit.percentile_frac)
-    tpot_s = decoding_s[several] / gaps[several]
+        return percentile_s(ttft_s + decoding_s, percentile_frac, requests)
     if limit.metric == "tpot":
-        return percentile_s(tpot_s, limit.percentile_frac)
+        return percentile_s(decoding_s[several] / gaps[several], percentile_frac, requests[several])
     first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
-    return percentile_s(np.asarray(first_gap_s), limit.percentile_frac, gaps[several])
+    return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
 
 
-def unreachable(slo: Slo, types: Iterable[WorkerType], trace: Trace) -> list[tuple[Limit, float, str]]:
+def unreachable(slo: Slo, types: Iterable[WorkerType], lengths: Lengths) -> list[tuple[Limit, float, str]]:
     """Limits that no worker type keeps even when idle: (limit, best floor [s], the type that has it)."""
     broken = []
     for limit in slo.limits:
-        floors = [(floor_s(limit, worker, trace), worker.name) for worker in types]
+        floors = [(floor_s(limit, worker, lengths), worker.name) for worker in types]
         best_s, name = min(floors)
         if best_s > limit.limit_s:
             broken.append((limit, best_s, name))

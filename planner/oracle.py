@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo
 from planner.simulator.metrics import Verdict, judge
-from planner.simulator.simulate import Simulation, simulate
+from planner.simulator.simulate import Simulation, fresh_requests, keeps, simulate
 from planner.solvers.level0 import Counts
 from planner.traces import Trace
 
@@ -32,10 +33,16 @@ class Oracle:
     network: Network
     policies: Policies
     spare_workers: int = 0
-    simulations: int = 0
-    _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict)
-    _leads: dict[tuple[str, int], bool] = field(default_factory=dict)
-    _prompts: Trace | None = None
+    simulations: int = field(default=0, init=False)
+    _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict, init=False)
+    _leads: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
+    _prompts: Trace = field(init=False)
+    _fresh: npt.NDArray[np.void] = field(init=False)
+    _fresh_prompts: npt.NDArray[np.void] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
+        self._fresh, self._fresh_prompts = fresh_requests(self.trace), fresh_requests(self._prompts)
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""
@@ -86,8 +93,8 @@ class Oracle:
         if not roles or ("prefill" in roles) != ("decode" in roles):
             return False
         self.simulations += 1
-        simulation = simulate(self.fleet(counts), self.trace, limits=self.slo.limits, stop_early=True)
-        return simulation.complete and judge(simulation, self.slo, values=False).holds
+        simulation = keeps(self.fleet(counts), self.trace, self.slo.limits, self._fresh)
+        return simulation is not None and judge(simulation, self.slo, values=False).holds
 
     def _leads_alone(self, counts: Counts) -> bool:
         ((option, count),) = counts
@@ -97,13 +104,10 @@ class Oracle:
             return False
         if key not in self._leads:
             self.simulations += 1
-            if self._prompts is None:
-                ones = np.ones_like(self.trace.output_tokens)
-                self._prompts = replace(self.trace, output_tokens=ones)
             slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
             fleet = Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
-            simulation = simulate(fleet, self._prompts, limits=slo.limits, stop_early=True)
-            self._leads[key] = simulation.complete and judge(simulation, slo, values=False).holds
+            simulation = keeps(fleet, self._prompts, slo.limits, self._fresh_prompts)
+            self._leads[key] = simulation is not None and judge(simulation, slo, values=False).holds
         return self._leads[key]
 
 

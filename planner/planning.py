@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.catalog import Catalog
-from planner.domain import Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
 from planner.options import (
@@ -34,6 +34,7 @@ from planner.solvers.level0 import (
     Bounded,
     Counts,
     Search,
+    first_incumbent,
     objective,
     search_one_pool,
     search_two_pools,
@@ -42,11 +43,12 @@ from planner.solvers.master import Limits, Option, bound, least_workers, promisi
 from planner.traces import Trace
 from planner.traffic import rescale, window
 from planner.units import show_s
-from planner.workload import to_classes
+from planner.workload import Lengths, distinct_lengths, to_classes
 
 Progress = Callable[[str], None]
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 40  # fleets it may try at most
+_NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
 
 
@@ -96,13 +98,14 @@ def plan(
     types, left = worker_types(llm, gpus, catalog, longest)
     if not types:
         raise _no_room(llm, left)
-    slo, slo_note = _in_seconds(task, llm, asked, catalog)
-    if broken := unreachable(slo, types, asked):
+    lengths = distinct_lengths(asked)
+    slo, slo_note = _in_seconds(task, llm, lengths, catalog)
+    if broken := unreachable(slo, types, lengths):
         raise _out_of_reach(broken)
 
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     oracle = Oracle(llm, asked, slo, task.network, Policies(), task.spare_workers)
-    problem = _Problem(task, llm, slo, asked, types, limits, oracle, deadline, progress)
+    problem = _Problem(task, llm, slo, asked, lengths, types, limits, oracle, deadline, progress)
     level0 = _level0(problem)
     if level0.search.best is None:
         raise _infeasible(problem, level0)
@@ -155,6 +158,7 @@ class _Problem:
     llm: Llm
     slo: Slo
     trace: Trace
+    lengths: Lengths
     types: tuple[WorkerType, ...]
     limits: Limits
     oracle: Oracle
@@ -196,7 +200,7 @@ class _Level0:
 
 
 def _level0(problem: _Problem) -> _Level0:
-    task, trace = problem.task, problem.trace
+    task = problem.task
     mixed = mixed_options(problem.types, task.objective)
     prefill = prefill_options(problem.types, task.objective)
     decode = decode_options(problem.types, task.objective)
@@ -214,6 +218,11 @@ def _level0(problem: _Problem) -> _Level0:
     search = Search(problem.limits)
     problem.progress(f"level 0: {len(mixed)} mixed pools")
     ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
+    first_of_kind = {(item.option.type.gpu.name, item.option.type.tp): item for item in reversed(ordered)}
+    first_incumbent(list(first_of_kind.values()), oracle.holds, search, side_by_side, problem.out_of_time)
+    if search.best is not None:
+        leader = search.best[0][0].type
+        ordered.sort(key=lambda item: (item.option.type.gpu.name, item.option.type.tp) != (leader.gpu.name, leader.tp))
     search_one_pool(ordered, oracle.holds, search, side_by_side, problem.out_of_time)
     best_mixed = (search.best, search.value)
 
@@ -223,6 +232,9 @@ def _level0(problem: _Problem) -> _Level0:
         ("two GPU types", lambda p, d: p.type.gpu.name != d.type.gpu.name),
     )
     best_one_gpu = best_mixed
+    if reason := _link_too_slow(problem):
+        search.refuted["prefill + decode"] = reason
+        return _Level0(search, tuple(mixed), bounded, best_mixed, best_one_gpu)
     ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
     ordered_decode = [bounded[option.name] for option in decode]
     for label, allowed in pairs:
@@ -236,14 +248,22 @@ def _level0(problem: _Problem) -> _Level0:
     return _Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
 
 
-def _bounded(problem: _Problem, option: Option) -> Bounded:
-    least = least_workers(
-        option,
-        problem.trace.input_tokens.astype(float),
-        problem.trace.output_tokens.astype(float),
-        problem.horizon_s,
-        problem.given_up_frac,
+def _link_too_slow(problem: _Problem) -> str | None:
+    """Whether the link cannot carry the KV blocks of the prompts that must be served, at any pool sizes."""
+    lengths, network = problem.lengths, problem.task.network
+    blocks = np.repeat(np.ceil(lengths.input_tokens / KV_BLOCK_TOKENS), lengths.requests)
+    served = np.sort(blocks)[: len(blocks) - int(problem.given_up_frac * len(blocks))]
+    bytes_per_s = served.sum() * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / problem.horizon_s
+    if bytes_per_s <= network.bandwidth_bytes_per_s:
+        return None
+    return (
+        f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth is "
+        f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s"
     )
+
+
+def _bounded(problem: _Problem, option: Option) -> Bounded:
+    least = least_workers(option, problem.lengths, problem.horizon_s, problem.given_up_frac)
     return Bounded(option, least + problem.task.spare_workers, problem.limits.most(option.type))
 
 
@@ -362,13 +382,14 @@ def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...],
         failing = [line for line in verdict.lines if not line.holds]
         if len(failing) == 1 and verdict.is_steady and verdict.attainment_holds and not problem.task.spare_workers:
             line = failing[0]
-            if math.isfinite(line.value_s):
+            if line.value_s <= _NEAR * line.limit.limit_s:
                 sentences.append(
                     f"{line.limit.name} binds the {pool} pool: at {show_s(line.value_s)} instead of "
                     f"{show_s(line.limit.limit_s)} one worker of {option.type.name} fewer would do, which saves "
                     f"{option.objective:.4g} {OBJECTIVE_UNITS[problem.task.objective]}"
                 )
-        elif failing or not verdict.is_steady:
+                continue
+        if not holds:
             sentences.append(f"capacity binds the {pool} pool: with one worker fewer, {_why(verdict, problem.slo)}")
     return tuple(neighbours), tuple(sentences)
 
@@ -435,7 +456,7 @@ def _more(cost: float, value: float) -> str:
     return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
 
 
-def _in_seconds(task: Task, llm: Llm, trace: Trace, catalog: Catalog) -> tuple[Slo, str | None]:
+def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tuple[Slo, str | None]:
     """The SLO with limits in seconds; relative ones against an idle reference worker.
 
     A slowdown is defined per request; here it becomes one limit for all: the factor times the same percentile
@@ -450,7 +471,7 @@ def _in_seconds(task: Task, llm: Llm, trace: Trace, catalog: Catalog) -> tuple[S
     reference = WorkerType(gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS)
     limits = tuple(
         Limit(line.metric, line.percentile_frac, line.factor * floor_s(
-            Limit(line.metric, line.percentile_frac, math.inf), reference, trace))
+            Limit(line.metric, line.percentile_frac, math.inf), reference, lengths))
         for line in task.slowdowns.limits
     )  # fmt: skip
     note = (

@@ -211,6 +211,24 @@ def to_classes(trace: Trace, inputs: int = 12, outputs: int = 6) -> Workload:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
+
+    Traces repeat lengths, scaled ones above all, so sums over requests cost little over these.
+    """
+
+    input_tokens: FloatArray
+    output_tokens: FloatArray
+    requests: IntArray
+
+
+def distinct_lengths(trace: Trace) -> Lengths:
+    """Count the requests of every pair (input, output)."""
+    pairs, requests = np.unique((trace.input_tokens << 32) + trace.output_tokens, return_counts=True)
+    return Lengths((pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float), requests.astype(np.int64))
+
+
 def _quantile_bucket(tokens: IntArray, buckets: int) -> IntArray:
     """0 ... buckets - 1 for each length; bucket b ends below the (b + 1) / buckets quantile."""
     cuts = np.quantile(tokens, np.arange(1, buckets) / buckets, method="higher")

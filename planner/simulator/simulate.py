@@ -111,6 +111,33 @@ def simulate(
         runs = int(state.counters[kernel.RUNS])
 
 
+def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], fresh: npt.NDArray[np.void]) -> Simulation | None:
+    """Simulate only as far as it takes to see a limit broken: None if one is, else the whole simulation.
+
+    `fresh` is `fresh_requests(trace)`, made once for many fleets.
+    """
+    state = _state(fleet, trace, tuple(limits), measured_window(trace), 0, False, fresh)
+    kernel.run(state, 0, True)
+    watched = state.limits
+    for k, limit in enumerate(limits):
+        if watched[k]["violations"] > spared(limit.percentile_frac, int(watched[k]["counted"])):
+            return None
+    return _results(state, fleet, tuple(limits)) if state.counters[kernel.DONE] == len(state.requests) else None
+
+
+def fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
+    """The kernel's requests (n,) before anything has happened to them."""
+    requests = np.zeros(len(trace.arrival_s), dtype=kernel.REQUEST)
+    requests["arrival_s"] = trace.arrival_s
+    requests["input"] = requests["length"] = trace.input_tokens
+    requests["output"] = trace.output_tokens
+    requests["scheduled_s"] = -1.0
+    requests["first_token_s"] = requests["finish_s"] = np.nan
+    requests["prefill_worker"] = requests["decode_worker"] = requests["next"] = kernel.NONE
+    requests["status"] = kernel.UNFINISHED
+    return requests
+
+
 def _check_policies(fleet: Fleet) -> None:
     policies = fleet.policies
     for name, known, asked in (
@@ -129,22 +156,18 @@ def _state(
     window_s: tuple[float, float],
     runs: int,
     is_closed_loop: bool,
+    fresh: npt.NDArray[np.void] | None = None,
 ) -> State:
-    """The kernel's arrays at time zero."""
+    """The kernel's arrays at time zero; `fresh` is `fresh_requests(trace)` where it is at hand."""
     pools = [pool for pool in fleet.pools if pool.count]
     workers = np.concatenate([np.repeat(_worker(pool, t, fleet), pool.count) for t, pool in enumerate(pools)])
     seats = max(pool.type.max_num_seqs for pool in pools)
     longest = max(pool.type.max_num_batched_tokens for pool in pools)
     count = len(workers)
 
-    requests = np.zeros(len(trace.arrival_s), dtype=kernel.REQUEST)
-    requests["arrival_s"] = 0.0 if is_closed_loop else trace.arrival_s
-    requests["input"] = requests["length"] = trace.input_tokens
-    requests["output"] = trace.output_tokens
-    requests["scheduled_s"] = -1.0
-    requests["first_token_s"] = requests["finish_s"] = np.nan
-    requests["prefill_worker"] = requests["decode_worker"] = requests["next"] = kernel.NONE
-    requests["status"] = kernel.UNFINISHED
+    requests = fresh_requests(trace) if fresh is None else fresh.copy()
+    if is_closed_loop:
+        requests["arrival_s"] = 0.0
 
     watched = np.zeros(len(limits), dtype=kernel.LIMIT)
     for k, limit in enumerate(limits):
@@ -245,7 +268,7 @@ def _results(state: State, fleet: Fleet, limits: tuple[Limit, ...]) -> Simulatio
         worker_busy_s=workers["busy_s"],
         worker_steps=workers["steps"],
         worker_tokens=workers["tokens"],
-        window_s=(float(state.window[0]), min(float(state.window[1]), end_s)),
+        window_s=(float(state.window[0]), end_s if np.isinf(state.window[1]) else float(state.window[1])),
         end_s=end_s,
         limits=limits,
         violations=state.limits["violations"],

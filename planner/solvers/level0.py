@@ -73,6 +73,44 @@ def largest_below(option: Option, value: float, fixed: float = 0.0) -> float:
     return math.ceil((value * (1 - 1e-9) - fixed) / option.objective) - 1
 
 
+def first_incumbent(
+    bounded: Sequence[Bounded],
+    holds: Holds,
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    out_of_time: Callable[[], bool],
+) -> None:
+    """Some fleet that holds, not too dear: all options at one price, a price that grows until one holds.
+
+    Fleets that are far too small fail within a fraction of the trace, so this costs little more than the
+    simulations that succeed.
+    """
+    alive = [item for item in bounded if item.least <= item.most]
+    value = _FIRST_PRICE * min((item.least_objective for item in alive), default=math.inf)
+    while alive and math.isfinite(value) and not out_of_time():
+        found: dict[str, Counts] = {}
+
+        def look(item: Bounded, value: float = value, found: dict[str, Counts] = found) -> None:
+            option, name = item.option, item.option.name
+            count = int(min(item.most, largest_below(option, value), _TOO_MANY * item.least))
+            if count < max(item.least, search.beyond.get(name, 0) + 1):
+                return
+            if holds([((option, count),)])[0]:
+                found[name] = ((option, count),)
+            else:
+                search.beyond[name] = count
+
+        for wave in _waves(alive):
+            run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+        if found:
+            for item in alive:
+                if item.option.name in found:
+                    search.offer(found[item.option.name])
+            return
+        alive = [item for item in alive if search.beyond.get(item.option.name, 0) < min(item.most, _TOO_MANY * item.least)]
+        value *= _FIRST_PRICE if value else math.inf
+
+
 def search_one_pool(
     bounded: Sequence[Bounded],
     holds: Holds,
@@ -97,9 +135,10 @@ def search_one_pool(
             if most < item.least:
                 search.refuted[name] = _by_bound(item, value)
                 return
-            least = _least_that_holds(lambda n: holds([((option, n),)])[0], item.least, most)
+            start = max(item.least, search.beyond.get(name, 0) + 1)
+            least = _least_that_holds(lambda n: holds([((option, n),)])[0], start, most)
             if least is None:
-                search.beyond[name] = int(min(most, _TOO_MANY * item.least))
+                search.beyond[name] = max(start - 1, int(min(most, _TOO_MANY * item.least)))
                 search.refuted[name] = f"{search.beyond[name]} workers fail in simulation"
                 if most == item.most:
                     search.refuted[name] += ", more are not available"
@@ -135,25 +174,24 @@ def search_two_pools(
         )
         for item in prefills
     }
+    leading: set[str] = set()
     for wave in _waves(prefills):
         value = search.value
 
         def lead(item: Bounded, value: float = value) -> None:
             option, name = item.option, item.option.name
             most = min(item.most, largest_below(option, value, cheapest[name]))
-            if name in search.smallest:
-                return
-            start = max(item.least, search.beyond.get(name, 0) + 1)
-            if most < start:
+            if most < item.least:
                 search.refuted[name] = _by_bound(item, value)
                 return
-            least = _least_that_holds(lambda n: leads([((option, n),)])[0], start, most)
-            if least is None:
-                search.beyond[name] = int(min(most, _TOO_MANY * item.least))
-                search.refuted[name] = f"{search.beyond[name]} workers miss TTFT even with unlimited decode"
-            else:
-                search.smallest[name] = least
+            if not math.isfinite(most):
+                most = _TOO_MANY * item.least
+            if leads([((option, int(most)),)])[0]:
+                leading.add(name)
                 search.refuted.pop(name, None)
+            else:
+                search.beyond[name] = max(int(most), search.beyond.get(name, 0))
+                search.refuted[name] = f"{int(most)} workers miss TTFT even with unlimited decode"
 
         run([lambda item=item: lead(item) for item in wave])  # type: ignore[misc]
         if out_of_time():
@@ -163,12 +201,12 @@ def search_two_pools(
     pairs = [
         (p, d)
         for p in prefills
-        if p.option.name in search.smallest
+        if p.option.name in leading
         for d in decodes
         if allowed(p.option, d.option)
     ]
     pairs.sort(
-        key=lambda pair: search.smallest[pair[0].option.name] * pair[0].option.objective + pair[1].least_objective
+        key=lambda pair: pair[0].least_objective + pair[1].least_objective
     )
     for group in _waves(pairs):
         if out_of_time():
@@ -180,7 +218,7 @@ def search_two_pools(
         def walk(index: int, value: float = value, found: dict[int, Counts] = found, group: list = group) -> None:  # type: ignore[type-arg]
             p, d = group[index]
             label = f"{p.option.name} + {d.option.name}"
-            best = _walk_staircase(p, d, search.smallest[p.option.name], value, holds, search.limits)
+            best = _walk_staircase(p, d, value, holds, leads, search)
             if best is None:
                 search.refuted[label] = "no counts below the best fleet's objective hold in simulation"
             else:
@@ -192,47 +230,54 @@ def search_two_pools(
 
 
 def _walk_staircase(
-    p: Bounded, d: Bounded, least_p: int, value: float, holds: Holds, limits: Limits
+    p: Bounded, d: Bounded, value: float, holds: Holds, leads: Holds, search: Search
 ) -> Counts | None:
     """Cheapest (p, d) that holds and is strictly below `value`, or None."""
 
     def fleet(n_p: int, n_d: int) -> Counts:
         return ((p.option, n_p), (d.option, n_d))
 
-    def affordable_p(n_d: int) -> float:
+    def most_p(n_d: int) -> int:
+        """Largest prefill pool beside n_d decode workers, below the value and within the limits."""
         most = min(p.most, largest_below(p.option, value, n_d * d.option.objective))
-        while most >= least_p and math.isfinite(most):
-            if limits.broken([(p.option.type, int(most)), (d.option.type, n_d)]) is None:
-                break
+        most = int(min(most, _TOO_MANY * p.least))
+        while most > 0 and search.limits.broken([(p.option.type, most), (d.option.type, n_d)]):
             most -= 1
         return most
 
-    most_p = affordable_p(d.least)
-    most_d = min(d.most, largest_below(d.option, value, least_p * p.option.objective))
-    if most_p < least_p or most_d < d.least:
+    def most_d(n_p: int) -> int:
+        most = min(d.most, largest_below(d.option, value, n_p * p.option.objective))
+        return int(min(most, _TOO_MANY * d.least))
+
+    corner = fleet(most_p(d.least), most_d(p.least))
+    if corner[0][1] < p.least or corner[1][1] < d.least or not holds([corner])[0]:
         return None
-    if not math.isfinite(most_p):
-        most_p = _TOO_MANY * least_p
-    least_d = _least_that_holds(lambda n: holds([fleet(int(most_p), n)])[0], d.least, most_d)
+    # the pair is not hopeless: find out how many prefill workers it takes at least
+    least_p = _least_that_holds(lambda n: leads([((p.option, n),)])[0], p.least, corner[0][1])
+    if least_p is None:
+        return None
+    search.smallest[p.option.name] = least_p
+    least_d = _least_that_holds(lambda n: holds([fleet(corner[0][1], n)])[0], d.least, most_d(least_p))
     if least_d is None:
         return None
     best: Counts | None = None
-    n_d, high = least_d, most_p
-    while n_d <= most_d:
-        high = min(high, affordable_p(n_d))
-        if high < least_p:
-            break
-        n_p = _least_that_holds(lambda n, n_d=n_d: holds([fleet(n, n_d)])[0], least_p, high)  # type: ignore[misc]
+    n_d, high = least_d, corner[0][1]
+    while n_d <= most_d(least_p):
+        high = min(high, most_p(n_d))
+        n_p = None
+        if high >= least_p:
+            n_p = _least_that_holds(lambda n, n_d=n_d: holds([fleet(n, n_d)])[0], least_p, high)  # type: ignore[misc]
         if n_p is not None:
             best = fleet(n_p, n_d)
             value = objective(best)
-            if n_p == least_p:
-                break
             high = n_p - 1
+        if high < least_p:
+            break
         n_d += 1
     return best
 
 
+_FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows
 _TOO_MANY = 64  # times the policy-free bound: where an unlimited search gives up
 
 
@@ -244,16 +289,13 @@ def _least_that_holds(holds: Callable[[int], bool], least: int, most: float) -> 
         if high < least or not holds(high):
             return None
     else:
-        high = max(least, math.ceil(1.3 * least))
+        high = math.ceil(1.3 * least)
         while not holds(high):
-            failed, high = high, math.ceil(1.5 * high) + 1
+            failed, high = high, math.ceil(1.5 * high)
             if high > _TOO_MANY * least:
                 return None
-    # near the bound first: it is seldom far off
-    guess = max(failed + 1, math.ceil(1.25 * least))
     while high - failed > 1:
-        middle = guess if failed < guess < high else (failed + high) // 2
-        guess = -1
+        middle = (failed + high) // 2
         if holds(middle):
             high = middle
         else:
@@ -268,7 +310,7 @@ def _by_bound(item: Bounded, value: float) -> str:
 
 
 def _waves(items: Sequence) -> list[list]:  # type: ignore[type-arg]
-    """The first two items alone (they make the incumbent), then waves of WAVE."""
-    waves = [list(items[:1]), list(items[1:2])]
+    """The first two items (they make the incumbent), then waves of WAVE."""
+    waves = [list(items[:2])]
     waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]
     return [wave for wave in waves if wave]

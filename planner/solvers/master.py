@@ -41,7 +41,7 @@ import pulp
 from planner.domain import KV_BLOCK_TOKENS, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.solvers.backend import solve, whole
-from planner.workload import Workload
+from planner.workload import Lengths, Workload
 
 Floats = npt.NDArray[np.float64]
 
@@ -132,16 +132,20 @@ def least_token_seconds(option: Option, input_tokens: npt.ArrayLike, output_toke
     return np.asarray((n + gaps / 2) * gaps * step_s)
 
 
-def least_workers(
-    option: Option, input_tokens: Floats, output_tokens: Floats, horizon_s: float, given_up_frac: float
-) -> int:
-    """Fewest workers of one option alone: the bound of `bound` without classes, one request at a time.
+def least_workers(option: Option, lengths: Lengths, horizon_s: float, given_up_frac: float) -> int:
+    """Fewest workers of one option alone: the bound of `bound` with a class for every pair of lengths.
 
     The share of requests that may be given up is taken from the most expensive ones.
     """
-    served = len(input_tokens) - int(given_up_frac * len(input_tokens))
-    work_s = np.sort(least_seconds(option, input_tokens, output_tokens))[:served].sum()
-    held = np.sort(least_token_seconds(option, input_tokens, output_tokens))[:served].sum()
+    served = int(lengths.requests.sum()) - int(given_up_frac * lengths.requests.sum())
+
+    def least_sum(each: Floats) -> float:
+        order = np.argsort(each, kind="stable")
+        taken = np.clip(served - (np.cumsum(lengths.requests[order]) - lengths.requests[order]), 0, lengths.requests[order])
+        return float((each[order] * taken).sum())
+
+    work_s = least_sum(least_seconds(option, lengths.input_tokens, lengths.output_tokens))
+    held = least_sum(least_token_seconds(option, lengths.input_tokens, lengths.output_tokens))
     return max(1, int(np.ceil(max(work_s, held / option.type.kv_tokens) / horizon_s - 1e-9)))
 
 
