@@ -28,10 +28,10 @@ WIDTH, HEIGHT = 400, 210
 
 # As drawn for a light page, and the name of the CSS variable that takes its place in a report.
 BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
-INK, MUTED, GRID = "#1c2430", "#5d6876", "#dfe3e8"
+INK, MUTED, SOFT, GRID = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8"
 THEME = {
     BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple",
-    INK: "--ink", MUTED: "--muted", GRID: "--grid",
+    INK: "--ink", MUTED: "--muted", SOFT: "--soft", GRID: "--grid",
 }  # fmt: skip
 FONT = "Helvetica, Arial, sans-serif"
 METRIC_NAMES = {
@@ -79,7 +79,7 @@ def _thinned(values: Floats, weights: Floats | None, every: int, at_s: Sequence[
     values = values[order]
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     share = count / count[-1] if len(count) else count
-    last = np.flatnonzero(np.append(np.diff(values) > 0, True))  # of several equal values
+    last = np.flatnonzero(np.append(values[1:] > values[:-1], True))  # of several equal values
     last = last[np.isfinite(values[last])] if len(values) else last[:0]
     values, share = values[last], share[last]
     tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # evenly spaced in the logarithm of what is above
@@ -248,7 +248,7 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
         }
         for bar in bars
     ]
-    kinds, colours = ["the plan", "alternative", "at least"], [BLUE, MUTED, GRID]
+    kinds, colours = ["the plan", "alternative", "at least"], [BLUE, SOFT, GRID]
     most = max((bar.value for bar in bars), default=1.0) or 1.0
     base = alt.Chart(_data(rows)).encode(
         y=alt.Y("label:N", sort=None, axis=alt.Axis(title=None, labelLimit=280, ticks=False, domain=False)),

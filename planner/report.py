@@ -228,7 +228,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _verdict_word(holds: bool) -> str:
-    return "✓ kept" if holds else "✗ missed"
+    return "✓\u00a0kept" if holds else "✗\u00a0missed"
 
 
 def _charts(plan: Plan) -> str:
@@ -268,7 +268,7 @@ def _alternatives(plan: Plan) -> str:
     rows += [
         (
             alternative.label,
-            describe(alternative.fleet) if alternative.fleet is not None else "none",
+            _fleet_of(alternative),
             _objective(alternative, certificate.unit),
             _difference(alternative, certificate.value),
             alternative.note,
@@ -279,7 +279,7 @@ def _alternatives(plan: Plan) -> str:
     bars += [
         charts.Bar(alternative.label, alternative.objective, at_least=alternative.at_least)
         for alternative in plan.alternatives
-        if 0 <= alternative.objective < float("inf")
+        if 0 <= alternative.objective < float("inf") and alternative.fleet != plan.fleet
     ]
     chart = charts.chart_svg(charts.bars_chart(bars, certificate.unit))
     caption = f"{certificate.unit} of the plan (blue) and its alternatives; an open bar is a lower bound."
@@ -288,6 +288,12 @@ def _alternatives(plan: Plan) -> str:
         + f'<figure class=wide role="img" aria-label="{escape(caption)}">{chart}'
         + f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def _fleet_of(alternative: Alternative) -> str:
+    if alternative.fleet is not None:
+        return describe(alternative.fleet)
+    return "none for less" if alternative.at_least else "none"
 
 
 def _objective(alternative: Alternative, unit: str) -> str:
@@ -300,6 +306,8 @@ def _difference(alternative: Alternative, value: float) -> str:
     if not abs(alternative.objective) < float("inf") or not value:
         return "–"
     more = alternative.objective / value - 1
+    if abs(more) < 5e-4:
+        return "no less" if alternative.at_least else "the same"
     return f"{'at least ' if alternative.at_least else ''}{more:+.1%}".replace("%", " %")
 
 
@@ -333,7 +341,7 @@ def _proof(plan: Plan) -> str:
     neighbours = _table(
         ("One worker fewer of", "Type", "Holds", "Why"),
         [
-            (n.pool, n.worker_type, "still holds" if n.holds else "✗ fails", n.reason)
+            (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", n.reason)
             for n in certificate.neighbours
         ],
     )
@@ -341,11 +349,20 @@ def _proof(plan: Plan) -> str:
     return (
         _bullets(lines)
         + ("<h3>Neighbours</h3>" + neighbours if certificate.neighbours else "")
-        + "<h3>Over these fleets</h3>" + _bullets(certificate.universe, "Not stated.")
+        + "<h3>Over these fleets</h3>" + _universe(certificate.universe)
         + "<h3>Assuming</h3>" + _bullets(certificate.assumptions, "Nothing beyond the simulator's rules.")
         + (f"<details><summary>{_count(len(certificate.refuted), 'kind')} of fleet ruled out</summary>"
            f"{refuted}</details>" if certificate.refuted else "")
     )  # fmt: skip
+
+
+def _universe(lines: Sequence[str]) -> str:
+    if len(lines) <= 8:
+        return _bullets(lines, "Not stated.")
+    return (
+        f"<details><summary>{len(lines)} kinds of pool or pair of pools</summary>"
+        f"<div class=columns>{_bullets(lines)}</div></details>"
+    )
 
 
 def _sources(plan: Plan) -> str:
@@ -425,11 +442,12 @@ def _amount(value: float, unit: str) -> str:
 
 
 _STYLE = """
-:root{color-scheme:light dark;--page:#fff;--card:#f6f7f9;--ink:#1c2430;--muted:#5d6876;--grid:#dfe3e8;
---blue:#0072b2;--vermillion:#d55e00;--green:#009e73;--purple:#aa4499}
+:root{color-scheme:light dark;--page:#fff;--card:#f6f7f9;--ink:#1c2430;--muted:#5d6876;--soft:#a3adb8;
+--grid:#dfe3e8;--blue:#0072b2;--vermillion:#d55e00;--green:#009e73;--purple:#aa4499}
 @media (prefers-color-scheme:dark){:root{--page:#12161c;--card:#1a2029;--ink:#e6eaf0;--muted:#98a4b3;
---grid:#323b47;--blue:#56b4e9;--vermillion:#f0883e;--green:#3fc79a;--purple:#e08fd0}}
-@media print{:root{--page:#fff;--card:#f6f7f9;--ink:#1c2430;--muted:#5d6876;--grid:#dfe3e8;--blue:#0072b2;
+--soft:#66727f;--grid:#323b47;--blue:#56b4e9;--vermillion:#f0883e;--green:#3fc79a;--purple:#e08fd0}}
+@media print{:root{--page:#fff;--card:#f6f7f9;--ink:#1c2430;--muted:#5d6876;--soft:#a3adb8;
+--grid:#dfe3e8;--blue:#0072b2;
 --vermillion:#d55e00;--green:#009e73;--purple:#aa4499}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);
@@ -460,7 +478,7 @@ th:last-child,td:last-child{padding-right:0}
 figure{margin:0;break-inside:avoid}figure svg{display:block;width:100%;height:auto;max-width:620px}
 figure.wide{margin-top:22px}figure.wide svg{max-width:860px}
 figcaption{margin-top:6px}
-details{margin-top:20px}summary{cursor:pointer;color:var(--muted)}
+.columns{columns:17em auto;font-size:13.5px}details{margin-top:8px}summary{cursor:pointer;color:var(--muted)}
 footer{margin-top:52px;padding-top:16px;border-top:1px solid var(--grid);color:var(--muted);font-size:13.5px}
 tr,h2,h3{break-inside:avoid}h2,h3{break-after:avoid}
 @media print{body{font-size:11pt}main{max-width:none;padding:0}h2{margin-top:26px}

@@ -48,7 +48,7 @@ def test_the_page_is_well_formed_and_needs_no_network(page: str) -> None:
 def test_the_page_answers_and_says_why(page: str) -> None:
     for text in (
         "4 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W: 59.80 USD per hour",
-        "✓ kept", "TTFT p90 binds", "more workers never hurt", "a gap of 20 % to the plan", "runner-up",
+        "✓\u00a0kept", "TTFT p90 binds", "more workers never hurt", "a gap of 20 % to the plan", "runner-up",
         "refuted up to there", "84 % within 2.00 s", "a note on the trace", "Left out: 3 rows, blank line",
         "seed 7", "nvidia-smi -pl 350",
     ):  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_missed_limit_is_said_in_words() -> None:
     plan = a_plan()
     line = replace(plan.verdict.lines[0], holds=False)
     page = report.render(replace(plan, verdict=replace(plan.verdict, lines=(line, *plan.verdict.lines[1:]))))
-    assert "✗ missed" in page
+    assert "✗\u00a0missed" in page
     assert "it does NOT keep the promise" in page
 
 
@@ -97,6 +97,15 @@ def test_a_plan_without_recorded_steps_still_has_a_report() -> None:
     plan = a_plan()
     page = report.render(replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0])))
     assert "How busy" not in page
+
+
+def test_a_saturated_fleet_still_has_curves() -> None:
+    """Three of four requests never get a token: the curve ends at a quarter."""
+    simulation = a_simulation(pairs(), a_trace(4))
+    ttft_s = np.array([0.5, np.nan, np.nan, np.nan])
+    curve = charts.distribution(replace(simulation, ttft_s=ttft_s), "ttft", [2.0])
+    assert (curve.value_s.tolist(), curve.share.tolist()) == ([0.5], [0.25])
+    assert charts.distribution(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", [2.0]).share.size == 0
 
 
 def test_a_curve_keeps_the_share_at_every_limit() -> None:
