@@ -43,6 +43,7 @@ FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_WORKERS = 10_000
+MAX = {"max_num_batched_tokens": 2**20, "max_num_seqs": 2**14, "kv_tokens": 10**9}  # memory of the simulator
 
 
 def read_fleet(path: Path, catalog: Catalog) -> Fleet:
@@ -174,7 +175,10 @@ def _latency(value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, direc
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value
-    document: Section = read_yaml(path)
+    try:
+        document: Section = read_yaml(path)
+    except (OSError, ValueError):  # a name no file can have
+        raise InputError(f"{value[:80]!r} is no name of a file") from None
     served = document.get("llm")
     if isinstance(served, str) and _shape(catalog.llm(served)) != _shape(llm):
         raise InputError(f"{path} is a fit of {served}, the fleet serves {llm.name}")
@@ -280,6 +284,8 @@ def _count(section: Section, key: str, where: str, *, default: int | None = None
     value = section.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{where}: {key}: must be a whole number of at least 1, found {value!r}")
+    if value > MAX.get(key, 10**9):
+        raise InputError(f"{where}: {key}: must be at most {MAX.get(key, 10**9)}, found {value}")
     return value
 
 

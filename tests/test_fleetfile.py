@@ -88,6 +88,8 @@ def test_a_list_of_fits_is_searched_for_the_workers_tp_and_slowed_for_its_cap(tm
         (("tp: 4", "tp: 1"), r"does not fit 1 x h100-80g: \d+\.\d GB per GPU are missing"),
         (("tp: 4", "kv_tokens: 8"), "kv_tokens: must hold one block of 16 tokens, found 8"),
         (("count: 2", "max_num_batched_tokens: 64, max_num_seqs: 128"), "must be at least max_num_seqs"),
+        (("count: 2", "kv_tokens: 1000000000000000000000"), "kv_tokens: must be at most 1000000000"),
+        (("count: 2", 'latency: "a\\0b"'), "latency: 'a.x00b' is no name of a file"),
         (("count: 2", "latency: nowhere.yaml"), r"\(w\): latency: .*nowhere.yaml: no such file"),
         (("count: 2", "latency: {f_s: [1, 2]}"), "latency: fit: knots_tokens: expected numbers, found None"),
         (("meta-llama/Llama-3.1-70B", "lama-3.1-70b"), "fleet.yaml: llm: LLM 'lama-3.1-70b' is not in"),
