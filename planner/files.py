@@ -163,8 +163,7 @@ def write_files(directory: Path, files: Mapping[str, str | bytes]) -> None:
 
     Everything is written aside first and then renamed into place, so an interrupted run leaves no half file.
     """
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory}: exists and is not a directory; name another one with -o")
+    check_output_directory(directory)
     aside: Path | None = None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -186,3 +185,16 @@ def write_files(directory: Path, files: Mapping[str, str | bytes]) -> None:
 def write_file(path: Path, content: str | bytes) -> None:
     """Write one file whole or not at all."""
     write_files(path.parent, {path.name: content})
+
+
+def check_output_directory(directory: Path) -> None:
+    """Refuse a place that `write_files` could not write to, before hours of work rather than after."""
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory}: exists and is not a directory; name another one with -o")
+    existing = directory
+    while not existing.exists() and existing.parent != existing:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise InputError(f"{directory}: {existing} is not a directory; name another one with -o")
+    if not os.access(existing, os.W_OK):
+        raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")

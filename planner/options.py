@@ -26,7 +26,11 @@ class Left:
 
 
 def worker_types(
-    llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, budgets: Iterable[int] = TOKEN_BUDGETS
+    llm: Llm,
+    gpus: Iterable[Gpu],
+    catalog: Catalog,
+    longest_tokens: int,
+    budgets: Iterable[int] = TOKEN_BUDGETS,
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
     """Every engine that holds the weights and the longest request, and what was left out."""
     types, left = [], []
@@ -46,7 +50,10 @@ def worker_types(
                         break
                     if kv_tokens < longest_tokens:
                         left.append(
-                            Left(name, f"room for {kv_tokens} KV tokens, the longest request has {longest_tokens}")
+                            Left(
+                                name,
+                                f"room for {kv_tokens} KV tokens, the longest request has {longest_tokens}",
+                            )
                         )
                         break
                     latency = catalog.latency(llm, gpu, tp)

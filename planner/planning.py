@@ -1,6 +1,6 @@
 """From a question to a certified plan: the loop between the master problem and the simulator.
 
-    trace -> worker types -> level 0, exact (solvers/level0.py) -> beyond it, master with cuts -> certificate
+trace -> worker types -> level 0, exact (solvers/level0.py) -> beyond it, master with cuts -> certificate
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from planner.options import (
 )
 from planner.oracle import Oracle, side_by_side
 from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
-from planner.simulator.metrics import BACKLOG_LIMIT_S, Verdict, percentile_s
+from planner.simulator.metrics import BACKLOG_LIMIT_S, Verdict
+from planner.simulator.simulate import Simulation
 from planner.slo import Task
 from planner.solvers.level0 import (
     Bounded,
@@ -46,6 +47,7 @@ from planner.units import show_s
 from planner.workload import Lengths, distinct_lengths, to_classes
 
 Progress = Callable[[str], None]
+FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 40  # fleets it may try at most
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
@@ -66,7 +68,9 @@ def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
     asked = window(asked, task.window or "whole")
     note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
     if not asked.duration_s > 0:
-        raise InputError(f"{trace.name}: {len(asked)} request(s) at one instant; a plan needs traffic over time")
+        raise InputError(
+            f"{trace.name}: {len(asked)} request(s) at one instant; a plan needs traffic over time"
+        )
     return asked, note
 
 
@@ -130,7 +134,7 @@ def plan(
         ),
         neighbours=neighbours,
         binding=(*binding, *_used_up(limits, best)),
-        assumptions=_assumptions(problem, slo_note),
+        assumptions=_assumptions(problem, slo_note, simulation),
         simulations=oracle.simulations,
         cuts=cuts,
         seed=seed,
@@ -222,7 +226,9 @@ def _level0(problem: _Problem) -> _Level0:
     first_incumbent(list(first_of_kind.values()), oracle.holds, search, side_by_side, problem.out_of_time)
     if search.best is not None:
         leader = search.best[0][0].type
-        ordered.sort(key=lambda item: (item.option.type.gpu.name, item.option.type.tp) != (leader.gpu.name, leader.tp))
+        ordered.sort(
+            key=lambda item: (item.option.type.gpu.name, item.option.type.tp) != (leader.gpu.name, leader.tp)
+        )
     search_one_pool(ordered, oracle.holds, search, side_by_side, problem.out_of_time)
     best_mixed = (search.best, search.value)
 
@@ -319,8 +325,14 @@ def _matters(option: Option, chosen: Sequence[Option]) -> bool:
 
     min f(N)/N over more tokens is never larger, so the largest token budget has the smallest u.
     """
-    alike = [o for o in chosen if (o.role, o.type.gpu.name, o.type.tp) == (option.role, option.type.gpu.name, option.type.tp)]
-    return bool(alike) and (option.role == "decode" or option.type.max_num_batched_tokens >= 8192 or option in alike)
+    alike = [
+        o
+        for o in chosen
+        if (o.role, o.type.gpu.name, o.type.tp) == (option.role, option.type.gpu.name, option.type.tp)
+    ]
+    return bool(alike) and (
+        option.role == "decode" or option.type.max_num_batched_tokens >= 8192 or option in alike
+    )
 
 
 def _best_settings(problem: _Problem, level0: _Level0) -> list[Option]:
@@ -380,7 +392,12 @@ def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...],
         _, verdict = problem.oracle.verdict(problem.oracle.fleet(fewer), record=True)
         neighbours.append(Neighbour(pool, option.type.name, holds, _why(verdict, problem.slo)))
         failing = [line for line in verdict.lines if not line.holds]
-        if len(failing) == 1 and verdict.is_steady and verdict.attainment_holds and not problem.task.spare_workers:
+        if (
+            len(failing) == 1
+            and verdict.is_steady
+            and verdict.attainment_holds
+            and not problem.task.spare_workers
+        ):
             line = failing[0]
             if line.value_s <= _NEAR * line.limit.limit_s:
                 sentences.append(
@@ -390,7 +407,9 @@ def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...],
                 )
                 continue
         if not holds:
-            sentences.append(f"capacity binds the {pool} pool: with one worker fewer, {_why(verdict, problem.slo)}")
+            sentences.append(
+                f"capacity binds the {pool} pool: with one worker fewer, {_why(verdict, problem.slo)}"
+            )
     return tuple(neighbours), tuple(sentences)
 
 
@@ -415,7 +434,9 @@ def _used_up(limits: Limits, best: Counts) -> tuple[str, ...]:
     sentences = []
     for name, amount in limits.rows():
         used = sum(limits.use(name, option.type) * count for option, count in best)
-        smallest = min((limits.use(name, option.type) for option, _ in best if limits.use(name, option.type)), default=0)
+        smallest = min(
+            (limits.use(name, option.type) for option, _ in best if limits.use(name, option.type)), default=0
+        )
         if smallest and amount - used < smallest:
             sentences.append(f"{name} is used up: {used:g} of {amount:g}")
     return tuple(sentences)
@@ -435,14 +456,19 @@ def _alternatives(problem: _Problem, level0: _Level0, best: Counts, value: float
             note = "no fleet of this kind keeps the SLO within the limits"
         rows.append(Alternative(label, oracle.fleet(counts) if counts else None, cost, note))
     for gpu in dict.fromkeys(option.type.gpu.name for option in level0.options):
-        mixed = [option for option in level0.options if option.role == "mixed" and option.type.gpu.name == gpu]
+        mixed = [
+            option for option in level0.options if option.role == "mixed" and option.type.gpu.name == gpu
+        ]
         known = [(o.objective * search.smallest[o.name], o) for o in mixed if o.name in search.smallest]
         if known:
             cost, option = min(known, key=lambda item: (item[0], item[1].name))
             counts = ((option, search.smallest[option.name]),)
             rows.append(Alternative(f"{gpu}, mixed", oracle.fleet(counts), cost, _more(cost, value)))
         else:
-            least = [max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective for o in mixed]
+            least = [
+                max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective
+                for o in mixed
+            ]
             if least:
                 rows.append(
                     Alternative(f"{gpu}, mixed", None, min(least), _more(min(least), value), at_least=True)
@@ -467,8 +493,12 @@ def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tup
     gpu = catalog.gpu(task.slowdowns.gpu)
     kv_tokens = kv_cache_tokens(llm, gpu, task.slowdowns.tp)
     if kv_tokens == 0:
-        raise InputError(f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}")
-    reference = WorkerType(gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS)
+        raise InputError(
+            f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}"
+        )
+    reference = WorkerType(
+        gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS
+    )
     limits = tuple(
         Limit(line.metric, line.percentile_frac, line.factor * floor_s(
             Limit(line.metric, line.percentile_frac, math.inf), reference, lengths))
@@ -481,8 +511,13 @@ def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tup
     return replace(task.slo, limits=limits), note
 
 
-def _assumptions(problem: _Problem, slo_note: str | None) -> tuple[str, ...]:
+def _assumptions(problem: _Problem, slo_note: str | None, simulation: Simulation) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
+    window_s = simulation.window_s[1] - simulation.window_s[0]
+    residences = window_s / float(np.nanmean(simulation.e2e_s))
+    length = f"the measured window lasts {show_s(window_s)}, {residences:.3g} times the mean residence of a request"
+    if residences < FEW_RESIDENCES:
+        length += f": short of the {FEW_RESIDENCES} that a steady state asks for, so plan on a longer trace"
     bases = sorted({worker.latency.basis for worker in problem.types})
     sentences = [
         "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
@@ -494,6 +529,7 @@ def _assumptions(problem: _Problem, slo_note: str | None) -> tuple[str, ...]:
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
         f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, {task.network.transfer}",
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
+        length,
         f"bound: work at its cheapest rate per token, {100 * problem.given_up_frac:.3g} % of requests given up, "
         f"{problem.horizon_s - trace.duration_s:.4g} s of slack after the trace",
         "beyond level 0 every GPU and TP degree takes part with one token budget per role",
@@ -507,7 +543,13 @@ def _prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:
     for gpu in gpus:
         provenance = catalog.provenance.get(gpu.name)
         is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
-        origin = "from slo.yaml" if is_own else f"{provenance.price_source}, {provenance.price_date}" if provenance else ""
+        origin = (
+            "from slo.yaml"
+            if is_own
+            else f"{provenance.price_source}, {provenance.price_date}"
+            if provenance
+            else ""
+        )
         prices.append(f"{gpu.name} {gpu.price_usd_per_h:g} USD/h ({origin})")
     return "; ".join(prices)
 
@@ -523,7 +565,9 @@ def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
 
 def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
     limit, best_s, name = broken[0]
-    also = f" (also out of reach: {', '.join(other.name for other, _, _ in broken[1:])})" if broken[1:] else ""
+    also = (
+        f" (also out of reach: {', '.join(other.name for other, _, _ in broken[1:])})" if broken[1:] else ""
+    )
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when idle: the "
         f"fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; relax {limit.name} to "

@@ -29,7 +29,7 @@ from numba import njit
 
 # Nothing here allocates, so no array needs a reference counted: without `_nrt` three quarters of the time
 # went into counters.
-kernel_jit = njit(cache=True, nogil=True, _nrt=False)
+kernel_jit = njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]
 
 MIXED, PREFILL, DECODE = 0, 1, 2
 TTFT, TBT, TPOT, E2E = 0, 1, 2, 3
@@ -334,16 +334,19 @@ def _note_gap(state, w, gap_s):
     """The steps up to now had a longest gap of `gap_s`: push it on the worker's stack.
 
     The stack holds, from the bottom, ever shorter gaps with the step up to which each is the longest, so that
-    the longest gap since any step is found by bisection. When it is full, its content goes to the requests.
+    the longest gap since any step is found by bisection. When it is full, all goes to the requests.
     """
     worker, gaps = state.workers[w], state.gaps
     depth = worker.gaps
     while depth > 0 and gaps[w, depth - 1].gap_s <= gap_s:
         depth -= 1
     if depth == GAP_DEPTH:
-        for slot in range(worker.decodes):
+        for slot in range(worker.decodes - worker.late):  # the late ones have not seen it
             _settle_gap(state, w, slot)
-        depth = 0
+            request = state.requests[state.slots[w, slot].request]
+            request.gap_max_s = max(request.gap_max_s, gap_s)
+        worker.gaps = 0
+        return
     gaps[w, depth].step = worker.step
     gaps[w, depth].gap_s = gap_s
     worker.gaps = depth + 1
@@ -467,10 +470,16 @@ def _preempt(state, w, time_s):
 
 
 @kernel_jit
-def _cut(state, w, time_s):
-    """End the current run of w with the step in progress at `time_s`."""
+def _cut(state, w, time_s, cause):
+    """End the current run of w with the step in progress at `time_s`.
+
+    Of a step that ends just then the next one is in progress if w's turn came before that of `cause`: a
+    worker, the link, or NONE for an arrival that nothing caused.
+    """
     worker = state.workers[w]
     if worker.run_steps > 1:
+        if w < cause:
+            time_s = np.nextafter(time_s, np.inf)
         j = _steps_reaching(worker.run_start, worker.run_first, worker.run_growth, time_s)
         if j < worker.run_steps:
             worker.run_steps = j
@@ -501,7 +510,7 @@ def _transfer(state, r, blocks, time_s):
 
 
 @kernel_jit
-def _receive(state, w, time_s):
+def _receive(state, w, time_s, cause):
     """Start the transfers for which the decode worker w has blocks, in order of hand-off.
 
     Blocks that the current run will still take are not free; a long run is cut short before giving up.
@@ -511,7 +520,7 @@ def _receive(state, w, time_s):
         r = worker.head[INBOUND]
         blocks = _blocks_of(state.requests[r].length)
         if worker.used + _blocks_for(worker, worker.run_steps) + blocks > worker.blocks:
-            _cut(state, w, time_s)
+            _cut(state, w, time_s, cause)
             if worker.used + _blocks_for(worker, worker.run_steps) + blocks > worker.blocks:
                 return
         _pop(state, w, INBOUND)
@@ -521,34 +530,29 @@ def _receive(state, w, time_s):
 
 @kernel_jit
 def _start_step(state, w, time_s):
-    """Begin the next step, or run of equal steps, of worker w."""
-    if _form_step(state, w, time_s):
-        if state.workers[w].run_steps == 0:
-            _form_step(state, w, time_s)  # the only decode gave up its seat: whoever waits for it takes it
-        _receive(state, w, time_s)  # blocks were given back
-
-
-@kernel_jit
-def _form_step(state, w, time_s):
-    """Decide what the next step, or run of equal steps, holds; True if a decode was preempted for it."""
+    """Form the next step, or run of equal steps, of worker w."""
     worker = state.workers[w]
 
-    # sequences whose KV has arrived
     worker.late = 0
-    running = worker.decodes + (1 if worker.partial != NONE else 0)
-    while worker.head[READY] != NONE and running < worker.seats:
-        r = _pop(state, w, READY)
-        state.counters[ADMITTED] += 1
-        state.requests[r].order = state.counters[ADMITTED]
-        _join(state, w, r)
-        worker.late += 1
-        running += 1
-
-    # every running decode gets its block
     preempted = False
-    while worker.decodes > 0 and worker.used + _blocks_for(worker, 1) > worker.blocks:
-        _preempt(state, w, time_s)
+    while True:
+        # sequences whose KV has arrived
+        running = worker.decodes + (1 if worker.partial != NONE else 0)
+        while worker.head[READY] != NONE and running < worker.seats:
+            r = _pop(state, w, READY)
+            state.counters[ADMITTED] += 1
+            state.requests[r].order = state.counters[ADMITTED]
+            _join(state, w, r)
+            worker.late += 1
+            running += 1
+        # every running decode gets its block
+        if worker.decodes == 0 or worker.used + _blocks_for(worker, 1) <= worker.blocks:
+            break
+        while worker.decodes > 0 and worker.used + _blocks_for(worker, 1) > worker.blocks:
+            _preempt(state, w, time_s)
         preempted = True
+        if worker.decodes > 0 or worker.partial != NONE:
+            break  # else the only decode gave up its seat: whoever waits for it takes it
     decodes = worker.decodes
     step_blocks = _blocks_for(worker, 1)
 
@@ -598,7 +602,7 @@ def _form_step(state, w, time_s):
     if tokens == 0:
         worker.run_steps = 0
         _set_time(state, w, np.inf)
-        return preempted
+        return
     worker.run_start = time_s
     worker.run_first = (
         state.f_s[worker.table, tokens] + worker.a_s * pairs + worker.b_s * decodes
@@ -606,10 +610,9 @@ def _form_step(state, w, time_s):
     )  # fmt: skip
     worker.run_growth = worker.d_s * decodes
     worker.run_steps = 1
-    if members == 0 and worker.late == 0:
+    if members == 0 and worker.late == 0 and not preempted:  # a preemption freed seats and blocks
         worker.run_steps = min(worker.next_finish - worker.step, _steps_with_blocks(worker))
     _set_time(state, w, time_s + _run_s(worker.run_first, worker.run_growth, worker.run_steps))
-    return preempted
 
 
 @kernel_jit
@@ -626,12 +629,12 @@ def _steps_with_blocks(worker):
 
 
 @kernel_jit
-def _wake(state, w, time_s):
+def _wake(state, w, time_s, cause):
     """Something arrived at worker w: start it if idle, else let it look when the current step ends."""
     if state.workers[w].run_steps == 0:
         _start_step(state, w, time_s)
     else:
-        _cut(state, w, time_s)
+        _cut(state, w, time_s, cause)
 
 
 @kernel_jit
@@ -665,7 +668,7 @@ def _assign(state, w, r):
 
 
 @kernel_jit
-def _arrive(state, r):
+def _arrive(state, r, cause):
     w = _choose(state, state.front, TURN_FRONT, r)
     if w == NONE:
         _reject(state, r)
@@ -677,7 +680,7 @@ def _arrive(state, r):
     is_first = worker.head[WAITING] == NONE
     _push(state, w, WAITING, r)
     if is_first:  # else the one before it could not be admitted either
-        _wake(state, w, request.arrival_s)
+        _wake(state, w, request.arrival_s, cause)
 
 
 @kernel_jit
@@ -696,7 +699,7 @@ def _hand_off(state, w, r, time_s):
     request.last_token_s = time_s
     request.transfer_end_s = time_s - worker.run_start  # room to overlap with the last prefill step
     _push(state, v, INBOUND, r)
-    _receive(state, v, time_s)
+    _receive(state, v, time_s, w)
 
 
 @kernel_jit
@@ -762,7 +765,7 @@ def _end_run(state, w, time_s):
         else:
             _join(state, w, r)
     worker.members = 0
-    _receive(state, w, time_s)
+    _receive(state, w, time_s, w)
     _start_step(state, w, time_s)
 
 
@@ -780,9 +783,9 @@ def _end_transfer(state, time_s):
     w, v = request.prefill_worker, request.decode_worker
     state.workers[w].used -= _blocks_of(request.length)
     _push(state, v, READY, r)
-    _wake(state, v, time_s)
+    _wake(state, v, time_s, link)
     if state.workers[w].head[WAITING] != NONE:
-        _wake(state, w, time_s)
+        _wake(state, w, time_s, link)
 
 
 @kernel_jit
@@ -794,18 +797,23 @@ def run(state, closed_loop, stop_early):
     n = len(state.requests)
     released = n if closed_loop == 0 else min(closed_loop, n)
     arrived = 0
+    cause = NONE  # of arrivals
     link = len(state.heap) - 1
     while state.counters[DONE] < n:
         entity = state.heap[0]
         time_s = state.time[entity]
-        if arrived < released and state.requests[arrived].arrival_s <= time_s:
-            _arrive(state, arrived)
+        is_arrival = arrived < released and state.requests[arrived].arrival_s <= time_s
+        if is_arrival:
+            time_s = state.requests[arrived].arrival_s
+            _arrive(state, arrived, cause)
             arrived += 1
         elif entity == link:
             _end_transfer(state, time_s)
         else:
             _end_run(state, entity, time_s)
         if closed_loop > 0:
+            if not is_arrival:
+                cause = entity
             while released < n and released - state.counters[DONE] < closed_loop:
                 state.requests[released].arrival_s = time_s
                 released += 1
@@ -813,3 +821,37 @@ def run(state, closed_loop, stop_early):
             for k in range(len(state.limits)):
                 if state.limits[k].violations > state.limits[k].allowed:
                     return
+
+
+@kernel_jit
+def gaps_at_most(runs, gap_s):
+    """How many gaps of these runs are <= gap_s, each counted for every sequence that saw it."""
+    total = 0
+    for k in range(len(runs)):
+        first, growth, steps = runs[k].first_s, runs[k].growth_s, runs[k].steps
+        if first > gap_s:
+            continue
+        if first + growth * (steps - 1) > gap_s:
+            i = max(int((gap_s - first) / growth) - 1, 0)
+            while first + growth * i <= gap_s:
+                i += 1
+            steps = i
+        total += steps * runs[k].sequences
+    return total
+
+
+@kernel_jit
+def next_gap_s(runs, gap_s):
+    """The smallest gap of these runs that is > gap_s."""
+    smallest = np.inf
+    for k in range(len(runs)):
+        first, growth, steps = runs[k].first_s, runs[k].growth_s, runs[k].steps
+        if first + growth * (steps - 1) <= gap_s:
+            continue
+        i = 0
+        if first <= gap_s:
+            i = max(int((gap_s - first) / growth) - 1, 0)
+            while first + growth * i <= gap_s:
+                i += 1
+        smallest = min(smallest, first + growth * i)
+    return smallest

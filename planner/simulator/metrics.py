@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import Limit, Metric, Slo
+from planner.simulator import kernel
 from planner.simulator.simulate import Simulation, spared
 
 Floats = npt.NDArray[np.float64]
@@ -75,20 +76,64 @@ def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
     return np.nan_to_num(values_s[chosen], nan=np.inf)
 
 
-def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
-    """Every gap between tokens that ended inside the window, and how many requests saw it.
+def gap_runs(simulation: Simulation) -> npt.NDArray[np.void]:
+    """The recorded runs (kernel.RUN) that gave tokens to somebody, cut to gaps that ended inside the window.
 
     Needs a simulation with `record=True`.
     """
-    runs = simulation.runs[simulation.runs["sequences"] > 0]
+    runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
+    start_s, end_s = simulation.window_s
+    first_end_s = runs["start_s"] + runs["first_s"]
+    steps = runs["steps"]
+    last_end_s = first_end_s + runs["first_s"] * (steps - 1) + runs["growth_s"] * (steps * (steps - 1) / 2)
+    inside = (first_end_s >= start_s) & (last_end_s <= end_s)
+    crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
+    return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
+
+
+def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> npt.NDArray[np.void]:
+    """Runs across an edge of the window, without the steps that end outside."""
+    cut = runs.copy()
+    for run in cut:
+        j = np.arange(run["steps"])
+        ends_s = run["start_s"] + run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2)
+        kept = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
+        run["steps"] = len(kept)
+        if len(kept) and kept[0]:
+            run["start_s"] = ends_s[kept[0] - 1]
+            run["first_s"] += run["growth_s"] * kept[0]
+    return cut[cut["steps"] > 0]
+
+
+def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> float:
+    """Nearest-rank percentile over every gap of `gap_runs`, without writing the gaps out; NaN for none."""
+    total = int((runs["steps"] * runs["sequences"]).sum())
+    if not total:
+        return float("nan")
+    rank = max(total - spared(percentile_frac, total), 1)
+    low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if kernel.gaps_at_most(runs, middle) >= rank:
+            high = middle
+        else:
+            low = middle
+    gap_s = float(kernel.next_gap_s(runs, low))  # the gaps in (low, high] one by one
+    while kernel.gaps_at_most(runs, gap_s) < rank:
+        gap_s = float(kernel.next_gap_s(runs, gap_s))
+    return gap_s
+
+
+def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
+    """Every gap between tokens that ended inside the window, and how many requests saw it.
+
+    Needs a simulation with `record=True`; percentiles are quicker with `gap_percentile_s`.
+    """
+    runs = gap_runs(simulation)
     steps = runs["steps"]
     run = np.repeat(np.arange(len(runs)), steps)
     j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)
-    first_s, growth_s = runs["first_s"][run], runs["growth_s"][run]
-    end_s = runs["start_s"][run] + first_s * (j + 1) + growth_s * (j * (j + 1) / 2)
-    start, end = simulation.window_s
-    inside = (end_s >= start) & (end_s <= end)
-    return (first_s + growth_s * j)[inside], runs["sequences"][run][inside].astype(float)
+    return runs["first_s"][run] + runs["growth_s"][run] * j, runs["sequences"][run].astype(float)
 
 
 def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> float:
@@ -96,8 +141,7 @@ def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> f
     if metric == "tbt":
         if len(simulation.runs) == 0:
             return float("nan")
-        values, weights = gaps_s(simulation)
-        return percentile_s(values, percentile_frac, weights)
+        return gap_percentile_s(gap_runs(simulation), percentile_frac)
     return percentile_s(request_values_s(simulation, metric), percentile_frac)
 
 

@@ -111,7 +111,9 @@ def simulate(
         runs = int(state.counters[kernel.RUNS])
 
 
-def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], fresh: npt.NDArray[np.void]) -> Simulation | None:
+def keeps(
+    fleet: Fleet, trace: Trace, limits: Sequence[Limit], fresh: npt.NDArray[np.void]
+) -> Simulation | None:
     """Simulate only as far as it takes to see a limit broken: None if one is, else the whole simulation.
 
     `fresh` is `fresh_requests(trace)`, made once for many fleets.
@@ -122,7 +124,9 @@ def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], fresh: npt.NDArra
     for k, limit in enumerate(limits):
         if watched[k]["violations"] > spared(limit.percentile_frac, int(watched[k]["counted"])):
             return None
-    return _results(state, fleet, tuple(limits)) if state.counters[kernel.DONE] == len(state.requests) else None
+    return (
+        _results(state, fleet, tuple(limits)) if state.counters[kernel.DONE] == len(state.requests) else None
+    )
 
 
 def fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
@@ -185,7 +189,10 @@ def _state(
         front=np.flatnonzero(workers["role"] != kernel.DECODE),
         back=np.flatnonzero(workers["role"] == kernel.DECODE),
         round_robin=np.array(
-            [int(fleet.policies.routing == "round-robin"), int(fleet.policies.decode_routing == "round-robin")]
+            [
+                int(fleet.policies.routing == "round-robin"),
+                int(fleet.policies.decode_routing == "round-robin"),
+            ]
         ),
         link=_link(fleet.llm, fleet.network),
         limits=watched,

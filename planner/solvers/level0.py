@@ -19,9 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from planner.solvers.master import Limits, Option
 
+Item = TypeVar("Item")
 Counts = tuple[tuple[Option, int], ...]
 """A fleet as options with their counts."""
 Holds = Callable[[Sequence[Counts]], list[bool]]
@@ -107,7 +109,11 @@ def first_incumbent(
                 if item.option.name in found:
                     search.offer(found[item.option.name])
             return
-        alive = [item for item in alive if search.beyond.get(item.option.name, 0) < min(item.most, _TOO_MANY * item.least)]
+        alive = [
+            item
+            for item in alive
+            if search.beyond.get(item.option.name, 0) < min(item.most, _TOO_MANY * item.least)
+        ]
         value *= _FIRST_PRICE if value else math.inf
 
 
@@ -199,15 +205,9 @@ def search_two_pools(
             return
 
     pairs = [
-        (p, d)
-        for p in prefills
-        if p.option.name in leading
-        for d in decodes
-        if allowed(p.option, d.option)
+        (p, d) for p in prefills if p.option.name in leading for d in decodes if allowed(p.option, d.option)
     ]
-    pairs.sort(
-        key=lambda pair: pair[0].least_objective + pair[1].least_objective
-    )
+    pairs.sort(key=lambda pair: pair[0].least_objective + pair[1].least_objective)
     for group in _waves(pairs):
         if out_of_time():
             search.is_exhausted = False
@@ -215,7 +215,12 @@ def search_two_pools(
         value = search.value
         found: dict[int, Counts] = {}
 
-        def walk(index: int, value: float = value, found: dict[int, Counts] = found, group: list = group) -> None:  # type: ignore[type-arg]
+        def walk(
+            index: int,
+            value: float = value,
+            found: dict[int, Counts] = found,
+            group: list[tuple[Bounded, Bounded]] = group,
+        ) -> None:
             p, d = group[index]
             label = f"{p.option.name} + {d.option.name}"
             best = _walk_staircase(p, d, value, holds, leads, search)
@@ -309,7 +314,7 @@ def _by_bound(item: Bounded, value: float) -> str:
     return f"needs at least {item.least} workers (work alone): {item.least_objective:.4g} or more, best is {value:.4g}"
 
 
-def _waves(items: Sequence) -> list[list]:  # type: ignore[type-arg]
+def _waves(items: Sequence[Item]) -> list[list[Item]]:
     """The first two items (they make the incumbent), then waves of WAVE."""
     waves = [list(items[:2])]
     waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]

@@ -141,7 +141,11 @@ def least_workers(option: Option, lengths: Lengths, horizon_s: float, given_up_f
 
     def least_sum(each: Floats) -> float:
         order = np.argsort(each, kind="stable")
-        taken = np.clip(served - (np.cumsum(lengths.requests[order]) - lengths.requests[order]), 0, lengths.requests[order])
+        taken = np.clip(
+            served - (np.cumsum(lengths.requests[order]) - lengths.requests[order]),
+            0,
+            lengths.requests[order],
+        )
         return float((each[order] * taken).sum())
 
     work_s = least_sum(least_seconds(option, lengths.input_tokens, lengths.output_tokens))
@@ -167,7 +171,10 @@ def bound(
     """
     for is_integer in (True, False):
         problem, n = _counts("bound", options, limits, cuts, is_integer=is_integer)
-        problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
+        problem += (
+            pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)),
+            "objective",
+        )
         _carry(problem, n, options, workload, horizon_s, given_up_frac, kv_bytes_per_token, link_bytes_per_s)
         is_optimal = solve(problem, time_limit_s=time_limit_s)
         if is_optimal is None:
@@ -248,11 +255,15 @@ def _carry(
     b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * kv_bytes_per_token
     x = [[problem.add_variable(f"x_{k}_{j}", 0) for j in columns] for k in classes]
     d = [problem.add_variable(f"d_{k}", 0) for k in classes]
-    of_role = {role: [j for j in columns if options[j].role == role] for role in ("mixed", "prefill", "decode")}
+    of_role = {
+        role: [j for j in columns if options[j].role == role] for role in ("mixed", "prefill", "decode")
+    }
     for k in classes:
         taken = pulp.lpSum(x[k][j] for j in of_role["mixed"] + of_role["prefill"])
         problem += taken + d[k] == int(workload.requests[k]), f"served_{k}"
-        handed = pulp.lpSum(x[k][j] for j in of_role["decode"]) - pulp.lpSum(x[k][j] for j in of_role["prefill"])
+        handed = pulp.lpSum(x[k][j] for j in of_role["decode"]) - pulp.lpSum(
+            x[k][j] for j in of_role["prefill"]
+        )
         problem += handed == 0, f"handed_{k}"
     problem += pulp.lpSum(d) <= given_up_frac * int(workload.requests.sum()), "given_up"
     for j in columns:
@@ -262,5 +273,7 @@ def _carry(
         held = pulp.lpSum(m[j, k] / horizon_s / options[j].type.kv_tokens * x[k][j] for k in classes)
         problem += held <= n[j], f"memory_{j}"
     if of_role["prefill"]:
-        moved = pulp.lpSum(b[k] / link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"])
+        moved = pulp.lpSum(
+            b[k] / link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"]
+        )
         problem += moved <= 1, "transfer"

@@ -1,0 +1,429 @@
+"""The command line: files in, one library call, files and a short answer out.
+
+stdout carries the answer (a table, or one JSON object with --json), stderr progress and errors. Exit codes:
+0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 plan written but level 0 not exhausted in time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from planner import __version__
+from planner.catalog import Catalog, read_catalog
+from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.units import percentile_name, show_s
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+QUIET_S = 1.0  # work shorter than this is not talked about
+
+SloOption = Annotated[Path | None, typer.Option("--slo", help="The question: slo.yaml.")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", help="The traffic: CSV or JSONL, plain or .gz.")]
+CatalogOption = Annotated[
+    Path | None,
+    typer.Option("--catalog", help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def main() -> None:
+    """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
+    try:
+        app()
+    except InfeasibleError as error:
+        if "--json" in sys.argv:
+            _print_json(
+                {
+                    "status": "infeasible",
+                    "kind": error.kind,
+                    "constraint": error.constraint,
+                    "relaxation": error.relaxation,
+                    "message": str(error),
+                }
+            )
+        sys.exit(_say(error))
+    except PlannerError as error:
+        sys.exit(_say(error))
+
+
+def _say(error: PlannerError) -> int:
+    print(f"plan: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+    return error.exit_code
+
+
+@app.callback(invoke_without_command=True)
+def plan(
+    context: typer.Context,
+    slo: SloOption = None,
+    trace: TraceOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the plan and all it needs.")
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: Annotated[
+        float,
+        typer.Option("--time-limit", min=0.1, help="Seconds after which the best plan so far is written."),
+    ] = 120.0,
+    json_output: JsonOption = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Find the cheapest fleet that keeps an SLO on a trace, with a certificate and what it takes to deploy it.
+
+    plan --slo slo.yaml --trace azure.csv -o out/
+    """
+    if version:
+        typer.echo(f"fleetplan {__version__}")
+        return
+    if context.invoked_subcommand is not None:
+        return
+    if slo is None and trace is None and out is None:
+        typer.echo(context.get_help())
+        return
+    if slo is None or trace is None or out is None:
+        typer.echo("plan: a plan needs all of --slo FILE, --trace FILE and -o DIR; see plan --help", err=True)
+        raise typer.Exit(2)
+
+    from planner import files, output, planning
+    from planner.slo import read_task
+    from planner.traces import read_trace
+
+    progress = Progress()
+    files.check_output_directory(out)
+    known = read_catalog(catalog)
+    task = read_task(slo, known)
+    requests = read_trace(trace, seed=seed)
+    progress(f"read {len(requests)} requests from {trace.name}")
+    found = planning.plan(task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress)
+    progress("writing the report")
+    files.write_files(out, output.render(found))
+    progress.done()
+    if json_output:
+        _print_json(output.to_json(found) | {"directory": str(out)})
+    else:
+        _print_plan(found, out)
+    if not found.certificate.level0_exact:
+        raise typer.Exit(4)
+
+
+@app.command()
+def simulate(
+    fleet: Annotated[Path, typer.Option("--fleet", help="fleet.yaml, or a plan.yaml.")],
+    trace: Annotated[Path, typer.Option("--trace", help="The traffic: CSV or JSONL, plain or .gz.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write one row per request to this CSV.")
+    ] = None,
+    slo: SloOption = None,
+    closed_loop: Annotated[
+        int,
+        typer.Option(
+            "--closed-loop", min=0, help="Keep this many requests in flight instead of arrival times."
+        ),
+    ] = 0,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")] = "superpose",
+    window: Annotated[
+        str, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
+    ] = "whole",
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """Simulate a fleet on a trace, request by request, and hold it against an SLO if one is given.
+
+    With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
+    """
+    import numpy as np
+
+    from planner import files, output
+    from planner.domain import Slo
+    from planner.fleetfile import read_fleet
+    from planner.planning import asked_traffic
+    from planner.simulator import judge
+    from planner.simulator import simulate as run
+    from planner.slo import read_task
+    from planner.traces import read_trace
+    from planner.traffic import rescale
+    from planner.traffic import window as part_of
+
+    progress = Progress()
+    known = read_catalog(catalog)
+    engines = read_fleet(fleet, known)
+    task = read_task(slo, known) if slo is not None else None
+    requests = read_trace(trace, seed=seed)
+    if task is not None and task.slowdowns is not None:
+        raise InputError(
+            f"{slo}: `simulate` needs limits in seconds, found the relative preset {task.preset!r}"
+        )
+    if task is not None and rate is None and window == "whole":
+        requests, _ = asked_traffic(requests, task, seed=seed)
+    else:
+        if rate is not None:
+            requests = rescale(requests, rate, how=_scaling(scale), rng=np.random.default_rng(seed))
+        requests = part_of(requests, window)
+    progress(f"simulating {len(requests)} requests on {engines.workers} workers")
+    promise = task.slo if task is not None else Slo(())
+    simulation = run(engines, requests, limits=promise.limits, record=True, closed_loop=closed_loop)
+    verdict = judge(simulation, promise) if task is not None else None
+    progress.done()
+    if out is not None:
+        files.write_file(out, output.requests_csv(simulation))
+    summary = output.simulation_summary(simulation, verdict)
+    if json_output:
+        _print_json(summary)
+    else:
+        _print_simulation(summary, f"{len(requests)} requests on {engines.workers} workers")
+
+
+@app.command("trace")
+def describe_trace(
+    trace: Annotated[Path, typer.Argument(help="CSV or JSONL, plain or .gz.")],
+    seed: SeedOption = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
+    from planner.traces import read_trace
+    from planner.workload import describe
+
+    progress = Progress()
+    summary = describe(read_trace(trace, seed=seed)).as_dict()
+    progress.done()
+    if json_output:
+        _print_json(summary)
+    else:
+        _print_mapping(summary, str(trace))
+
+
+@app.command("catalog")
+def show_catalog(
+    what: Annotated[str, typer.Argument(help="gpus, llms, slos or latency.")] = "gpus",
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Print what the planner knows: GPUs with prices, LLM shapes, SLO presets, step-time fits."""
+    known = read_catalog(catalog)
+    tables = {"gpus": _gpu_rows, "llms": _llm_rows, "slos": _slo_rows, "latency": _latency_rows}
+    if what not in tables:
+        raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
+    rows = tables[what](known)
+    if json_output:
+        _print_json({what: [row | _provenance(known, str(row.get("gpu", row.get("llm")))) for row in rows]})
+    else:
+        _print_rows(rows, what)
+
+
+class Progress:
+    """Tells stages on stderr once the work takes longer than a moment."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.start_s = time.monotonic()
+        self.status = self.console.status("") if self.console.is_terminal else None
+
+    def __call__(self, message: str) -> None:
+        elapsed_s = time.monotonic() - self.start_s
+        if self.status is not None:
+            self.status.update(message)
+            self.status.start()
+        elif elapsed_s > QUIET_S:
+            self.console.print(f"[{elapsed_s:5.1f} s] {message}", markup=False, soft_wrap=True)
+
+    def done(self) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+
+def _scaling(how: str) -> Any:
+    if how not in ("superpose", "compress", "thin"):
+        raise InputError(f"--scale: expected superpose, compress or thin, found {how!r}")
+    return how
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
+
+
+def _print_plan(found: Any, out: Path) -> None:
+    from planner.report import answer, promise
+
+    console = Console(highlight=False, soft_wrap=True)
+    certificate = found.certificate
+    console.print(answer(found), style="bold", markup=False)
+    console.print(promise(found), markup=False)
+    rows = [
+        {
+            "pool": pool.name, "role": pool.role, "workers": pool.count, "GPU": pool.type.gpu.name, "TP": pool.type.tp,
+            "tokens/step": pool.type.max_num_batched_tokens, "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
+        }
+        for pool in found.fleet.pools
+    ]  # fmt: skip
+    _print_rows(rows, "fleet")
+    lines = [
+        {
+            "limit": line.limit.name, "promised": show_s(line.limit.limit_s), "simulated": show_s(line.value_s),
+            "within": f"{100 * line.kept_frac:.2f} %", "verdict": "kept" if line.holds else "MISSED",
+        }
+        for line in found.verdict.lines
+    ]  # fmt: skip
+    _print_rows(lines, "SLO")
+    proof = "exact" if certificate.level0_exact else "NOT exhausted"
+    console.print(
+        f"level 0 (one worker type per pool): {certificate.level0:.6g} {certificate.unit}, {proof}; plan: "
+        f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} (gap {100 * certificate.gap_frac:.1f} %); "
+        f"{certificate.simulations} simulations",
+        markup=False,
+    )
+    for alternative in found.alternatives:
+        least = "at least " if alternative.at_least else ""
+        value = (
+            f"{least}{alternative.objective:.6g} {certificate.unit}"
+            if alternative.objective < float("inf")
+            else ""
+        )
+        console.print(f"  {alternative.label}: {value} ({alternative.note})", markup=False)
+    console.print(
+        f"written to {out}: plan.yaml, certificate.json, requests.csv, report.html, manifests/", markup=False
+    )
+
+
+def _print_simulation(summary: dict[str, Any], title: str) -> None:
+    rows = []
+    for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s"):
+        if summary[name]:
+            rows.append({"metric": name[:-2], **{key: _cell(value) for key, value in summary[name].items()}})
+    _print_rows(rows, title)
+    counts = {
+        key: summary[key] for key in ("finished", "rejected", "unfinished", "preemptions") if summary[key]
+    }
+    rates = {key: round(summary[key], 3) for key in ("requests_per_s", "output_tokens_per_s") if summary[key]}
+    _print_mapping(counts | rates, "")
+    if summary["slo"]:
+        lines = [
+            {
+                "limit": line["limit"], "promised": _cell(line["limit_s"]), "simulated": _cell(line["simulated_s"]),
+                "within": f"{100 * line['kept_frac']:.2f} %", "verdict": "kept" if line["holds"] else "MISSED",
+            }
+            for line in summary["slo"]["lines"]
+        ]  # fmt: skip
+        _print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
+        if not summary["slo"]["is_steady"]:
+            _print_mapping({"steady": "no: the backlog grows"}, "")
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else show_s(value)
+
+
+def _print_mapping(document: dict[str, Any], title: str) -> None:
+    table = Table(title=title or None, show_header=False, title_justify="left")
+    for key, value in document.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) or "-"
+        elif isinstance(value, list | tuple):
+            value = "\n".join(_short(item) for item in value) or "-"
+        table.add_row(str(key), _short(value))
+    Console(highlight=False).print(table)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _print_rows(rows: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(str(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(_short(value) for value in row.values()))
+    Console(highlight=False).print(table)
+
+
+def _provenance(known: Catalog, name: str) -> dict[str, Any]:
+    """Where a row of the catalog comes from."""
+    return asdict(known.provenance[name]) if name in known.provenance else {}
+
+
+def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": gpu.name, "USD/h": gpu.price_usd_per_h, "memory GB": round(gpu.memory_bytes / 1e9, 1),
+            "GB/s": gpu.bandwidth_bytes_per_s / 1e9, "dense TFLOP/s": gpu.dense_flops_per_s / 1e12,
+            "link GB/s": gpu.link_bytes_per_s / 1e9, "W": gpu.power_w, "per node": gpu.gpus_per_node,
+            "priced": known.provenance[gpu.name].price_date,
+        }
+        for gpu in known.gpus.values()
+    ]  # fmt: skip
+
+
+def _llm_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "llm": llm.name, "parameters B": round(llm.parameters / 1e9, 2), "layers": llm.layers, "hidden": llm.hidden,
+            "heads": llm.heads, "KV heads": llm.kv_heads, "ffn": llm.ffn, "vocab": llm.vocab,
+            "context": llm.context_tokens, "experts": llm.experts, "KV bytes/token": llm.kv_bytes_per_token,
+        }
+        for llm in known.llms.values()
+    ]  # fmt: skip
+
+
+def _slo_rows(known: Catalog) -> list[dict[str, Any]]:
+    rows = []
+    for preset in known.slos.values():
+        limits = [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
+        if preset.slowdowns is not None:
+            reference = f"{preset.slowdowns.gpu} tp{preset.slowdowns.tp}"
+            limits += [
+                f"{line.metric} {percentile_name(line.percentile_frac)} <= {line.factor:g} x {reference}"
+                for line in preset.slowdowns.limits
+            ]
+        rows.append(
+            {
+                "preset": preset.name,
+                "limits": "; ".join(limits),
+                "served": preset.served,
+                "source": preset.source,
+            }
+        )
+    return rows
+
+
+def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
+    rows = []
+    for llm in known.llms.values():
+        for gpu in known.gpus.values():
+            for tp in (tp for tp in (1, 2, 4, 8) if tp <= gpu.gpus_per_node and llm.heads % tp == 0):
+                latency = known.latency(llm, gpu, tp)
+                if gpu.name != gpu.base or latency.basis.startswith("roofline"):
+                    continue
+                error = "-" if latency.mape_frac is None else f"{100 * latency.mape_frac:.1f} %"
+                rows.append(
+                    {
+                        "llm": llm.name,
+                        "gpu": gpu.name,
+                        "tp": tp,
+                        "held-out error": error,
+                        "basis": latency.basis,
+                    }
+                )
+    return rows
+
+
+if __name__ == "__main__":
+    main()
