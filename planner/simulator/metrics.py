@@ -85,7 +85,8 @@ def gap_runs(simulation: Simulation) -> npt.NDArray[np.void]:
     start_s, end_s = simulation.window_s
     first_end_s = runs["start_s"] + runs["first_s"]
     steps = runs["steps"]
-    last_end_s = first_end_s + runs["first_s"] * (steps - 1) + runs["growth_s"] * (steps * (steps - 1) / 2)
+    # added up as in the kernel, to the last bit: the last token of all must not fall out of the window
+    last_end_s = runs["start_s"] + (runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
     return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
@@ -96,7 +97,7 @@ def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> 
     cut = runs.copy()
     for run in cut:
         j = np.arange(run["steps"])
-        ends_s = run["start_s"] + run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2)
+        ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
         kept = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
         run["steps"] = len(kept)
         if len(kept) and kept[0]:
