@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from planner.domain import Fleet, Limit, WorkerType
 from planner.simulator.simulate import _weights, measured_window, spared
@@ -125,7 +126,7 @@ class Reference:
         self.link_free_s = self.link_last_s = -math.inf
         self.transfers = self.done = self.released = 0
 
-    def run(self) -> Reference:
+    def run(self) -> Self:
         n = len(self.requests)
         if self.closed_loop:
             self.release(0.0)

@@ -128,8 +128,7 @@ def test_without_a_ttft_limit_the_backlog_test_waits_a_minute() -> None:
 
 
 def test_the_window_leaves_out_the_warm_up() -> None:
-    """A twentieth of the trace, at most two minutes, and what arrives after the last arrival does not
-    exist."""
+    """A twentieth of the trace, at most two minutes. It ends with the last arrival."""
     assert measured_window(make_trace([10.0, 110.0], [1, 1], [1, 1])) == (15.0, 110.0)
     assert measured_window(make_trace([10.0, 10010.0], [1, 1], [1, 1])) == (130.0, 10010.0)
 
