@@ -180,6 +180,7 @@ def search_two_pools(
         )
         for item in prefills
     }
+    prefills = [item for item in prefills if math.isfinite(cheapest[item.option.name])]
     leading: set[str] = set()
     for wave in _waves(prefills):
         value = search.value

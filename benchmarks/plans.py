@@ -1,0 +1,110 @@
+"""Whole plans on the Azure traces: wall time, value, bounds, and what simpler fleets would cost.
+
+    python benchmarks/plans.py [--traces DIR] [--rates own 20 70 200] [--cold]
+
+Runs the `plan` command as a user would, one process per case, and prints a Markdown table. `--cold` gives
+every process an empty compilation cache, as the very first run after an install has. DIR holds
+AzureLLMInferenceTrace_{conv,code}.csv of AzurePublicDataset; default: ../shared/data/traces beside the clone.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+DEFAULT_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+SLO = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
+
+
+def run_case(trace: Path, rate: str, *, is_cold: bool) -> dict[str, str]:
+    """One plan; the row of the table."""
+    question: dict[str, object] = {
+        "llm": "llama-3.1-70b",
+        "slo": SLO,
+        "fleet": {"gpus": ["a100-80g", "h100-80g"]},
+    }
+    if rate != "own":
+        question["traffic"] = {"rate": float(rate)}
+    with tempfile.TemporaryDirectory() as folder:
+        slo = Path(folder) / "slo.yaml"
+        slo.write_text(yaml.safe_dump(question))
+        out = Path(folder) / "out"
+        environment = os.environ | ({"NUMBA_CACHE_DIR": str(Path(folder) / "cache")} if is_cold else {})
+        command = [
+            sys.executable,
+            "-m",
+            "planner.cli",
+            "--slo",
+            str(slo),
+            "--trace",
+            str(trace),
+            "-o",
+            str(out),
+            "--json",
+        ]
+        start_s = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        wall_s = time.perf_counter() - start_s
+        if done.returncode not in (0, 4):
+            raise SystemExit(
+                f"{trace.name} at {rate}: exit {done.returncode}: {done.stderr.splitlines()[-1]}"
+            )
+        found = json.loads(done.stdout)
+        certificate = found["certificate"]
+        plan_yaml = yaml.safe_load((out / "plan.yaml").read_text())
+    simpler = {row["label"]: row for row in found["alternatives"]}
+    workers = " + ".join(
+        f"{row['count']} {row['role']} {row['gpu']} tp{row['tp']} ({row['max_num_batched_tokens']})"
+        for row in plan_yaml["workers"]
+    )
+    value, level0, bound = certificate["value"], certificate["level0"], certificate["bound"]
+
+    def more(label: str) -> str:
+        cost = simpler[label]["objective"]
+        return f"{cost:.2f} ({100 * (cost / value - 1):+.1f} %)" if cost is not None else "-"
+
+    return {
+        "trace": trace.stem.rsplit("_", 1)[-1],
+        "req/s": rate,
+        "wall s": f"{wall_s:.1f}",
+        "plan": workers,
+        "USD/h": f"{value:.2f}",
+        "level 0": f"{level0:.2f} {'exact' if certificate['level0_exact'] else 'OPEN'}",
+        "saved beyond": f"{100 * (1 - value / level0):.1f} %",
+        "bound (gap)": f"{bound:.2f} ({100 * (1 - bound / value):.0f} %)",
+        "one GPU type": more("one GPU type only"),
+        "mixed only": more("mixed pools only"),
+        "simulations": str(certificate["simulations"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES)
+    parser.add_argument("--rates", nargs="+", default=["own", "20", "70", "200"])
+    parser.add_argument("--cold", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    for kind in ("conv", "code"):
+        trace = arguments.traces / f"AzureLLMInferenceTrace_{kind}.csv"
+        if not trace.exists():
+            raise SystemExit(
+                f"{trace}: no such file; download AzurePublicDataset's 2023 traces, or use --traces"
+            )
+        rows += [run_case(trace, rate, is_cold=arguments.cold) for rate in arguments.rates]
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(row.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""The planner against brute force, its own constraints recomputed, and invariances."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.catalog import Catalog, read_catalog
+from planner.domain import Fleet
+from planner.errors import InfeasibleError, InputError
+from planner.oracle import Oracle
+from planner.plan import Plan
+from planner.planning import plan
+from planner.simulator import judge, simulate
+from planner.slo import Task, parse_task
+from planner.solvers.level0 import Counts, objective
+from planner.solvers.master import Option
+from planner.traces import Trace
+from planner.traffic import lognormal, synthesise
+
+LLM = "meta-llama/Llama-3.1-70B"
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return read_catalog()
+
+
+def traffic(
+    seed: int = 0, *, requests: int = 500, rate_rps: float = 15.0, input_tokens: float = 1200.0
+) -> Trace:
+    return synthesise(
+        requests, rate_rps, input_tokens=lognormal(input_tokens, 1.0), output_tokens=lognormal(120, 1.0),
+        gap_cv=1.5, rng=np.random.default_rng(seed),
+    )  # fmt: skip
+
+
+def question(catalog: Catalog, **changes: object) -> Task:
+    document: dict[str, object] = {
+        "llm": LLM,
+        "slo": {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
+        "fleet": {"gpus": ["a100-80g", "h100-80g"]},
+    }
+    return parse_task(document | changes, catalog)
+
+
+def options_of(found: Plan, catalog: Catalog, task: Task) -> list[Option]:
+    """The options that the certificate says level 0 ranged over, built again from their names."""
+    from planner.options import decode_options, mixed_options, prefill_options, worker_types
+
+    longest = int((found.trace.input_tokens + found.trace.output_tokens).max())
+    types, _ = worker_types(catalog.llm(task.llm), task.gpus(catalog), catalog, longest)
+    options = [
+        *mixed_options(types, task.objective), *prefill_options(types, task.objective),
+        *decode_options(types, task.objective),
+    ]  # fmt: skip
+    assert {option.name for option in options} >= set(found.certificate.universe)
+    return options
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "slo",
+    [
+        {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
+        {"ttft": {"p90": "400 ms"}, "tpot": {"p90": "35 ms"}},
+    ],
+)
+def test_no_cheaper_fleet_of_level_0_holds(catalog: Catalog, seed: int, slo: dict[str, object]) -> None:
+    """Brute force: every fleet with one worker type per pool that costs less than level 0's best fails."""
+    task = question(catalog, slo=slo)
+    found = plan(task, traffic(seed, requests=300, rate_rps=12.0), catalog)
+    assert found.certificate.level0_exact
+    oracle = Oracle(found.fleet.llm, found.trace, task.slo, task.network, found.fleet.policies)
+    options = options_of(found, catalog, task)
+
+    def cheaper(pools: tuple[Option, ...]) -> list[Counts]:
+        most = [int(found.certificate.level0 / option.objective) + 1 for option in pools]
+        fleets = itertools.product(*(range(1, n + 1) for n in most))
+        counted = [tuple(zip(pools, fleet, strict=True)) for fleet in fleets]
+        return [fleet for fleet in counted if objective(fleet) < found.certificate.level0 * (1 - 1e-9)]
+
+    mixed = [(option,) for option in options if option.role == "mixed"]
+    pairs = itertools.product(
+        [option for option in options if option.role == "prefill"],
+        [option for option in options if option.role == "decode"],
+    )
+    for pools in (*mixed, *pairs):
+        fleets = cheaper(pools)
+        assert not any(oracle.holds(fleets)), [f for f in fleets if oracle.holds([f])[0]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plan_keeps_what_it_says(catalog: Catalog, seed: int) -> None:
+    """Simulated again from scratch: the SLO is kept, every neighbour with one worker fewer fails."""
+    task = question(catalog)
+    found = plan(task, traffic(seed), catalog)
+    again = simulate(found.fleet, found.trace, limits=task.slo.limits, record=True)
+    assert judge(again, task.slo).holds and found.verdict.holds
+    assert found.certificate.value == pytest.approx(found.fleet.price_usd_per_h)
+    assert found.certificate.bound <= found.certificate.value <= found.certificate.level0 * (1 + 1e-9)
+    for i, pool in enumerate(found.fleet.pools):
+        pools = list(found.fleet.pools)
+        pools[i] = replace(pool, count=pool.count - 1)
+        roles = {p.role for p in pools if p.count}
+        if roles and ("prefill" in roles) == ("decode" in roles):
+            fewer = Fleet(found.fleet.llm, tuple(pools), found.fleet.policies, found.fleet.network)
+            assert not judge(simulate(fewer, found.trace, limits=task.slo.limits), task.slo).holds
+    assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
+
+
+def test_simpler_fleets_cost_the_same_or_more(catalog: Catalog) -> None:
+    found = plan(question(catalog), traffic(), catalog)
+    simpler = [row for row in found.alternatives if row.label in ("one GPU type only", "mixed pools only")]
+    assert len(simpler) == 2
+    assert all(row.objective >= found.certificate.value * (1 - 1e-9) for row in simpler)
+
+
+def test_long_prompts_with_tight_gaps_are_disaggregated(catalog: Catalog) -> None:
+    """6,000-token prompts beside gaps of 17 ms at p99: a mixed step with any useful chunk is too long."""
+    task = question(
+        catalog, slo={"ttft": {"p90": "3 s"}, "tbt": {"p99": "17 ms"}}, fleet={"gpus": ["h100-80g"]}
+    )
+    trace = synthesise(
+        200, 2.0, input_tokens=lognormal(6000, 0.3), output_tokens=lognormal(300, 0.5),
+        rng=np.random.default_rng(1),
+    )  # fmt: skip
+    network = {"gpus": ["h100-80g"], "network": {"bandwidth": "400 GB/s"}}
+    found = plan(replace(task, network=question(catalog, fleet=network).network), trace, catalog)
+    assert {pool.role for pool in found.fleet.pools} == {"prefill", "decode"}
+
+
+def test_twice_the_price_is_the_same_fleet(catalog: Catalog) -> None:
+    cheap = plan(question(catalog), traffic(), catalog)
+    prices = {"a100-80g": "3.78 usd/h", "h100-80g": "5.98 usd/h"}
+    dear = plan(
+        question(catalog, fleet={"gpus": ["a100-80g", "h100-80g"], "prices": prices}), traffic(), catalog
+    )
+
+    def shape(found: Plan) -> list[tuple[str, str, int]]:
+        return [(pool.role, pool.type.name, pool.count) for pool in found.fleet.pools]
+
+    assert shape(cheap) == shape(dear)
+    assert dear.certificate.value == pytest.approx(2 * cheap.certificate.value)
+
+
+def test_cheap_enough_gpus_win(catalog: Catalog) -> None:
+    """At a tenth of its price the A100 must be in the plan; at ten times the price it must not."""
+    for price, wins in (("0.2 usd/h", True), ("20 usd/h", False)):
+        fleet = {"gpus": ["a100-80g", "h100-80g"], "prices": {"a100-80g": price}}
+        found = plan(question(catalog, fleet=fleet), traffic(), catalog)
+        assert any(pool.type.gpu.name == "a100-80g" for pool in found.fleet.pools) == wins
+
+
+@pytest.mark.parametrize("wanted", ["power", "gpus"])
+def test_other_objectives(catalog: Catalog, wanted: str) -> None:
+    """The fleet with fewest Watts (GPUs) uses no more of them than the cheapest fleet does."""
+    cheapest = plan(question(catalog), traffic(), catalog)
+    found = plan(question(catalog, objective=wanted), traffic(), catalog)
+    use = {"power": lambda fleet: fleet.power_w, "gpus": lambda fleet: fleet.gpus}[wanted]
+    assert use(found.fleet) <= use(cheapest.fleet)
+    assert found.certificate.value == pytest.approx(use(found.fleet))
+
+
+def test_limits_are_kept_and_cost(catalog: Catalog) -> None:
+    """With fewer of the GPUs it would have chosen, the plan is dearer but within stock."""
+    free = plan(question(catalog), traffic(), catalog)
+    favourite = free.fleet.pools[0].type.gpu.name
+    short = {gpu: None for gpu in ("a100-80g", "h100-80g")} | {favourite: free.fleet.pools[0].type.gpus - 1}
+    found = plan(question(catalog, fleet={"gpus": {k: v for k, v in short.items() if v is not None}
+                                          | {k: 1000 for k, v in short.items() if v is None}}), traffic(), catalog)  # fmt: skip
+    used = sum(pool.count * pool.type.gpus for pool in found.fleet.pools if pool.type.gpu.name == favourite)
+    assert used <= short[favourite]  # type: ignore[operator]
+    assert found.certificate.value >= free.certificate.value
+
+
+def test_too_little_stock_names_what_to_buy(catalog: Catalog) -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        plan(question(catalog, fleet={"gpus": {"a100-80g": 2}}), traffic(), catalog)
+    assert caught.value.kind == "capacity" and "stock of a100-80g" in caught.value.constraint
+    assert "from 2 to " in caught.value.relaxation
+
+    needed = int(caught.value.relaxation.rsplit(" ", 1)[1])
+    plan(question(catalog, fleet={"gpus": {"a100-80g": needed}}), traffic(), catalog)
+
+
+def test_a_promise_below_the_floor_is_about_latency(catalog: Catalog) -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        plan(question(catalog, slo={"ttft": {"p90": "5 ms"}}), traffic(), catalog)
+    assert caught.value.kind == "latency" and caught.value.constraint == "ttft p90"
+
+    floor_s = float(caught.value.relaxation.split(">=")[1].split()[0])
+    plan(question(catalog, slo={"ttft": {"p90": f"{3 * floor_s} s"}}), traffic(), catalog)
+
+
+def test_spare_worker_survives_the_loss_of_one(catalog: Catalog) -> None:
+    """With one spare the fleet still keeps the SLO after losing any one worker."""
+    plain = plan(question(catalog), traffic(), catalog)
+    task = question(catalog, spare="1 worker")
+    found = plan(task, traffic(), catalog)
+    assert found.certificate.value > plain.certificate.value
+    for i, pool in enumerate(found.fleet.pools):
+        pools = list(found.fleet.pools)
+        pools[i] = replace(pool, count=pool.count - 1)
+        left = Fleet(found.fleet.llm, tuple(pools), found.fleet.policies, found.fleet.network)
+        assert judge(simulate(left, found.trace, limits=task.slo.limits), task.slo).holds
+
+
+def test_same_seed_same_plan(catalog: Catalog) -> None:
+    task = question(catalog, traffic={"rate": 9})
+    first, second = (plan(task, traffic(), catalog, seed=3).certificate for _ in range(2))
+    assert first == second
+
+
+def test_attainment_counts_every_limit_at_once(catalog: Catalog) -> None:
+    found = plan(question(catalog, slo={"ttft": {"p50": "1 s"}, "attainment": 0.95}), traffic(), catalog)
+    assert found.verdict.attainment_frac >= 0.95
+
+
+def test_relative_slo_is_resolved_against_the_reference(catalog: Catalog) -> None:
+    """Splitwise's nine limits become seconds, each at least the idle reference's time at that percentile."""
+    document = {"llm": LLM, "preset": "splitwise", "fleet": {"gpus": ["h100-80g"]}}
+    found = plan(parse_task(document, catalog), traffic(rate_rps=2.0), catalog)
+    assert len(found.slo.limits) == 9 and found.verdict.holds
+    assert any("relative SLO" in sentence for sentence in found.certificate.assumptions)
+
+
+def test_time_limit_is_reported(catalog: Catalog) -> None:
+    """A limit of no time at all finds nothing; that is an error, not a plan."""
+    with pytest.raises(Exception, match="time limit"):
+        plan(question(catalog), traffic(), catalog, time_limit_s=0.0)
+
+
+def test_one_instant_is_no_traffic(catalog: Catalog) -> None:
+    trace = traffic()
+    burst = trace.select(np.arange(5), arrival_s=np.zeros(5))
+    with pytest.raises(InputError, match="one instant"):
+        plan(question(catalog), burst, catalog)
+
+
+def test_too_long_a_request_is_refused(catalog: Catalog) -> None:
+    trace = replace(traffic(), input_tokens=np.full(500, 200_000))
+    with pytest.raises(InputError, match="200"):
+        plan(question(catalog), trace, catalog)
