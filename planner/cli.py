@@ -6,12 +6,15 @@ stdout carries the answer (a table, or one JSON object with --json), stderr prog
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -28,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 QUIET_S = 1.0  # work shorter than this is not talked about
+LONGEST_MESSAGE = 2000
 
 SloOption = Annotated[Path | None, typer.Option("--slo", help="The question: slo.yaml.")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", help="The traffic: CSV or JSONL, plain or .gz.")]
@@ -41,6 +45,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> None:
     """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show × shows \xd7
     try:
         app()
     except InfeasibleError as error:
@@ -60,7 +67,10 @@ def main() -> None:
 
 
 def _say(error: PlannerError) -> int:
-    print(f"plan: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+    message = " ".join(str(error).split())
+    if len(message) > LONGEST_MESSAGE:  # it quotes a value that fills a file
+        message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 4 :]}"
+    print(f"plan: {message}", file=sys.stderr)  # noqa: T201
     return error.exit_code
 
 
@@ -81,7 +91,7 @@ def plan(
     json_output: JsonOption = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Find the cheapest fleet that keeps an SLO on a trace, with a certificate and what it takes to deploy it.
+    """Find the cheapest fleet that keeps an SLO on a trace, with a certificate and all it takes to deploy it.
 
     plan --slo slo.yaml --trace azure.csv -o out/
     """
@@ -101,16 +111,18 @@ def plan(
     from planner.slo import read_task
     from planner.traces import read_trace
 
-    progress = Progress()
+    if math.isnan(time_limit):
+        raise InputError("--time-limit: expected a number of seconds, found nan")
     files.check_output_directory(out)
-    known = read_catalog(catalog)
-    task = read_task(slo, known)
-    requests = read_trace(trace, seed=seed)
-    progress(f"read {len(requests)} requests from {trace.name}")
-    found = planning.plan(task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress)
-    progress("writing the report")
-    files.write_files(out, output.render(found))
-    progress.done()
+    _keep_inputs([out / name for name in output.NAMES], slo, trace)
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        task = read_task(slo, known)
+        requests = read_trace(trace, seed=seed)
+        progress(f"read {len(requests)} requests from {trace.name}")
+        found = planning.plan(task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress)
+        progress("writing the report")
+        files.write_files(out, output.render(found), outdated=output.OUTDATED)
     if json_output:
         _print_json(output.to_json(found) | {"directory": str(out)})
     else:
@@ -138,15 +150,16 @@ def simulate(
     ] = None,
     scale: Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")] = "superpose",
     window: Annotated[
-        str, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
-    ] = "whole",
+        str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
+    ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Simulate a fleet on a trace, request by request, and hold it against an SLO if one is given.
 
-    With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
+    With --slo the traffic section of that file applies, unless --rate or --window say otherwise: `--window
+    whole` takes the trace as it is, such as the requests.csv of a plan.
     """
     import numpy as np
 
@@ -161,26 +174,29 @@ def simulate(
     from planner.traffic import rescale
     from planner.traffic import window as part_of
 
-    progress = Progress()
-    known = read_catalog(catalog)
-    engines = read_fleet(fleet, known)
-    task = read_task(slo, known) if slo is not None else None
-    requests = read_trace(trace, seed=seed)
-    if task is not None and task.slowdowns is not None:
-        raise InputError(
-            f"{slo}: `simulate` needs limits in seconds, found the relative preset {task.preset!r}"
-        )
-    if task is not None and rate is None and window == "whole":
-        requests, _ = asked_traffic(requests, task, seed=seed)
-    else:
-        if rate is not None:
-            requests = rescale(requests, rate, how=_scaling(scale), rng=np.random.default_rng(seed))
-        requests = part_of(requests, window)
-    progress(f"simulating {len(requests)} requests on {engines.workers} workers")
-    promise = task.slo if task is not None else Slo(())
-    simulation = run(engines, requests, limits=promise.limits, record=True, closed_loop=closed_loop)
-    verdict = judge(simulation, promise) if task is not None else None
-    progress.done()
+    if out is not None:
+        files.check_output_file(out)
+        _keep_inputs([out], fleet, trace, slo)
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        engines = read_fleet(fleet, known)
+        task = read_task(slo, known) if slo is not None else None
+        if task is not None and task.slowdowns is not None:
+            raise InputError(
+                f"{slo}: `simulate` needs limits in seconds, found the relative preset {task.preset!r}"
+            )
+        how = _scaling(scale)
+        requests = read_trace(trace, seed=seed)
+        if task is not None and rate is None and window is None:
+            requests, _ = asked_traffic(requests, task, seed=seed)
+        else:
+            if rate is not None:
+                requests = rescale(requests, rate, how=how, rng=np.random.default_rng(seed))
+            requests = part_of(requests, "whole" if window is None else window)
+        progress(f"simulating {len(requests)} requests on {engines.workers} workers")
+        promise = task.slo if task is not None else Slo(())
+        simulation = run(engines, requests, limits=promise.limits, record=True, closed_loop=closed_loop)
+        verdict = judge(simulation, promise) if task is not None else None
     if out is not None:
         files.write_file(out, output.requests_csv(simulation))
     summary = output.simulation_summary(simulation, verdict)
@@ -200,9 +216,8 @@ def describe_trace(
     from planner.traces import read_trace
     from planner.workload import describe
 
-    progress = Progress()
-    summary = describe(read_trace(trace, seed=seed)).as_dict()
-    progress.done()
+    with Progress():
+        summary = describe(read_trace(trace, seed=seed)).as_dict()
     if json_output:
         _print_json(summary)
     else:
@@ -243,9 +258,20 @@ class Progress:
         elif elapsed_s > QUIET_S:
             self.console.print(f"[{elapsed_s:5.1f} s] {message}", markup=False, soft_wrap=True)
 
-    def done(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.status is not None:
-            self.status.stop()
+            self.status.stop()  # also after an error: the terminal gets its cursor back
+
+
+def _keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
+    """Refuse to write over what is being read."""
+    for path in outputs:
+        for given in inputs:
+            if given is not None and given.exists() and path.exists() and path.samefile(given):
+                raise InputError(f"{given}: would be written over; name another place with -o")
 
 
 def _scaling(how: str) -> Any:
@@ -267,16 +293,18 @@ def _print_plan(found: Any, out: Path) -> None:
     console.print(promise(found), markup=False)
     rows = [
         {
-            "pool": pool.name, "role": pool.role, "workers": pool.count, "GPU": pool.type.gpu.name, "TP": pool.type.tp,
-            "tokens/step": pool.type.max_num_batched_tokens, "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
+            "pool": pool.name, "role": pool.role, "workers": pool.count,
+            "GPU": pool.type.gpu.name, "TP": pool.type.tp, "tokens/step": pool.type.max_num_batched_tokens,
+            "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in found.fleet.pools
     ]  # fmt: skip
     _print_rows(rows, "fleet")
     lines = [
         {
-            "limit": line.limit.name, "promised": show_s(line.limit.limit_s), "simulated": show_s(line.value_s),
-            "within": f"{100 * line.kept_frac:.2f} %", "verdict": "kept" if line.holds else "MISSED",
+            "limit": line.limit.name, "promised": show_s(line.limit.limit_s),
+            "simulated": show_s(line.value_s), "within": f"{100 * line.kept_frac:.2f} %",
+            "verdict": "kept" if line.holds else "MISSED",
         }
         for line in found.verdict.lines
     ]  # fmt: skip
@@ -284,8 +312,8 @@ def _print_plan(found: Any, out: Path) -> None:
     proof = "exact" if certificate.level0_exact else "NOT exhausted"
     console.print(
         f"level 0 (one worker type per pool): {certificate.level0:.6g} {certificate.unit}, {proof}; plan: "
-        f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} (gap {100 * certificate.gap_frac:.1f} %); "
-        f"{certificate.simulations} simulations",
+        f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
+        f"(gap {100 * certificate.gap_frac:.1f} %); {certificate.simulations} simulations",
         markup=False,
     )
     for alternative in found.alternatives:
@@ -315,8 +343,9 @@ def _print_simulation(summary: dict[str, Any], title: str) -> None:
     if summary["slo"]:
         lines = [
             {
-                "limit": line["limit"], "promised": _cell(line["limit_s"]), "simulated": _cell(line["simulated_s"]),
-                "within": f"{100 * line['kept_frac']:.2f} %", "verdict": "kept" if line["holds"] else "MISSED",
+                "limit": line["limit"], "promised": _cell(line["limit_s"]),
+                "simulated": _cell(line["simulated_s"]), "within": f"{100 * line['kept_frac']:.2f} %",
+                "verdict": "kept" if line["holds"] else "MISSED",
             }
             for line in summary["slo"]["lines"]
         ]  # fmt: skip
@@ -375,9 +404,10 @@ def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
 def _llm_rows(known: Catalog) -> list[dict[str, Any]]:
     return [
         {
-            "llm": llm.name, "parameters B": round(llm.parameters / 1e9, 2), "layers": llm.layers, "hidden": llm.hidden,
-            "heads": llm.heads, "KV heads": llm.kv_heads, "ffn": llm.ffn, "vocab": llm.vocab,
-            "context": llm.context_tokens, "experts": llm.experts, "KV bytes/token": llm.kv_bytes_per_token,
+            "llm": llm.name, "parameters B": round(llm.parameters / 1e9, 2), "layers": llm.layers,
+            "hidden": llm.hidden, "heads": llm.heads, "KV heads": llm.kv_heads, "ffn": llm.ffn,
+            "vocab": llm.vocab, "context": llm.context_tokens, "experts": llm.experts,
+            "KV bytes/token": llm.kv_bytes_per_token,
         }
         for llm in known.llms.values()
     ]  # fmt: skip

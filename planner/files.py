@@ -7,10 +7,11 @@ import gzip
 import io
 import os
 import shutil
+import stat
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,8 @@ from planner.errors import InputError
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
+MAX_YAML_DEPTH = 64  # the parser recurses, and a stack that overflows takes the process along
+MAX_YAML_VALUES = 200_000  # with every alias written out
 
 
 def repository_dir(name: str) -> Path:
@@ -32,7 +35,7 @@ def repository_dir(name: str) -> Path:
 @contextmanager
 def open_input(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading, unpacking .gz, with one clear line for whatever is not a readable file."""
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - unlike Path.is_dir, silent about names that no file can have
         raise InputError(f"{path}: is a directory, expected a file")
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
@@ -107,10 +110,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if len(raw) > MAX_YAML_BYTES:
         raise InputError(f"{path}: is larger than {MAX_YAML_BYTES // 2**20} MiB, which no YAML of ours is")
     try:
-        document = yaml.load(raw.decode("utf-8-sig"), Loader=_Loader)
+        text = raw.decode("utf-8-sig")
+        _check_yaml(text)
+        document = yaml.load(text, Loader=_Loader)
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not UTF-8 text; expected a YAML file") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
         raise InputError(f"{path}{place}: is not valid YAML ({_first_line(error)})") from None
@@ -121,7 +126,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML that refuses a key given twice instead of keeping the last."""
+    """Safe YAML that refuses a key given twice instead of keeping the last, and values it cannot hold."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
+            value = None
+        else:
+            if not isinstance(value, int) or abs(value) < 10**100:
+                return value
+        problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]} that can be read"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -134,6 +150,36 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse YAML that is nested too deep, or grows too large once its aliases are written out."""
+    sizes: list[int] = [0]
+    anchors: list[str | None] = [None]
+    known: dict[str | None, int] = {}
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            sizes.append(0)
+            anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = sizes.pop(), anchors.pop()
+            sizes[-1] += size
+            known[anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors:
+                raise _malformed(f"*{event.anchor} refers to what it is a part of", event)
+            sizes[-1] += max(known.get(event.anchor, 1), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[-1] += 1
+        if len(sizes) > MAX_YAML_DEPTH:
+            raise _malformed(f"nested deeper than {MAX_YAML_DEPTH} levels", event)
+        if sizes[-1] > MAX_YAML_VALUES:
+            raise _malformed(f"more than {MAX_YAML_VALUES} values, with aliases written out", event)
+
+
+def _malformed(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
+    mark: Any = event.start_mark  # of the parser in C or of the one in Python
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _first_line(error: Exception) -> str:
@@ -158,43 +204,109 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     return yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
 
 
-def write_files(directory: Path, files: Mapping[str, str | bytes]) -> None:
+def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
     """Write all `files` (relative path -> content) into `directory`, or none of them.
 
-    Everything is written aside first and then renamed into place, so an interrupted run leaves no half file.
+    Everything is written aside first and then renamed into place; what stood there is put back if that fails.
+    `outdated` are patterns of files an earlier run may have left: those not written now are removed.
     """
     check_output_directory(directory)
-    aside: Path | None = None
+    made: list[Path] = []
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        for name, content in files.items():
-            target = aside / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content if isinstance(content, bytes) else content.encode())
-        for name in files:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(aside / name, directory / name)
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
-    finally:
-        if aside is not None:
+        _make(directory, made)
+        # inside, not beside: the folder may be a mount of its own, and all that we may write to
+        aside = Path(tempfile.mkdtemp(prefix=".fleetplan-", dir=directory))
+        try:
+            new, old = aside / "new", aside / "old"
+            for name, content in files.items():
+                target = new / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content if isinstance(content, bytes) else content.encode())
+            left = {str(path.relative_to(directory)) for glob in outdated for path in directory.glob(glob)}
+            _swap(directory, new, old, list(files), sorted(left - set(files)), made)
+        finally:
             shutil.rmtree(aside, ignore_errors=True)
+    except BaseException as error:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
+        raise
+
+
+def _swap(directory: Path, new: Path, old: Path, names: list[str], left: list[str], made: list[Path]) -> None:
+    """Rename `new` into `directory` and what it replaces, with what is `left` over, into `old`; or undo."""
+    undo: list[tuple[Path, Path]] = []
+
+    def move(source: Path, target: Path) -> None:
+        if target.is_dir():
+            raise IsADirectoryError(0, f"{target} is a directory")
+        source.replace(target)
+        undo.append((source, target))
+
+    try:
+        for name in (*names, *left):
+            _make((directory / name).parent, made)
+            if os.path.lexists(directory / name):
+                if (directory / name).is_dir():
+                    raise IsADirectoryError(0, f"{name} is a directory there")
+                (old / name).parent.mkdir(parents=True, exist_ok=True)
+                move(directory / name, old / name)
+            if name in names:
+                move(new / name, directory / name)
+    except BaseException:
+        for source, target in reversed(undo):
+            target.replace(source)
+        raise
+
+
+def _make(directory: Path, made: list[Path]) -> None:
+    """Make `directory` and what leads to it, and note what was not there."""
+    if not directory.is_dir():
+        _make(directory.parent, made)
+        directory.mkdir()
+        made.append(directory)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write one file whole or not at all."""
-    write_files(path.parent, {path.name: content})
+    """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is."""
+    check_output_file(path)
+    if not path.exists() or path.is_file():
+        write_files(path.parent, {path.name: content})
+        return
+    try:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def check_output_file(path: Path) -> None:
+    """Refuse a file that `write_file` could not write, before the work rather than after."""
+    check_output_directory(path.parent)
+    if _is_directory(path):
+        raise InputError(f"{path}: is a directory; name a file with -o")
 
 
 def check_output_directory(directory: Path) -> None:
     """Refuse a place that `write_files` could not write to, before hours of work rather than after."""
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory}: exists and is not a directory; name another one with -o")
     existing = directory
-    while not existing.exists() and existing.parent != existing:
+    while (is_directory := _is_directory(existing)) is None:
+        if os.path.lexists(existing):
+            raise InputError(f"{directory}: {existing} is a link to nothing; name another one with -o")
         existing = existing.parent
-    if not existing.is_dir():
-        raise InputError(f"{directory}: {existing} is not a directory; name another one with -o")
-    if not os.access(existing, os.W_OK):
+    if not is_directory:
+        found = "exists and" if existing == directory else str(existing)
+        raise InputError(f"{directory}: {found} is not a directory; name another one with -o")
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
+
+
+def _is_directory(path: Path) -> bool | None:
+    """None where there is nothing; raises InputError for a name that nothing can have."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); name another one") from None

@@ -32,6 +32,9 @@ Document = dict[str, Any]
 CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cached_tokens", "prefill_worker",
                "decode_worker", "queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s", "preemptions",
                "status")  # fmt: skip
+NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
+# of an earlier plan, that this one may not need: someone would start its workers
+OUTDATED = tuple(f"manifests/compose/{name}" for name in ("*.yaml", "nodes.env"))
 _CSV_ROW = "%d,%r,%d,%d,0,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"  # no prefix cache yet: 0 cached tokens
 _CSV_CHUNK = 50_000
 
@@ -53,7 +56,7 @@ def plan_yaml(plan: Plan) -> str:
     fleet, trace = plan.fleet, plan.trace
     header = (
         f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {fleet.price_usd_per_h:.2f} USD/h.\n"
-        "# Check it again:  plan simulate --fleet plan.yaml --trace requests.csv\n"
+        "# Check it:  plan simulate --fleet plan.yaml --trace requests.csv --window whole --slo SLO.YAML\n"
     )
     document: Document = {
         "status": plan.status,
