@@ -188,7 +188,10 @@ def _first_line(error: Exception) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Block style, keys in the order given, short lists of numbers on one line."""
+    """Block style, keys in the order given, short lists of numbers on one line, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
