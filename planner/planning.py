@@ -402,8 +402,8 @@ def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...],
             if line.value_s <= _NEAR * line.limit.limit_s:
                 sentences.append(
                     f"{line.limit.name} binds the {pool} pool: at {show_s(line.value_s)} instead of "
-                    f"{show_s(line.limit.limit_s)} one worker of {option.type.name} fewer would do, which saves "
-                    f"{option.objective:.4g} {OBJECTIVE_UNITS[problem.task.objective]}"
+                    f"{show_s(line.limit.limit_s)} one worker of {option.type.name} fewer would do, which "
+                    f"saves {option.objective:.4g} {OBJECTIVE_UNITS[problem.task.objective]}"
                 )
                 continue
         if not holds:
@@ -515,7 +515,7 @@ def _assumptions(problem: _Problem, slo_note: str | None, simulation: Simulation
     task, trace = problem.task, problem.trace
     window_s = simulation.window_s[1] - simulation.window_s[0]
     residences = window_s / float(np.nanmean(simulation.e2e_s))
-    length = f"the measured window lasts {show_s(window_s)}, {residences:.3g} times the mean residence of a request"
+    length = f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
     if residences < FEW_RESIDENCES:
         length += f": short of the {FEW_RESIDENCES} that a steady state asks for, so plan on a longer trace"
     bases = sorted({worker.latency.basis for worker in problem.types})
@@ -524,14 +524,15 @@ def _assumptions(problem: _Problem, slo_note: str | None, simulation: Simulation
         "step times: " + "; ".join(bases),
         "host overhead per step: "
         + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
-        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, no prefix cache, first come first served, "
-        "join the shortest queue",
+        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, no prefix cache, first come first "
+        "served, join the shortest queue",
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
-        f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, {task.network.transfer}",
+        f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, "
+        f"{task.network.transfer}",
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
         length,
-        f"bound: work at its cheapest rate per token, {100 * problem.given_up_frac:.3g} % of requests given up, "
-        f"{problem.horizon_s - trace.duration_s:.4g} s of slack after the trace",
+        f"bound: work at its cheapest rate per token, {100 * problem.given_up_frac:.3g} % of requests given "
+        f"up, {problem.horizon_s - trace.duration_s:.4g} s of slack after the trace",
         "beyond level 0 every GPU and TP degree takes part with one token budget per role",
         "power: the boards' limits, GPUs only",
     ]
@@ -569,9 +570,9 @@ def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError
         f" (also out of reach: {', '.join(other.name for other, _, _ in broken[1:])})" if broken[1:] else ""
     )
     return InfeasibleError(
-        f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when idle: the "
-        f"fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; relax {limit.name} to "
-        f"{show_s(best_s)} or more, or add a faster GPU",
+        f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when idle: "
+        f"the fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; relax "
+        f"{limit.name} to {show_s(best_s)} or more, or add a faster GPU",
         kind="latency", constraint=limit.name, relaxation=f"{limit.name} >= {best_s:.6g} s",
     )  # fmt: skip
 
@@ -600,6 +601,13 @@ def _infeasible(problem: _Problem, level0: _Level0) -> PlannerError:
                 constraint=needs[0].split(" from ")[0] if needs else "stock",
                 relaxation=" and ".join(needs),
             )
+        if not wider.search.is_exhausted:
+            names = ", ".join(name for name, _ in problem.limits.rows())
+            return InfeasibleError(
+                f"capacity: no fleet within the limits ({names}) keeps the SLO, and the time limit left no room to "
+                "find out what would; raise --time-limit",
+                kind="capacity", constraint=names, relaxation="unknown: raise --time-limit",
+            )  # fmt: skip
     failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
     return InfeasibleError(
         f"latency: no number of workers keeps the SLO on this trace, though each limit alone is within reach "

@@ -226,7 +226,8 @@ class Lengths:
 def distinct_lengths(trace: Trace) -> Lengths:
     """Count the requests of every pair (input, output)."""
     pairs, requests = np.unique((trace.input_tokens << 32) + trace.output_tokens, return_counts=True)
-    return Lengths((pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float), requests.astype(np.int64))
+    inputs, outputs = (pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float)
+    return Lengths(inputs, outputs, requests.astype(np.int64))
 
 
 def _quantile_bucket(tokens: IntArray, buckets: int) -> IntArray:

@@ -148,6 +148,7 @@ class State(NamedTuple):
     f_s: npt.NDArray[np.float64]  # (types, tokens + 1)  f(N) + h
     front: npt.NDArray[np.int64]  # workers that take arrivals
     back: npt.NDArray[np.int64]  # workers that take hand-offs
+    score: npt.NDArray[np.float64]  # (W,) routing score of each worker
     round_robin: npt.NDArray[np.int64]  # (2,) front, back: 1 round robin, 0 smallest score
     link: npt.NDArray[np.float64]  # (5,) see the indices below
     limits: npt.NDArray[np.void]  # (L,) LIMIT
@@ -372,12 +373,11 @@ def _settle_gap(state, w, slot):
 @kernel_jit
 def _finish(state, w, r, time_s):
     """Request r is complete on worker w."""
-    worker, request = state.workers[w], state.requests[r]
+    request = state.requests[r]
     request.finish_s = time_s
     request.status = FINISHED
     request.generated = request.output
-    worker.requests -= 1
-    worker.kv_tokens -= request.input
+    _load(state, w, 0, -1, -request.input)
     state.counters[DONE] += 1
     if _in_window(state, request.arrival_s):
         _count(state, E2E, time_s - request.arrival_s)
@@ -449,7 +449,7 @@ def _preempt(state, w, time_s):
     r = worker.partial
     if r != NONE and state.requests[r].order > order:
         worker.used -= _blocks_of(state.requests[r].length)
-        worker.pending_tokens += state.requests[r].computed
+        _load(state, w, state.requests[r].computed, 0, 0)
         worker.partial = NONE
     else:
         slot = state.slots[w, victim]
@@ -463,7 +463,7 @@ def _preempt(state, w, time_s):
         _leave(state, w, victim)
         _refresh_next_finish(state, w)
         request.length = request.input + request.generated
-        worker.pending_tokens += request.length
+        _load(state, w, request.length, 0, 0)
     state.requests[r].computed = 0
     state.requests[r].preemptions += 1
     _push_front(state, w, WAITING, r)
@@ -638,6 +638,19 @@ def _wake(state, w, time_s, cause):
 
 
 @kernel_jit
+def _load(state, w, pending_tokens, requests, kv_tokens):
+    """What the router sees of worker w changes by this much."""
+    worker = state.workers[w]
+    worker.pending_tokens += pending_tokens
+    worker.requests += requests
+    worker.kv_tokens += kv_tokens
+    state.score[w] = (
+        worker.weight[0] * worker.pending_tokens + worker.weight[1] * worker.requests
+        + worker.weight[2] * worker.kv_tokens
+    )  # fmt: skip
+
+
+@kernel_jit
 def _choose(state, pool, turn, r):
     """The worker of `pool` for request r: round robin, or the smallest score; NONE if it fits on none."""
     need = _blocks_of(state.requests[r].input + state.requests[r].output)
@@ -650,21 +663,10 @@ def _choose(state, pool, turn, r):
         return NONE
     best, best_score = NONE, np.inf
     for i in range(len(pool)):
-        worker = state.workers[pool[i]]
-        score = (
-            worker.weight[0] * worker.pending_tokens + worker.weight[1] * worker.requests
-            + worker.weight[2] * worker.kv_tokens
-        )  # fmt: skip
-        if score < best_score and need <= worker.blocks:
-            best, best_score = pool[i], score
+        w = pool[i]
+        if state.score[w] < best_score and need <= state.workers[w].blocks:
+            best, best_score = w, state.score[w]
     return best
-
-
-@kernel_jit
-def _assign(state, w, r):
-    worker, request = state.workers[w], state.requests[r]
-    worker.requests += 1
-    worker.kv_tokens += request.input
 
 
 @kernel_jit
@@ -675,8 +677,7 @@ def _arrive(state, r, cause):
         return
     worker, request = state.workers[w], state.requests[r]
     request.prefill_worker = w
-    _assign(state, w, r)
-    worker.pending_tokens += request.input
+    _load(state, w, request.input, 1, request.input)
     is_first = worker.head[WAITING] == NONE
     _push(state, w, WAITING, r)
     if is_first:  # else the one before it could not be admitted either
@@ -687,15 +688,14 @@ def _arrive(state, r, cause):
 def _hand_off(state, w, r, time_s):
     """The first token of r is out on prefill worker w: pick a decode worker and send the KV blocks."""
     worker, request = state.workers[w], state.requests[r]
-    worker.requests -= 1
-    worker.kv_tokens -= request.input
+    _load(state, w, 0, -1, -request.input)
     v = _choose(state, state.back, TURN_BACK, r)
     if v == NONE:
         worker.used -= _blocks_of(request.length)
         _reject(state, r)
         return
     request.decode_worker = v
-    _assign(state, v, r)
+    _load(state, v, 0, 1, request.input)
     request.last_token_s = time_s
     request.transfer_end_s = time_s - worker.run_start  # room to overlap with the last prefill step
     _push(state, v, INBOUND, r)
@@ -744,7 +744,7 @@ def _end_run(state, w, time_s):
         r, n = state.members[w, i].request, state.members[w, i].tokens
         request = state.requests[r]
         request.computed += n
-        worker.pending_tokens -= n
+        _load(state, w, -n, 0, 0)
         worker.tokens += n
         if request.computed < request.length:
             continue

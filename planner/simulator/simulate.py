@@ -188,6 +188,7 @@ def _state(
         f_s=np.array([pool.type.latency.step_s(np.arange(longest + 1, dtype=float)) for pool in pools]),
         front=np.flatnonzero(workers["role"] != kernel.DECODE),
         back=np.flatnonzero(workers["role"] == kernel.DECODE),
+        score=np.zeros(count),
         round_robin=np.array(
             [
                 int(fleet.policies.routing == "round-robin"),

@@ -28,7 +28,8 @@ Counts = tuple[tuple[Option, int], ...]
 """A fleet as options with their counts."""
 Holds = Callable[[Sequence[Counts]], list[bool]]
 """Simulates fleets (side by side) and says which of them keep the SLO."""
-WAVE = 4  # searches that run side by side against the same incumbent; fixed, so that answers do not depend on cores
+WAVE = 4
+"""Searches that run side by side against one incumbent; fixed, so that answers do not depend on the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +313,8 @@ def _least_that_holds(holds: Callable[[int], bool], least: int, most: float) -> 
 def _by_bound(item: Bounded, value: float) -> str:
     if item.least > item.most:
         return f"needs at least {item.least} workers (work alone), {item.most:g} are available"
-    return f"needs at least {item.least} workers (work alone): {item.least_objective:.4g} or more, best is {value:.4g}"
+    least = f"needs at least {item.least} workers (work alone)"
+    return f"{least}: {item.least_objective:.4g} or more, best is {value:.4g}"
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:

@@ -23,7 +23,7 @@ Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given
         memory_j      sum_k m_kj x_kj <= H M_j n_j
         transfer      sum_prefill b_k x_kj <= B H
         limit_y       sum_j a_yj n_j <= A_y
-        cut_q         n_j >= (n^q_j + 1) z_qj,   sum_j z_qj >= 1        (more of something than a failed fleet)
+        cut_q         n_j >= (n^q_j + 1) z_qj,   sum_j z_qj >= 1     (more of something than a failed fleet)
 
 `bound` holds for every policy, because u and m are under-estimates: step times at their cheapest rate per
 token, lengths at the smallest of the class. `promising` drops the x and is the search beyond level 0.
@@ -196,10 +196,11 @@ def promising(
     """The fleet under the value `below` expected to carry most, and that share; None if all are excluded."""
     problem, n = _counts("promising", options, limits, cuts, is_integer=True)
     pair = problem.add_variable("pair", 0)
+    carried = list(zip(options, shares, n, strict=True))
     shared = {
-        role: pulp.lpSum(s * n_j for option, s, n_j in zip(options, shares, n, strict=True) if option.role == role)
+        role: pulp.lpSum(s * n_j for option, s, n_j in carried if option.role == role)
         for role in ("mixed", "prefill", "decode")
-    }  # fmt: skip
+    }
     problem += shared["mixed"] + pair, "share"
     problem += pair <= shared["prefill"], "pair_prefill"
     problem += pair <= shared["decode"], "pair_decode"
