@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from os.path import exists  # unlike Path.exists, silent about names that no file can have
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -23,6 +22,7 @@ from rich.table import Table
 from planner import __version__
 from planner.catalog import Catalog, read_catalog
 from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.slo import is_path
 from planner.units import percentile_name, show_s
 
 app = typer.Typer(
@@ -268,7 +268,7 @@ def _keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
     """Refuse to write over what is being read."""
     for path in outputs:
         for given in inputs:
-            if given is not None and exists(path) and exists(given) and path.samefile(given):
+            if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
                 raise InputError(f"{given}: would be written over; name another place with -o")
 
 

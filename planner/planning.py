@@ -604,8 +604,8 @@ def _infeasible(problem: _Problem, level0: _Level0) -> PlannerError:
         if not wider.search.is_exhausted:
             names = ", ".join(name for name, _ in problem.limits.rows())
             return InfeasibleError(
-                f"capacity: no fleet within the limits ({names}) keeps the SLO, and the time limit left no room to "
-                "find out what would; raise --time-limit",
+                f"capacity: no fleet within the limits ({names}) keeps the SLO, and the time limit left no "
+                "room to find out what would; raise --time-limit",
                 kind="capacity", constraint=names, relaxation="unknown: raise --time-limit",
             )  # fmt: skip
     failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
