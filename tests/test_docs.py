@@ -1,0 +1,133 @@
+"""What the documents say exists: links, names in the code, commands, examples."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from planner.catalog import read_catalog
+from planner.cli import app
+from planner.fleetfile import read_fleet
+from planner.slo import read_task
+from planner.solvers import master
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = {
+    path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "planner").rglob("*.py")
+    if path.stem != "__init__"
+} | {path.parent.name: f"planner.{path.parent.name}" for path in (ROOT / "planner").glob("*/__init__.py")}
+FILE_ENDINGS = ("yaml", "json", "csv", "html", "md", "py", "env", "toml", "png")
+
+
+def names_in(text: str) -> list[str]:
+    """The dotted names in backticks whose first part is a module of ours: `level0.largest_below`."""
+    dotted = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)
+    return [
+        name
+        for name in dotted
+        if name.split(".")[0] in (*MODULES, "planner") and name.rsplit(".", 1)[1] not in FILE_ENDINGS
+    ]
+
+
+def missing(name: str) -> str | None:
+    """The part of a dotted name that does not exist, None if all does."""
+    first, *rest = name.removeprefix("planner.").split(".")
+    if first not in MODULES:
+        return first
+    found = importlib.import_module(MODULES[first])
+    for part in rest:
+        if hasattr(found, part):
+            found = getattr(found, part)
+        elif part in getattr(found, "__annotations__", {}):  # a field
+            break
+        else:
+            return part
+    return None
+
+
+def test_missing_finds_what_is_wrong() -> None:
+    assert missing("level0.largest_below") is None
+    assert missing("planner.domain.Gpu.power_w") is None
+    assert missing("level0.no_such_function") == "no_such_function"
+    assert missing("latency.StepLatency.z_s") == "z_s"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", document.read_text())
+    relative = [link.split("#")[0] for link in links if "://" not in link]
+    assert [link for link in relative if link and not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_names_in_backticks_exist(document: Path) -> None:
+    assert [name for name in names_in(document.read_text()) if missing(name)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_in_backticks_exist(document: Path) -> None:
+    """Those that begin with a folder of ours: `planner/domain.py`, `catalogs/latency`."""
+    folders = "planner|profiling|runtime|ui|catalogs|examples|benchmarks|docs|tests"
+    paths = re.findall(rf"`((?:{folders})/[\w./-]*)", document.read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_constraints_have_their_names_in_the_code() -> None:
+    """The first column of the master problem's table, without its index, in docstring and source."""
+    text = (ROOT / "docs" / "formulations.md").read_text()
+    table = text.split("| name | constraint |")[1].split("\n\n")[0]
+    names = re.findall(r"^\| (\w+) \|", table, flags=re.MULTILINE)
+    assert len(names) == 8
+    source = Path(str(master.__file__)).read_text()
+    for name in names:
+        assert name in str(master.__doc__)
+        stem = name.rsplit("_", 1)[0] + "_{" if name[-2] == "_" else f'"{name}"'
+        assert stem in source, name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_examples_parse(document: Path, tmp_path: Path) -> None:
+    """YAML blocks that begin with the name of the file they show."""
+    catalog = read_catalog()
+    blocks = re.findall(r"```yaml\n# (slo|fleet)\.yaml\n(.*?)```", document.read_text(), flags=re.DOTALL)
+    if document.name in ("README.md", "file-formats.md"):
+        assert blocks
+    for kind, text in blocks:
+        path = tmp_path / f"{kind}.yaml"
+        path.write_text(text)
+        if kind == "slo":
+            assert read_task(path, catalog).slo.limits
+        else:
+            assert read_fleet(path, catalog).workers > 0
+
+
+def test_commands_of_the_readme_exist() -> None:
+    """Every `plan ...` and `make ...` line: its subcommand or target, and its options."""
+    root = get_command(app)
+    commands = getattr(root, "commands", {})
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    text = (ROOT / "README.md").read_text()
+    lines = re.findall(r"^ {4}((?:plan|make) .*)$", text, flags=re.MULTILINE)
+    lines += re.findall(r"`((?:plan|make) [^`]*)`", text)
+    assert len(lines) > 6
+    for line in lines:
+        program, *words = line.split("#")[0].split()
+        if program == "make":
+            assert words[0] in targets, line
+            continue
+        command = root if words[0].startswith("-") else commands[words[0]]
+        options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        assert [word for word in words if word.startswith("-") and word not in options] == [], line
+
+
+def test_scripts_of_the_documents_exist() -> None:
+    """`python benchmarks/plans.py` and the like."""
+    for document in DOCUMENTS:
+        for script in re.findall(r"python ((?:benchmarks|examples)/[\w.]+)", document.read_text()):
+            assert (ROOT / script).exists(), f"{document.name}: {script}"
