@@ -49,7 +49,7 @@ from planner.workload import Lengths, distinct_lengths, to_classes
 Progress = Callable[[str], None]
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
-BEYOND_MOST = 40  # fleets it may try at most
+BEYOND_MOST = 24  # fleets it may try at most
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
 
@@ -515,7 +515,9 @@ def _assumptions(problem: _Problem, slo_note: str | None, simulation: Simulation
     task, trace = problem.task, problem.trace
     window_s = simulation.window_s[1] - simulation.window_s[0]
     residences = window_s / float(np.nanmean(simulation.e2e_s))
-    length = f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
+    length = (
+        f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
+    )
     if residences < FEW_RESIDENCES:
         length += f": short of the {FEW_RESIDENCES} that a steady state asks for, so plan on a longer trace"
     bases = sorted({worker.latency.basis for worker in problem.types})

@@ -11,11 +11,11 @@ import pulp
 from planner.errors import PlannerError
 
 
-def solve(problem: pulp.LpProblem, *, time_limit_s: float = 30.0) -> bool | None:
-    """Solve in place. True: optimal; False: stopped with a feasible point; None: infeasible."""
-    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1)
+def solve(problem: pulp.LpProblem, *, time_limit_s: float = 30.0, gap_frac: float = 0.0) -> bool | None:
+    """Solve in place. True: optimal to `gap_frac`; False: stopped with a feasible point; None: infeasible."""
+    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac)
     if not solver.available():
-        solver = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, threads=1)
+        solver = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac)
     problem.solve(solver)
     if problem.sol_status == pulp.LpSolutionOptimal:
         return True

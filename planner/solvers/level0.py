@@ -83,17 +83,18 @@ def first_incumbent(
     run: Callable[[Sequence[Callable[[], None]]], None],
     out_of_time: Callable[[], bool],
 ) -> None:
-    """Some fleet that holds, not too dear: all options at one price, a price that grows until one holds.
+    """A fleet that holds and is nearly as cheap as the best of these options.
 
-    Fleets that are far too small fail within a fraction of the trace, so this costs little more than the
-    simulations that succeed.
+    All options are tried at one price, which grows until one of them holds, and is then narrowed between the
+    last price at which none held and that one. Fleets that are far too small fail within a fraction of the
+    trace, so this costs little more than the simulations that succeed.
     """
     alive = [item for item in bounded if item.least <= item.most]
-    value = _FIRST_PRICE * min((item.least_objective for item in alive), default=math.inf)
-    while alive and math.isfinite(value) and not out_of_time():
+
+    def any_holds_below(value: float) -> bool:
         found: dict[str, Counts] = {}
 
-        def look(item: Bounded, value: float = value, found: dict[str, Counts] = found) -> None:
+        def look(item: Bounded) -> None:
             option, name = item.option, item.option.name
             count = int(min(item.most, largest_below(option, value), _TOO_MANY * item.least))
             if count < max(item.least, search.beyond.get(name, 0) + 1):
@@ -105,17 +106,24 @@ def first_incumbent(
 
         for wave in _waves(alive):
             run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
-        if found:
-            for item in alive:
-                if item.option.name in found:
-                    search.offer(found[item.option.name])
+        for item in alive:
+            if item.option.name in found:
+                search.offer(found[item.option.name])
+        return bool(found)
+
+    failed = min((item.least_objective for item in alive), default=0.0)
+    value = _FIRST_PRICE * failed
+    highest = max((_TOO_MANY * item.least_objective for item in alive), default=0.0)
+    while 0 < value <= highest and not any_holds_below(value):
+        if out_of_time():
             return
-        alive = [
-            item
-            for item in alive
-            if search.beyond.get(item.option.name, 0) < min(item.most, _TOO_MANY * item.least)
-        ]
-        value *= _FIRST_PRICE if value else math.inf
+        failed, value = value, _FIRST_PRICE * value
+    for _ in range(_NARROWINGS):
+        middle = math.sqrt(failed * search.value)
+        if not math.isfinite(middle) or out_of_time():
+            return
+        if not any_holds_below(middle):
+            failed = middle
 
 
 def search_one_pool(
@@ -284,7 +292,8 @@ def _walk_staircase(
     return best
 
 
-_FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows
+_FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows,
+_NARROWINGS = 3  # and how often it is narrowed afterwards
 _TOO_MANY = 64  # times the policy-free bound: where an unlimited search gives up
 
 

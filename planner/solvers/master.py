@@ -43,6 +43,7 @@ from planner.models.latency import StepLatency
 from planner.solvers.backend import solve, whole
 from planner.workload import Lengths, Workload
 
+PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
 Floats = npt.NDArray[np.float64]
 
 
@@ -163,7 +164,7 @@ def bound(
     kv_bytes_per_token: float,
     link_bytes_per_s: float,
     cuts: Sequence[Sequence[int]] = (),
-    time_limit_s: float = 5.0,
+    time_limit_s: float = 20.0,
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
@@ -191,7 +192,7 @@ def promising(
     *,
     below: float,
     cuts: Sequence[Sequence[int]],
-    time_limit_s: float = 5.0,
+    time_limit_s: float = 20.0,
 ) -> tuple[tuple[int, ...], float] | None:
     """The fleet under the value `below` expected to carry most, and that share; None if all are excluded."""
     problem, n = _counts("promising", options, limits, cuts, is_integer=True)
@@ -207,7 +208,7 @@ def promising(
     cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
     problem += cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
-    if solve(problem, time_limit_s=time_limit_s) is None:
+    if solve(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC) is None:
         return None
     return tuple(whole(n_j) for n_j in n), float(pulp.value(problem.objective))
 
