@@ -22,7 +22,7 @@ from planner.errors import CatalogError, InputError
 from planner.files import open_input, read_yaml, repository_dir
 from planner.models.latency import StepLatency
 from planner.slo import SloPreset, is_path, nearest, parse_slo, parse_slowdowns, refuse_unknown
-from planner.units import quantity
+from planner.units import LARGEST, quantity
 
 Row = Mapping[str, Any]
 Named = TypeVar("Named")
@@ -461,7 +461,7 @@ def _quantity(row: Row, key: str, unit: str, where: str) -> float:
 
 def _number(row: Row, key: str, where: str, *, default: float | None = None) -> float:
     value = default if default is not None and key not in row else _required(row, key, where)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
         raise CatalogError(f"{where}: {key}: expected a number, found {value!r}")
     return float(value)
 

@@ -26,7 +26,7 @@ from planner.models.latency import StepLatency
 from planner.models.memory import memory
 from planner.simulator.simulate import BATCHING, ROUTING
 from planner.slo import refuse_unknown
-from planner.units import quantity
+from planner.units import LARGEST, quantity
 
 Section = Mapping[str, Any]
 
@@ -215,7 +215,7 @@ def _fit(row: Section, where: str) -> StepLatency:
 def _numbers(values: object, where: str) -> tuple[float, ...]:
     numbers = []
     for value in values if isinstance(values, list) else [None]:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
             raise InputError(f"{where}: expected numbers, found {values!r}")
         numbers.append(float(value))
     return tuple(numbers)

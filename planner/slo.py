@@ -156,7 +156,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         power_limit_w=_optional(limits, "power", "w", f"{where}: limits"),
         cost_limit_usd_per_h=_optional(limits, "cost", "usd_per_h", f"{where}: limits"),
         gpu_limit=_count(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
-        spare_workers=_spare(document.get("spare") or 0, f"{where}: spare"),
+        spare_workers=_spare(document.get("spare"), f"{where}: spare"),
     )
 
 
@@ -315,8 +315,8 @@ def _objective(value: object, where: str) -> Objective:
 
 
 def _spare(value: object, where: str) -> int:
-    match = _SPARE.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
-    if match is None:
+    match = _SPARE.fullmatch("0" if value is None else str(value).strip())
+    if match is None or len(match[1]) > 4:
         raise InputError(f"{where}: expected a number of workers such as '1 worker', found {value!r}")
     return int(match[1])
 

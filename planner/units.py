@@ -4,7 +4,6 @@ Inside the library a quantity has one unit, carried by its name: seconds, bytes,
 per hour. Only the edges (files, command line, report) call this module.
 """
 
-import math
 import re
 
 from planner.errors import InputError
@@ -20,6 +19,7 @@ _FACTORS: dict[str, dict[str, float]] = {
     "usd_per_h": {"usd/h": 1.0, "USD/h": 1.0, "$/h": 1.0, "usd/day": 1 / 24, "usd/month": 1 / 730},
     "rps": {"rps": 1.0, "req/s": 1.0, "/s": 1.0, "req/min": 1 / 60},
 }  # fmt: skip
+LARGEST = 1e18  # of any quantity in the library's unit; what is larger overflows where it is multiplied
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
@@ -39,8 +39,10 @@ def quantity(value: object, unit: str, *, where: str) -> float:
     if suffix and suffix not in factors:
         raise InputError(f"{where}: unknown unit {suffix!r} in {value!r}; use one of {', '.join(factors)}")
     number *= factors[suffix] if suffix else 1.0
-    if not math.isfinite(number):
-        raise InputError(f"{where}: {value!r} is not a finite number")
+    if not abs(number) < LARGEST:
+        raise InputError(
+            f"{where}: {value!r} is too large to be true; expected less than {LARGEST:g} {example}"
+        )
     return number
 
 
