@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.catalog import Catalog
 from planner.domain import Gpu, Limit, Llm, Slo, WorkerType
@@ -31,8 +31,12 @@ def worker_types(
     catalog: Catalog,
     longest_tokens: int,
     budgets: Iterable[int] = TOKEN_BUDGETS,
+    host_overhead_s: float = 0.0,
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
-    """Every engine that holds the weights and the longest request, and what was left out."""
+    """Every engine that holds the weights and the longest request, and what was left out.
+
+    `host_overhead_s` is added to each step of a fit.
+    """
     types, left = [], []
     for gpu in gpus:
         tp = 1
@@ -57,6 +61,7 @@ def worker_types(
                         )
                         break
                     latency = catalog.latency(llm, gpu, tp)
+                    latency = replace(latency, h_s=latency.h_s + host_overhead_s)
                     types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, MAX_NUM_SEQS))
             tp *= 2
     return tuple(types), tuple(left)

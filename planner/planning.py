@@ -99,7 +99,7 @@ def plan(
             f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
         )
     gpus = task.gpus(catalog)
-    types, left = worker_types(llm, gpus, catalog, longest)
+    types, left = worker_types(llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s)
     if not types:
         raise _no_room(llm, left)
     lengths = distinct_lengths(asked)

@@ -3,7 +3,8 @@
     llm: meta-llama/Llama-3.1-70B
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
     traffic: {rate: 20, scale: superpose, window: busiest 10 min}
-    fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s}}
+    fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s},
+            host_overhead: 2 ms}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     spare: 1 worker
@@ -84,6 +85,7 @@ class Task:
     window: str | None = None
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
     network: Network = field(default_factory=Network)
+    host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
@@ -126,7 +128,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         )
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     traffic = _section(document, "traffic", ("rate", "scale", "window"), where)
-    fleet = _section(document, "fleet", ("gpus", "network", "prices"), where)
+    fleet = _section(document, "fleet", ("gpus", "network", "prices", "host_overhead"), where)
     limits = _section(document, "limits", ("power", "cost", "gpus"), where)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
@@ -152,6 +154,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         window=window,
         prices_usd_per_h=prices,
         network=_network(fleet.get("network"), f"{where}: fleet: network"),
+        host_overhead_s=_host_overhead_s(fleet.get("host_overhead", 0.0), f"{where}: fleet: host_overhead"),
         objective=_objective(document.get("objective", "cost"), f"{where}: objective"),
         power_limit_w=_optional(limits, "power", "w", f"{where}: limits"),
         cost_limit_usd_per_h=_optional(limits, "cost", "usd_per_h", f"{where}: limits"),
@@ -284,6 +287,13 @@ def _prices(document: Any, catalog: Catalog, where: str) -> dict[str, float]:
         if prices[name] < 0:
             raise InputError(f"{where}: {asked}: must be >= 0, found {price!r}")
     return prices
+
+
+def _host_overhead_s(value: Any, where: str) -> float:
+    seconds = quantity(value, "s", where=where)
+    if seconds < 0:
+        raise InputError(f"{where}: must be >= 0, found {value!r}")
+    return seconds
 
 
 def _network(document: Any, where: str) -> Network:

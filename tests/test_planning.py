@@ -242,3 +242,13 @@ def test_too_long_a_request_is_refused(catalog: Catalog) -> None:
     trace = replace(traffic(), input_tokens=np.full(500, 200_000))
     with pytest.raises(InputError, match="200"):
         plan(question(catalog), trace, catalog)
+
+
+def test_host_overhead_is_in_every_step(catalog: Catalog) -> None:
+    """5 ms more per step: the same fleet is slower token by token, so the plan costs as much or more."""
+    plain = plan(question(catalog), traffic(), catalog)
+    fleet = {"gpus": ["a100-80g", "h100-80g"], "host_overhead": "5 ms"}
+    slower = plan(question(catalog, fleet=fleet), traffic(), catalog)
+    assert all(pool.type.latency.h_s == pytest.approx(0.005) for pool in slower.fleet.pools)
+    assert slower.certificate.value >= plain.certificate.value
+    assert "host overhead per step: 5 ms" in slower.certificate.assumptions
