@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 QUIET_S = 1.0  # work shorter than this is not talked about
 LONGEST_MESSAGE = 2000
+PIPE_COLUMNS = 500
 
 SloOption = Annotated[Path | None, typer.Option("--slo", help="The question: slo.yaml.")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", help="The traffic: CSV or JSONL, plain or .gz.")]
@@ -235,7 +237,9 @@ def show_catalog(
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
     rows = tables[what](known)
     if json_output:
-        _print_json({what: [row | _provenance(known, str(row.get("gpu", row.get("llm")))) for row in rows]})
+        if what != "latency":  # a fit says in its basis where it comes from
+            rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
+        _print_json({what: rows})
     else:
         _print_rows(rows, what)
 
@@ -278,6 +282,12 @@ def _scaling(how: str) -> Any:
     return how
 
 
+def _console(*, soft_wrap: bool = False) -> Console:
+    """Of the terminal's width; a pipe has none, and a name folded to fit one could not be searched for."""
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
+
+
 def _print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
 
@@ -285,7 +295,7 @@ def _print_json(document: Any) -> None:
 def _print_plan(found: Any, out: Path) -> None:
     from planner.report import answer, promise
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console(soft_wrap=True)
     certificate = found.certificate
     console.print(answer(found), style="bold", markup=False)
     console.print(promise(found), markup=False)
@@ -364,7 +374,7 @@ def _print_mapping(document: dict[str, Any], title: str) -> None:
         elif isinstance(value, list | tuple):
             value = "\n".join(_short(item) for item in value) or "-"
         table.add_row(str(key), _short(value))
-    Console(highlight=False).print(table)
+    _console().print(table)
 
 
 def _short(value: Any) -> str:
@@ -379,12 +389,12 @@ def _print_rows(rows: list[dict[str, Any]], title: str) -> None:
         table.add_column(str(column), overflow="fold")
     for row in rows:
         table.add_row(*(_short(value) for value in row.values()))
-    Console(highlight=False).print(table)
+    _console().print(table)
 
 
 def _provenance(known: Catalog, name: str) -> dict[str, Any]:
     """Where a row of the catalog comes from."""
-    return asdict(known.provenance[name]) if name in known.provenance else {}
+    return {key: value for key, value in asdict(known.provenance[name]).items() if value}
 
 
 def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:

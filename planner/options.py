@@ -55,7 +55,7 @@ def worker_types(
                     if kv_tokens < longest_tokens:
                         left.append(
                             Left(
-                                name,
+                                f"{name} {budget}",
                                 f"room for {kv_tokens} KV tokens, the longest request has {longest_tokens}",
                             )
                         )

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo
+from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo, WorkerType
+from planner.models.latency import StepLatency
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.simulate import Simulation, fresh_requests, keeps, simulate
 from planner.solvers.level0 import Counts
 from planner.traces import Trace
 
+# Stands for prefill that takes no time and a link that never delays.
+_INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
+_NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 
@@ -36,6 +40,7 @@ class Oracle:
     simulations: int = field(default=0, init=False)
     _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict, init=False)
     _leads: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
+    _follows: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
     _prompts: Trace = field(init=False)
     _fresh: npt.NDArray[np.void] = field(init=False)
     _fresh_prompts: npt.NDArray[np.void] = field(init=False)
@@ -63,6 +68,10 @@ class Oracle:
         Its answer bounds the prefill pool of a pair from below: hand-offs can only hold it up.
         """
         return [self._leads_alone(counts) for counts in fleets]
+
+    def follows(self, fleets: Sequence[Counts]) -> list[bool]:
+        """Whether decode pools keep the limits other than TTFT if every prompt arrives prefilled at once."""
+        return [self._follows_instant_prefill(counts) for counts in fleets]
 
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
@@ -109,6 +118,22 @@ class Oracle:
             simulation = keeps(fleet, self._prompts, slo.limits, self._fresh_prompts)
             self._leads[key] = simulation is not None and judge(simulation, slo, values=False).holds
         return self._leads[key]
+
+    def _follows_instant_prefill(self, counts: Counts) -> bool:
+        ((option, count),) = counts
+        count -= self.spare_workers
+        key = (option.name, count)
+        if count < 1:
+            return False
+        if key not in self._follows:
+            self.simulations += 1
+            slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric != "ttft"))
+            instant = WorkerType(option.type.gpu, 1, _INSTANT, 10**12, 8192, 256)
+            pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
+            fleet = Fleet(self.llm, pools, self.policies, _NO_LINK)
+            simulation = keeps(fleet, self.trace, slo.limits, self._fresh)
+            self._follows[key] = simulation is not None and judge(simulation, slo, values=False).holds
+        return self._follows[key]
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:

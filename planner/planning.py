@@ -16,6 +16,7 @@ from planner.catalog import Catalog
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
+from planner.obliged import obliged
 from planner.options import (
     MAX_NUM_SEQS,
     OBJECTIVE_UNITS,
@@ -28,7 +29,7 @@ from planner.options import (
 )
 from planner.oracle import Oracle, side_by_side
 from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
-from planner.simulator.metrics import BACKLOG_LIMIT_S, Verdict
+from planner.simulator.metrics import Verdict
 from planner.simulator.simulate import Simulation
 from planner.slo import Task
 from planner.solvers.level0 import (
@@ -114,6 +115,7 @@ def plan(
     if level0.search.best is None:
         raise _infeasible(problem, level0)
 
+    _check_minimal(level0.search, oracle)
     best, value, cuts, beyond_exact, lower = _beyond(problem, level0)
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
@@ -134,7 +136,9 @@ def plan(
         ),
         neighbours=neighbours,
         binding=(*binding, *_used_up(limits, best)),
-        assumptions=_assumptions(problem, slo_note, simulation),
+        assumptions=_assumptions(
+            problem, slo_note, simulation, trusts_separation=level0.search.trusts_separation
+        ),
         simulations=oracle.simulations,
         cuts=cuts,
         seed=seed,
@@ -172,25 +176,6 @@ class _Problem:
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline
 
-    @property
-    def given_up_frac(self) -> float:
-        """Share of requests that the percentiles let an ideal policy put off beyond the trace."""
-        shares = [limit.percentile_frac for limit in self.slo.limits if limit.metric != "tbt"]
-        if self.slo.attainment_frac is not None:
-            shares.append(self.slo.attainment_frac)
-        shares = shares or [limit.percentile_frac for limit in self.slo.limits]
-        return 1.0 - max(shares, default=1.0)
-
-    @property
-    def horizon_s(self) -> float:
-        """Seconds in which the work must be done: the trace, and what may be late at its end."""
-        late_s = {metric: 0.0 for metric in ("ttft", "tbt", "tpot", "e2e")}
-        for limit in self.slo.limits:
-            late_s[limit.metric] = max(late_s[limit.metric], limit.limit_s)
-        gap_s = max(late_s["tbt"], late_s["tpot"])
-        decoding_s = gap_s * float(self.trace.output_tokens.max()) if gap_s else BACKLOG_LIMIT_S
-        return self.trace.duration_s + (late_s["ttft"] or BACKLOG_LIMIT_S) + max(decoding_s, late_s["e2e"])
-
 
 @dataclass(frozen=True, slots=True)
 class _Level0:
@@ -216,7 +201,8 @@ def _level0(problem: _Problem) -> _Level0:
         full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
         gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
         late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
-        return bounded[option.name].least_objective * (1.5 if late else 1.0), -worker.max_num_batched_tokens
+        likely = bounded[option.name].likely * option.objective
+        return likely * (1.5 if late else 1.0), -worker.max_num_batched_tokens
 
     oracle = problem.oracle
     search = Search(problem.limits)
@@ -247,7 +233,7 @@ def _level0(problem: _Problem) -> _Level0:
         problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
         search_two_pools(
             ordered_prefill, ordered_decode, oracle.holds, oracle.leads, search, side_by_side,
-            problem.out_of_time, allowed,
+            problem.out_of_time, allowed, oracle.follows,
         )  # fmt: skip
         if label == "one GPU type":
             best_one_gpu = (search.best, search.value)
@@ -255,11 +241,11 @@ def _level0(problem: _Problem) -> _Level0:
 
 
 def _link_too_slow(problem: _Problem) -> str | None:
-    """Whether the link cannot carry the KV blocks of the prompts that must be served, at any pool sizes."""
+    """Whether the link cannot keep up with the KV blocks at any pool sizes: no steady state then."""
     lengths, network = problem.lengths, problem.task.network
-    blocks = np.repeat(np.ceil(lengths.input_tokens / KV_BLOCK_TOKENS), lengths.requests)
-    served = np.sort(blocks)[: len(blocks) - int(problem.given_up_frac * len(blocks))]
-    bytes_per_s = served.sum() * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / problem.horizon_s
+    seconds = obliged(problem.slo, problem.trace, trust_gaps=True).whole_s
+    blocks = np.ceil(lengths.input_tokens / KV_BLOCK_TOKENS) * lengths.requests * (lengths.output_tokens > 1)
+    bytes_per_s = blocks.sum() * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / seconds
     if bytes_per_s <= network.bandwidth_bytes_per_s:
         return None
     return (
@@ -269,8 +255,12 @@ def _link_too_slow(problem: _Problem) -> str | None:
 
 
 def _bounded(problem: _Problem, option: Option) -> Bounded:
-    least = least_workers(option, problem.lengths, problem.horizon_s, problem.given_up_frac)
-    return Bounded(option, least + problem.task.spare_workers, problem.limits.most(option.type))
+    spare = problem.task.spare_workers
+    least = least_workers(option, problem.lengths, obliged(problem.slo, problem.trace)) + spare
+    likely = (
+        least_workers(option, problem.lengths, obliged(problem.slo, problem.trace, trust_gaps=True)) + spare
+    )
+    return Bounded(option, least, problem.limits.most(option.type), likely)
 
 
 def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, bool, float]:
@@ -306,13 +296,11 @@ def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, boo
         else:
             cuts.append(counts)
     problem.progress("lower bound over all fleets")
-    workload = to_classes(problem.trace)
     lower = bound(
-        [option for option in level0.options if _matters(option, options)],
-        workload,
+        _envelopes(level0.options),
+        to_classes(problem.trace),
         problem.limits,
-        horizon_s=problem.horizon_s,
-        given_up_frac=problem.given_up_frac,
+        obliged=obliged(problem.slo, problem.trace, trust_gaps=True),
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         link_bytes_per_s=task.network.bandwidth_bytes_per_s,
     )
@@ -320,19 +308,22 @@ def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, boo
     return best, value, len(cuts), exhausted, lower if lower is not None else value
 
 
-def _matters(option: Option, chosen: Sequence[Option]) -> bool:
-    """Keep the option whose least work is smallest for its GPU, TP and role: it bounds its siblings.
+def _envelopes(options: Sequence[Option]) -> list[Option]:
+    """One option per role, GPU and TP that is at least as good as each of its token budgets.
 
-    min f(N)/N over more tokens is never larger, so the largest token budget has the smallest u.
+    The largest budget has the least u, min f(N)/N being over more N; the most KV tokens are the smallest's.
     """
-    alike = [
-        o
-        for o in chosen
-        if (o.role, o.type.gpu.name, o.type.tp) == (option.role, option.type.gpu.name, option.type.tp)
-    ]
-    return bool(alike) and (
-        option.role == "decode" or option.type.max_num_batched_tokens >= 8192 or option in alike
-    )
+    groups: dict[tuple[str, str, int], list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.role, option.type.gpu.name, option.type.tp), []).append(option)
+    return [
+        replace(alike[0], type=replace(
+            alike[0].type,
+            max_num_batched_tokens=max(option.type.max_num_batched_tokens for option in alike),
+            kv_tokens=max(option.type.kv_tokens for option in alike),
+        ))
+        for alike in groups.values()
+    ]  # fmt: skip
 
 
 def _best_settings(problem: _Problem, level0: _Level0) -> list[Option]:
@@ -359,9 +350,9 @@ def _share(option: Option, level0: _Level0) -> float:
     search, bounded = level0.search, level0.bounded
     if option.name in search.smallest:
         return 1.0 / search.smallest[option.name]
-    ratios = [search.smallest[name] / bounded[name].least for name in search.smallest]
+    ratios = [search.smallest[name] / bounded[name].likely for name in search.smallest]
     typical = float(np.median(ratios)) if ratios else 1.5
-    least = max(typical * bounded[option.name].least, search.beyond.get(option.name, 0) + 0.5)
+    least = max(typical * bounded[option.name].likely, search.beyond.get(option.name, 0) + 0.5)
     return 1.0 / least
 
 
@@ -376,6 +367,19 @@ def _stripped(fleet: Counts, oracle: Oracle) -> Counts:
                 break
             counts[option.name] -= 1
     return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
+
+
+def _check_minimal(search: Search, oracle: Oracle) -> None:
+    """Hold the best fleet of level 0 against its smaller neighbours.
+
+    If one of them holds, more workers have hurt somewhere: the search cannot claim to be exact.
+    """
+    assert search.best is not None
+    smaller = _stripped(search.best, oracle)
+    if objective(smaller) < search.value * (1 - 1e-9):
+        search.offer(smaller)
+        search.is_exhausted = False
+        search.refuted["monotonicity"] = "a fleet holds although a larger one of its kind does not"
 
 
 def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
@@ -511,8 +515,11 @@ def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tup
     return replace(task.slo, limits=limits), note
 
 
-def _assumptions(problem: _Problem, slo_note: str | None, simulation: Simulation) -> tuple[str, ...]:
+def _assumptions(
+    problem: _Problem, slo_note: str | None, simulation: Simulation, *, trusts_separation: bool
+) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
+    work = obliged(problem.slo, trace, trust_gaps=True)
     window_s = simulation.window_s[1] - simulation.window_s[0]
     residences = window_s / float(np.nanmean(simulation.e2e_s))
     length = (
@@ -533,11 +540,16 @@ def _assumptions(problem: _Problem, slo_note: str | None, simulation: Simulation
         f"{task.network.transfer}",
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
         length,
-        f"bound: work at its cheapest rate per token, {100 * problem.given_up_frac:.3g} % of requests given "
-        f"up, {problem.horizon_s - trace.duration_s:.4g} s of slack after the trace",
+        f"bound: work at its cheapest rate per token, {100 * (1 - work.whole_frac):.3g} % of requests given "
+        f"up, {work.whole_s - trace.duration_s:.4g} s of slack after the trace; a request that keeps TTFT "
+        "decodes at the pace of the limits on gaps",
         "beyond level 0 every GPU and TP degree takes part with one token budget per role",
         "power: the boards' limits, GPUs only",
     ]
+    if trusts_separation:
+        sentences.append(
+            "a decode pool too small behind instant prefill is too small behind any prefill pool"
+        )
     return tuple(sentences + ([slo_note] if slo_note else []))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from planner.domain import Gpu, WorkerType
 from planner.models.latency import StepLatency
+from planner.obliged import Obliged
 from planner.solvers.level0 import Bounded, Search, objective, search_one_pool, search_two_pools
 from planner.solvers.master import (
     Limits,
@@ -74,8 +75,9 @@ def test_least_work_is_never_above_what_the_steps_take(seed: int) -> None:
 def test_least_workers_by_hand() -> None:
     """1,000 prompts of 1000 tokens are 100 s of prefill: 10 workers for 10 s, 9 if a tenth may wait."""
     lengths = Lengths(np.array([1000.0]), np.array([1.0]), np.array([1000]))
-    assert least_workers(option("prefill", 1.0), lengths, 10.0, 0.0) == 10
-    assert least_workers(option("prefill", 1.0), lengths, 10.0, 0.1) == 9
+    assert least_workers(option("prefill", 1.0), lengths, Obliged(1.0, 10.0, 0.0, 10.0)) == 10
+    assert least_workers(option("prefill", 1.0), lengths, Obliged(0.9, 10.0, 0.0, 10.0)) == 9
+    assert least_workers(option("mixed", 1.0), lengths, Obliged(0.5, 10.0, 0.8, 10.0)) == 8
 
 
 def test_bound_by_hand() -> None:
@@ -89,7 +91,7 @@ def test_bound_by_hand() -> None:
     work = one_class(1000, 1000, 1)
 
     def value(stock: dict[str, int | None]) -> float | None:
-        return bound([slow, quick], work, Limits(stock), horizon_s=10.0, given_up_frac=0.0,
+        return bound([slow, quick], work, Limits(stock), obliged=Obliged(1.0, 10.0, 1.0, 10.0),
                      kv_bytes_per_token=1e5, link_bytes_per_s=1e12)  # fmt: skip
 
     assert value({"g": None, "q": None}) == pytest.approx(7.5)
@@ -102,7 +104,7 @@ def test_bound_knows_the_link() -> None:
     options, work = [option("prefill", 1.0), option("decode", 1.0)], one_class(1000, 1000, 2)
 
     def value(link_bytes_per_s: float) -> float | None:
-        return bound(options, work, Limits({"g": None}), horizon_s=10.0, given_up_frac=0.0,
+        return bound(options, work, Limits({"g": None}), obliged=Obliged(1.0, 10.0, 1.0, 10.0),
                      kv_bytes_per_token=1e5, link_bytes_per_s=link_bytes_per_s)  # fmt: skip
 
     assert value(10.09e9) is not None and value(10.07e9) is None

@@ -252,3 +252,47 @@ def test_host_overhead_is_in_every_step(catalog: Catalog) -> None:
     assert all(pool.type.latency.h_s == pytest.approx(0.005) for pool in slower.fleet.pools)
     assert slower.certificate.value >= plain.certificate.value
     assert "host overhead per step: 5 ms" in slower.certificate.assumptions
+
+
+def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Catalog) -> None:
+    """27 outputs of 16,000 tokens in 20 s and a limit on TTFT alone: nobody asks when they end, so the work
+    of decoding must not refute a single small worker."""
+    from planner.traffic import fixed
+
+    trace = synthesise(
+        27,
+        1.35,
+        input_tokens=fixed(100),
+        output_tokens=fixed(16000),
+        gap_cv=0.0,
+        rng=np.random.default_rng(0),
+    )
+    task = question(catalog, slo={"ttft": {"p90": "2 s"}}, fleet={"gpus": ["h100-80g"]})
+    found = plan(task, trace, catalog)
+    assert found.fleet.gpus == 4 and found.fleet.workers == 1
+    assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
+    """Random questions; the cheapest fleet of level 0 is never below the stated bound before it is clipped."""
+    from planner.obliged import obliged
+    from planner.planning import _envelopes
+    from planner.solvers.master import Limits, bound
+    from planner.workload import to_classes
+
+    rng = np.random.default_rng(seed)
+    slo = {"ttft": {"p90": f"{rng.uniform(0.5, 4)} s"}, "tpot": {"p90": f"{rng.uniform(30, 200)} ms"}}
+    task = question(catalog, slo=slo)
+    trace = synthesise(
+        400, float(rng.uniform(2, 20)), input_tokens=lognormal(float(rng.uniform(100, 3000)), 0.8),
+        output_tokens=lognormal(float(rng.uniform(5, 300)), 0.8), rng=rng,
+    )  # fmt: skip
+    found = plan(task, trace, catalog)
+    options = [o for o in options_of(found, catalog, task) if o.name in found.certificate.universe]
+    lower = bound(
+        _envelopes(options), to_classes(found.trace), Limits(task.stock), obliged=obliged(task.slo, found.trace),
+        kv_bytes_per_token=found.fleet.llm.kv_bytes_per_token,
+        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
+    )  # fmt: skip
+    assert lower is not None and lower <= found.certificate.value * (1 + 1e-9)

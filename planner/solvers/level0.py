@@ -10,15 +10,18 @@ holds with more (tested in the suite, named in the certificate). So
               walking it: the corner (most p, most d) under the incumbent refutes the whole pair if it fails;
               otherwise the least d beside most p, then for each d the least p.
 
-Lower bounds that need no walk: the policy-free work of master.least_workers, and for a prefill pool the least
-count that keeps the limits on TTFT with unlimited decode (every request then leaves with its first token).
+Bounds that need no walk: the work that the SLO obliges under any policy (master.least_workers); for a prefill
+pool the least count that keeps the limits on TTFT with unlimited decode (every request then leaves with its
+first token). Where there are very many pairs, also for a decode pool the least count that holds if every
+prompt arrives prefilled; that takes for granted that a queue before prefill does not help decode, which the
+certificate then names.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from planner.solvers.master import Limits, Option
@@ -28,21 +31,31 @@ Counts = tuple[tuple[Option, int], ...]
 """A fleet as options with their counts."""
 Holds = Callable[[Sequence[Counts]], list[bool]]
 """Simulates fleets (side by side) and says which of them keep the SLO."""
+MANY_PAIRS = 200
 WAVE = 4
 """Searches that run side by side against one incumbent; fixed, so that answers do not depend on the cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """An option with its valid lower bound on the count, and its cap from stock, power and budget."""
+    """An option with a valid lower bound on its count, and its cap from stock, power and budget.
+
+    `likely` is a count to look at first; no conclusion rests on it.
+    """
 
     option: Option
     least: int
     most: float
+    likely: int = 1
 
     @property
     def least_objective(self) -> float:
         return self.least * self.option.objective
+
+    @property
+    def too_many(self) -> int:
+        """Where an unlimited search gives up."""
+        return _TOO_MANY * max(self.least, self.likely)
 
 
 @dataclass(slots=True)
@@ -53,11 +66,15 @@ class Search:
     best: Counts | None = None
     value: float = math.inf
     refuted: dict[str, str] = field(default_factory=dict)
-    smallest: dict[str, int] = field(default_factory=dict)  # option name -> least count that holds (or leads)
+    smallest: dict[str, int] = field(default_factory=dict)  # option name -> least count known to hold (lead)
     beyond: dict[str, int] = field(default_factory=dict)  # option name -> largest count known to fail
     is_exhausted: bool = True
+    trusts_separation: bool = False  # decode pools were cut by their least count behind instant prefill
 
     def offer(self, counts: Counts) -> None:
+        if len(counts) == 1:
+            ((option, count),) = counts
+            self.smallest[option.name] = min(count, self.smallest.get(option.name, count))
         value = objective(counts)
         if value < self.value * (1 - 1e-9):
             self.best, self.value = counts, value
@@ -96,7 +113,7 @@ def first_incumbent(
 
         def look(item: Bounded) -> None:
             option, name = item.option, item.option.name
-            count = int(min(item.most, largest_below(option, value), _TOO_MANY * item.least))
+            count = int(min(item.most, largest_below(option, value), item.too_many))
             if count < max(item.least, search.beyond.get(name, 0) + 1):
                 return
             if holds([((option, count),)])[0]:
@@ -112,16 +129,16 @@ def first_incumbent(
         return bool(found)
 
     failed = min((item.least_objective for item in alive), default=0.0)
-    value = _FIRST_PRICE * failed
-    highest = max((_TOO_MANY * item.least_objective for item in alive), default=0.0)
+    value = (
+        max(failed, min((item.likely * item.option.objective for item in alive), default=0.0)) * _FIRST_PRICE
+    )
+    highest = max((item.too_many * item.option.objective for item in alive), default=0.0)
     while 0 < value <= highest and not any_holds_below(value):
         if out_of_time():
             return
         failed, value = value, _FIRST_PRICE * value
-    for _ in range(_NARROWINGS):
+    while search.value > _NEAR * failed > 0 and math.isfinite(search.value) and not out_of_time():
         middle = math.sqrt(failed * search.value)
-        if not math.isfinite(middle) or out_of_time():
-            return
         if not any_holds_below(middle):
             failed = middle
 
@@ -151,16 +168,15 @@ def search_one_pool(
                 search.refuted[name] = _by_bound(item, value)
                 return
             start = max(item.least, search.beyond.get(name, 0) + 1)
-            least = _least_that_holds(lambda n: holds([((option, n),)])[0], start, most)
+            least = _least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item)
             if least is None:
-                search.beyond[name] = max(start - 1, int(min(most, _TOO_MANY * item.least)))
+                search.beyond[name] = max(start - 1, int(min(most, item.too_many)))
                 search.refuted[name] = f"{search.beyond[name]} workers fail in simulation"
                 if most == item.most:
                     search.refuted[name] += ", more are not available"
                 elif math.isfinite(most):
                     search.refuted[name] += ", one more costs as much as the best fleet"
                 return
-            search.smallest[name] = least
             found[name] = ((option, least),)
 
         run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
@@ -178,10 +194,13 @@ def search_two_pools(
     run: Callable[[Sequence[Callable[[], None]]], None],
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool],
+    follows: Holds | None = None,
 ) -> None:
     """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
 
-    `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode.
+    `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode, `follows`
+    whether a decode pool alone keeps the others if every prompt arrives prefilled; it is asked only where
+    there are more than MANY_PAIRS pairs left.
     """
     cheapest = {
         item.option.name: min(
@@ -201,7 +220,7 @@ def search_two_pools(
                 search.refuted[name] = _by_bound(item, value)
                 return
             if not math.isfinite(most):
-                most = _TOO_MANY * item.least
+                most = item.too_many
             if leads([((option, int(most)),)])[0]:
                 leading.add(name)
                 search.refuted.pop(name, None)
@@ -217,6 +236,8 @@ def search_two_pools(
     pairs = [
         (p, d) for p in prefills if p.option.name in leading for d in decodes if allowed(p.option, d.option)
     ]
+    if follows is not None and len(pairs) > MANY_PAIRS:
+        pairs = _without_short_decode_pools(pairs, follows, search, run)
     pairs.sort(key=lambda pair: pair[0].least_objective + pair[1].least_objective)
     for group in _waves(pairs):
         if out_of_time():
@@ -244,6 +265,36 @@ def search_two_pools(
             search.offer(found[index])
 
 
+def _without_short_decode_pools(
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    follows: Holds,
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+) -> list[tuple[Bounded, Bounded]]:
+    """Raise each decode option's bound to what it needs behind instant prefill; drop what is too dear."""
+    search.trusts_separation = True
+    lead_objective = min(p.least_objective for p, _ in pairs)
+    decodes = {d.option.name: d for _, d in pairs}
+    least: dict[str, int | None] = {}
+
+    def follow(item: Bounded) -> None:
+        option = item.option
+        most = min(item.most, largest_below(option, search.value, lead_objective))
+        least[option.name] = _least_that_holds(lambda n: follows([((option, n),)])[0], item.least, most, item)
+
+    for wave in _waves(list(decodes.values())):
+        run([lambda item=item: follow(item) for item in wave])  # type: ignore[misc]
+    for name, count in least.items():
+        if count is None:
+            search.refuted[name] = (
+                "too few for what is left of the best fleet's objective, even with instant prefill"
+            )
+    return [
+        (p, replace(d, least=count)) for p, d in pairs if (count := least[d.option.name]) is not None
+        and p.least_objective + count * d.option.objective < search.value
+    ]  # fmt: skip
+
+
 def _walk_staircase(
     p: Bounded, d: Bounded, value: float, holds: Holds, leads: Holds, search: Search
 ) -> Counts | None:
@@ -255,24 +306,24 @@ def _walk_staircase(
     def most_p(n_d: int) -> int:
         """Largest prefill pool beside n_d decode workers, below the value and within the limits."""
         most = min(p.most, largest_below(p.option, value, n_d * d.option.objective))
-        most = int(min(most, _TOO_MANY * p.least))
+        most = int(min(most, p.too_many))
         while most > 0 and search.limits.broken([(p.option.type, most), (d.option.type, n_d)]):
             most -= 1
         return most
 
     def most_d(n_p: int) -> int:
         most = min(d.most, largest_below(d.option, value, n_p * p.option.objective))
-        return int(min(most, _TOO_MANY * d.least))
+        return int(min(most, d.too_many))
 
     corner = fleet(most_p(d.least), most_d(p.least))
     if corner[0][1] < p.least or corner[1][1] < d.least or not holds([corner])[0]:
         return None
     # the pair is not hopeless: find out how many prefill workers it takes at least
-    least_p = _least_that_holds(lambda n: leads([((p.option, n),)])[0], p.least, corner[0][1])
+    least_p = _least_that_holds(lambda n: leads([((p.option, n),)])[0], p.least, corner[0][1], p)
     if least_p is None:
         return None
     search.smallest[p.option.name] = least_p
-    least_d = _least_that_holds(lambda n: holds([fleet(corner[0][1], n)])[0], d.least, most_d(least_p))
+    least_d = _least_that_holds(lambda n: holds([fleet(corner[0][1], n)])[0], d.least, most_d(least_p), d)
     if least_d is None:
         return None
     best: Counts | None = None
@@ -281,7 +332,7 @@ def _walk_staircase(
         high = min(high, most_p(n_d))
         n_p = None
         if high >= least_p:
-            n_p = _least_that_holds(lambda n, n_d=n_d: holds([fleet(n, n_d)])[0], least_p, high)  # type: ignore[misc]
+            n_p = _least_that_holds(lambda n, n_d=n_d: holds([fleet(n, n_d)])[0], least_p, high, p)  # type: ignore[misc]
         if n_p is not None:
             best = fleet(n_p, n_d)
             value = objective(best)
@@ -293,11 +344,11 @@ def _walk_staircase(
 
 
 _FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows,
-_NARROWINGS = 3  # and how often it is narrowed afterwards
-_TOO_MANY = 64  # times the policy-free bound: where an unlimited search gives up
+_NEAR = 1.05  # and how far it is narrowed afterwards
+_TOO_MANY = 64  # times the likely count: where an unlimited search gives up
 
 
-def _least_that_holds(holds: Callable[[int], bool], least: int, most: float) -> int | None:
+def _least_that_holds(holds: Callable[[int], bool], least: int, most: float, item: Bounded) -> int | None:
     """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not)."""
     failed = least - 1
     if math.isfinite(most):
@@ -305,13 +356,15 @@ def _least_that_holds(holds: Callable[[int], bool], least: int, most: float) -> 
         if high < least or not holds(high):
             return None
     else:
-        high = math.ceil(1.3 * least)
+        high = max(least, math.ceil(_FIRST_PRICE * item.likely))
         while not holds(high):
             failed, high = high, math.ceil(1.5 * high)
-            if high > _TOO_MANY * least:
+            if high > item.too_many:
                 return None
+    middle = item.likely  # far too few fail fast, so it pays to look low first
     while high - failed > 1:
-        middle = (failed + high) // 2
+        if not failed < middle < high:
+            middle = (failed + high) // 2
         if holds(middle):
             high = middle
         else:

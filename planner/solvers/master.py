@@ -6,8 +6,8 @@ Data   r_k    requests of class k in the trace                                  
        m_kj   least KV tokens x seconds it holds there                                   [token s]
        b_k    bytes of its prompt's KV blocks                                            [bytes]
        c_j    objective of one worker of j (USD/h, W or GPUs)
-       M_j    KV tokens of a worker      H  seconds of the trace, plus the slack of its end [s]
-       B      bytes/s of the link        g  share of requests the SLO's percentiles give up
+       M_j    KV tokens of a worker      H  seconds in which that must be done               [s]
+       B      bytes/s of the link        g  share of requests that the SLO lets go (planner/obliged.py)
        a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y what there is
        s_j    share of the whole traffic one worker is expected to carry (from level 0)
        n^q    fleets known to fail
@@ -22,6 +22,7 @@ Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given
         capacity_j    sum_k u_kj x_kj <= H n_j
         memory_j      sum_k m_kj x_kj <= H M_j n_j
         transfer      sum_prefill b_k x_kj <= B H
+        some_worker   sum_j n_j >= 1
         limit_y       sum_j a_yj n_j <= A_y
         cut_q         n_j >= (n^q_j + 1) z_qj,   sum_j z_qj >= 1     (more of something than a failed fleet)
 
@@ -40,6 +41,7 @@ import pulp
 
 from planner.domain import KV_BLOCK_TOKENS, Role, WorkerType
 from planner.models.latency import StepLatency
+from planner.obliged import Obliged
 from planner.solvers.backend import solve, whole
 from planner.workload import Lengths, Workload
 
@@ -133,25 +135,29 @@ def least_token_seconds(option: Option, input_tokens: npt.ArrayLike, output_toke
     return np.asarray((n + gaps / 2) * gaps * step_s)
 
 
-def least_workers(option: Option, lengths: Lengths, horizon_s: float, given_up_frac: float) -> int:
-    """Fewest workers of one option alone: the bound of `bound` with a class for every pair of lengths.
+def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
+    """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives.
 
-    The share of requests that may be given up is taken from the most expensive ones.
+    The requests that may be late are the most expensive ones.
     """
-    served = int(lengths.requests.sum()) - int(given_up_frac * lengths.requests.sum())
+    n, output = lengths.input_tokens, lengths.output_tokens
 
-    def least_sum(each: Floats) -> float:
+    def least_sum(each: Floats, share: float) -> float:
         order = np.argsort(each, kind="stable")
-        taken = np.clip(
-            served - (np.cumsum(lengths.requests[order]) - lengths.requests[order]),
-            0,
-            lengths.requests[order],
-        )
-        return float((each[order] * taken).sum())
+        requests = lengths.requests[order]
+        served = np.ceil(share * requests.sum() - 1e-9)
+        return float((each[order] * np.clip(served - (np.cumsum(requests) - requests), 0, requests)).sum())
 
-    work_s = least_sum(least_seconds(option, lengths.input_tokens, lengths.output_tokens))
-    held = least_sum(least_token_seconds(option, lengths.input_tokens, lengths.output_tokens))
-    return max(1, int(np.ceil(max(work_s, held / option.type.kv_tokens) / horizon_s - 1e-9)))
+    workers = 1.0
+    if obliged.prefill_frac > 0:
+        prefill_s = least_seconds(option, n, np.ones_like(n))
+        workers = max(workers, least_sum(prefill_s, obliged.prefill_frac) / obliged.prefill_s)
+    if obliged.whole_frac > 0:
+        whole_s = least_seconds(option, n, output)
+        held = least_token_seconds(option, n, output) / option.type.kv_tokens
+        workers = max(workers, least_sum(whole_s, obliged.whole_frac) / obliged.whole_s)
+        workers = max(workers, least_sum(held, obliged.whole_frac) / obliged.whole_s)
+    return int(np.ceil(workers - 1e-9))
 
 
 def bound(
@@ -159,8 +165,7 @@ def bound(
     workload: Workload,
     limits: Limits,
     *,
-    horizon_s: float,
-    given_up_frac: float,
+    obliged: Obliged,
     kv_bytes_per_token: float,
     link_bytes_per_s: float,
     cuts: Sequence[Sequence[int]] = (),
@@ -168,7 +173,8 @@ def bound(
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
-    If the solver runs out of time, the value of the relaxation without integers: lower, still a bound.
+    Where the SLO obliges nothing beyond prefill, decode work does not count. If the solver runs out of time,
+    the value of the relaxation without integers: lower, still a bound.
     """
     for is_integer in (True, False):
         problem, n = _counts("bound", options, limits, cuts, is_integer=is_integer)
@@ -176,7 +182,7 @@ def bound(
             pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)),
             "objective",
         )
-        _carry(problem, n, options, workload, horizon_s, given_up_frac, kv_bytes_per_token, link_bytes_per_s)
+        _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s)
         is_optimal = solve(problem, time_limit_s=time_limit_s)
         if is_optimal is None:
             return None
@@ -244,17 +250,22 @@ def _carry(
     n: Sequence[pulp.LpVariable],
     options: Sequence[Option],
     workload: Workload,
-    horizon_s: float,
-    given_up_frac: float,
+    obliged: Obliged,
     kv_bytes_per_token: float,
     link_bytes_per_s: float,
 ) -> None:
-    """The constraints on x and d: served, handed, given_up, capacity, memory, transfer."""
+    """The constraints on x and d: served, handed, given_up, capacity, memory, transfer; and some worker."""
     classes, columns = range(len(workload)), range(len(options))
     inputs, outputs = workload.min_input_tokens, workload.min_output_tokens
+    horizon_s, served_frac = obliged.whole_s, obliged.whole_frac
+    if served_frac == 0:
+        outputs = np.ones_like(outputs)
+        horizon_s, served_frac = obliged.prefill_s, obliged.prefill_frac
+    given_up_frac = 1.0 - served_frac
+    problem += pulp.lpSum(n) >= 1, "some_worker"
     u = np.array([least_seconds(option, inputs, outputs) for option in options])
     m = np.array([least_token_seconds(option, inputs, outputs) for option in options])
-    b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * kv_bytes_per_token
+    b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * kv_bytes_per_token * (outputs > 1)
     x = [[problem.add_variable(f"x_{k}_{j}", 0) for j in columns] for k in classes]
     d = [problem.add_variable(f"d_{k}", 0) for k in classes]
     of_role = {
