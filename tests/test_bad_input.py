@@ -756,7 +756,7 @@ def test_yaml_anchors_and_merge_keys_are_welcome(here: Path) -> None:
 # ---------------------------------------------------------------- writing: all or nothing
 
 OLD = {"plan.yaml": "old", "requests.csv": "old", "manifests/compose/node-1.yaml": "old", "notes.txt": "mine"}
-NEW = {
+NEW: dict[str, str | bytes] = {
     "plan.yaml": "new",
     "report.html": "new",
     "requests.csv": b"new",

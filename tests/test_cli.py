@@ -1,0 +1,423 @@
+"""The command on the shipped sample: what it writes and says, and that its plan holds when asked again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from planner import __version__, cli
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SLO, TRACE = EXAMPLES / "slo.yaml", EXAMPLES / "traces" / "azure-conversation-sample.csv"
+SMALL_SLO = "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}}\nfleet: {gpus: {h100-80g: 4}}\n"
+SMALL_TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(
+    f"{i / 2},{200 + 10 * (i % 7)},{20 + i % 5}\n" for i in range(60)
+)
+WRITTEN = {"plan.yaml", "certificate.json", "requests.csv", "report.html", "manifests"}
+COLOURING = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # CI asks for colours in a pipe
+Run = Callable[..., "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+def script(name: str, *arguments: object, **environment: str) -> Outcome:
+    """The installed command in a process of its own."""
+    command = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+    kept = {name: value for name, value in os.environ.items() if name not in COLOURING} | environment
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=kept)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process."""
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run_command(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["plan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        code = end.value.code or 0
+        assert isinstance(code, int)
+        return Outcome(code, said.out, said.err)
+
+    return run_command
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small question."""
+    (tmp_path / "slo.yaml").write_text(SMALL_SLO)
+    (tmp_path / "trace.csv").write_text(SMALL_TRACE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Planned:
+    folder: Path
+    said: Outcome
+
+    @property
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = yaml.safe_load((self.folder / "plan.yaml").read_text())
+        return document
+
+    @property
+    def bytes(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture(scope="session")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """The main job, said as a table."""
+    out = tmp_path_factory.mktemp("planned") / "out"
+    said = script("plan", "--slo", SLO, "--trace", TRACE, "-o", out, PYTHONHASHSEED="1")
+    return Planned(out, said)
+
+
+@pytest.fixture(scope="session")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """The same in another process with other hashes, under the other name, said as JSON."""
+    out = tmp_path_factory.mktemp("again") / "out"
+    said = script(
+        "fleetplan", "--slo", SLO, "--trace", TRACE, "-o", out, "--seed", 0, "--json", PYTHONHASHSEED="2"
+    )
+    return Planned(out, said)
+
+
+# ---------------------------------------------------------------- plan
+
+
+def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
+    assert planned.said.code == 0, planned.said.err
+    assert {path.name for path in planned.folder.iterdir()} == WRITTEN
+    assert {path.name for path in planned.folder.parent.iterdir()} == {"out"}
+    assert planned.document["status"] == "certified"
+
+
+def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -> None:
+    document, said = planned.document, planned.said.out
+    for words in (
+        f"{document['cost_usd_per_h']:.2f} USD per hour",
+        "4364 requests in 3.6 min",
+        "ttft p90",
+        "tbt p99",
+        "exact",
+        "policy-free bound",
+        f"written to {planned.folder}",
+        *(pool["gpu"] for pool in document["workers"]),
+    ):
+        assert words in said
+    assert "MISSED" not in said
+
+
+def test_stderr_holds_progress_alone(planned: Planned, again: Planned) -> None:
+    for line in (planned.said.err + again.said.err).splitlines():
+        assert line.startswith("[") and " s] " in line
+
+
+def test_json_is_one_object_that_agrees_with_the_files(again: Planned) -> None:
+    said = json.loads(again.said.out)
+    certificate = json.loads((again.folder / "certificate.json").read_text())
+    assert (said["status"], said["directory"]) == ("certified", str(again.folder))
+    assert said["cost_usd_per_h"] == again.document["cost_usd_per_h"]
+    assert said["certificate"] == certificate["certificate"]
+    assert certificate["certificate"]["level0_exact"]
+    assert 0 < certificate["certificate"]["bound"] <= certificate["certificate"]["value"]
+
+
+def test_equal_seeds_give_equal_bytes_whatever_the_hashes(planned: Planned, again: Planned) -> None:
+    assert planned.bytes == again.bytes
+
+
+def test_another_seed_draws_other_traffic_that_is_kept_too(
+    tmp_path: Path, planned: Planned, run: Run
+) -> None:
+    outcome = run("--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out", "--seed", 5, "--json")
+    assert outcome.code == 0
+    assert (tmp_path / "out" / "requests.csv").read_bytes() != planned.bytes["requests.csv"]
+    assert json.loads(outcome.out)["simulation"]["slo"]["holds"]
+
+
+def test_a_plan_replaces_the_one_before_and_leaves_other_files(here: Path, run: Run) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "plan.yaml").write_text("old")
+    (here / "out" / "notes.txt").write_text("mine")
+    assert run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out").code == 0
+    assert {path.name for path in (here / "out").iterdir()} == WRITTEN | {"notes.txt"}
+    assert yaml.safe_load((here / "out" / "plan.yaml").read_text())["status"] == "certified"
+
+
+# ---------------------------------------------------------------- the clock
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """The planner's clock stands still for so many looks at it, then all time is over."""
+    count = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: 0.0 if next(count) < looks else 1e9)
+    monkeypatch.setattr("planner.planning.time", clock)
+
+
+def test_no_plan_in_time_is_one_clear_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking(monkeypatch, 1)
+    outcome = run("--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.splitlines()[-1] == (
+        "plan: no fleet was found within the time limit; raise --time-limit"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_cut_short_keeps_the_slo(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = []
+    for looks in (1, 2, 3, 5, 8, 13, 21, 34, 55, 10**9):
+        out = here / f"out-{looks}"
+        with monkeypatch.context() as patch:
+            ticking(patch, looks)
+            outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", out, "--json")
+        codes.append(outcome.code)
+        said = json.loads(outcome.out)
+        is_whole = outcome.code == 0
+        assert said["status"] == ("certified" if is_whole else "best found")
+        assert said["certificate"]["level0_exact"] == is_whole
+        assert {path.name for path in out.iterdir()} == WRITTEN
+        line = ("simulate", "--fleet", out / "plan.yaml", "--trace", "trace.csv", "--slo", "slo.yaml")
+        assert json.loads(run(*line, "--json").out)["slo"]["holds"]
+    assert set(codes) == {0, 4} and codes == sorted(codes, reverse=True)
+
+
+def test_a_table_cut_short_says_so(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for looks in range(1, 40):
+        with monkeypatch.context() as patch:
+            ticking(patch, looks)
+            outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
+        if outcome.code == 4:
+            break
+    assert outcome.code == 4 and "NOT exhausted" in outcome.out
+    assert "# best found:" in (here / "out" / "plan.yaml").read_text()
+
+
+def test_a_relaxation_cut_short_is_never_called_latency(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "slo.yaml").write_text(SMALL_SLO + "limits: {power: 300 W}\n")
+    codes = set()
+    for looks in (1, 2, 3, 4, 6, 10, 10**9):
+        with monkeypatch.context() as patch:
+            ticking(patch, looks)
+            outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--json")
+        codes.add(outcome.code)
+        assert outcome.code in (1, 3) and not (here / "out").exists()
+        if outcome.code == 3:
+            assert json.loads(outcome.out)["kind"] == "capacity"
+    assert 3 in codes
+
+
+def test_the_shortest_time_limit_ends_with_a_plan_or_a_clear_line(tmp_path: Path) -> None:
+    """On a real clock either may come first."""
+    outcome = script("plan", "--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out", "--time-limit", 0.1)
+    assert outcome.code in (1, 4)
+    if outcome.code == 1:
+        assert outcome.err.splitlines()[-1].endswith("raise --time-limit")
+        assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- simulate
+
+
+def test_simulating_the_plan_on_its_requests_repeats_its_numbers(planned: Planned, run: Run) -> None:
+    folder = planned.folder
+    line = ("simulate", "--fleet", folder / "plan.yaml", "--trace", folder / "requests.csv", "--slo", SLO)
+    for more in ((), ("--window", "whole")):
+        summary = json.loads(run(*line, "--json", *more).out)
+        assert summary["slo"]["holds"] and summary["slo"]["is_steady"]
+        assert summary["slo"]["lines"] == planned.document["simulated"]
+        assert summary["requests"] == planned.document["traffic"]["requests"]
+    said = run(*line)
+    assert (said.code, said.err) == (0, "") and "SLO: kept" in said.out
+
+
+def test_simulating_the_plan_on_the_trace_scales_it_as_the_plan_did(planned: Planned, run: Run) -> None:
+    outcome = run(
+        "simulate", "--fleet", planned.folder / "plan.yaml", "--trace", TRACE, "--slo", SLO, "--json"
+    )
+    assert json.loads(outcome.out)["slo"]["lines"] == planned.document["simulated"]
+
+
+def test_requests_csv_of_simulate_is_the_plans(planned: Planned, run: Run, tmp_path: Path) -> None:
+    line = ("simulate", "--fleet", planned.folder / "plan.yaml", "--trace", planned.folder / "requests.csv")
+    assert run(*line, "-o", tmp_path / "requests.csv").code == 0
+    assert (tmp_path / "requests.csv").read_bytes() == planned.bytes["requests.csv"]
+
+
+def test_a_plan_without_any_one_of_its_workers_misses_the_slo(
+    planned: Planned, run: Run, tmp_path: Path
+) -> None:
+    for number in range(len(planned.document["workers"])):
+        document = planned.document
+        document["workers"][number]["count"] -= 1
+        document["workers"] = [pool for pool in document["workers"] if pool["count"]]
+        (tmp_path / "fewer.yaml").write_text(yaml.safe_dump(document))
+        outcome = run(
+            "simulate", "--fleet", tmp_path / "fewer.yaml", "--trace", TRACE, "--slo", SLO, "--json"
+        )
+        assert outcome.code in (0, 1)  # 1: a role without a worker is no fleet
+        assert outcome.code == 1 or not json.loads(outcome.out)["slo"]["holds"]
+
+
+def test_window_whole_replays_a_plan_whose_window_was_cut_out(here: Path, run: Run) -> None:
+    """The busiest 10 s of a burst carry more than 6 requests/s, and must not be thinned to 6 again."""
+    rows = [i / 2 for i in range(40)] + [20 + i / 10 for i in range(60)] + [26 + i / 2 for i in range(40)]
+    (here / "trace.csv").write_text(
+        "timestamp,input_tokens,output_tokens\n"
+        + "".join(f"{at},{300 + i % 9},20\n" for i, at in enumerate(rows))
+    )
+    (here / "slo.yaml").write_text(SMALL_SLO + "traffic: {rate: 6, window: busiest 10 s}\n")
+    assert run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out").code == 0
+    line = ("simulate", "--fleet", "out/plan.yaml", "--trace", "out/requests.csv", "--slo", "slo.yaml")
+    summary = json.loads(run(*line, "--window", "whole", "--json").out)
+    document = yaml.safe_load((here / "out" / "plan.yaml").read_text())
+    assert document["traffic"]["rate_rps"] > 6.5
+    assert summary["requests"] == document["traffic"]["requests"]
+    assert summary["slo"]["lines"] == document["simulated"]
+
+
+def test_rate_window_and_closed_loop_change_what_is_simulated(here: Path, run: Run) -> None:
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    line = ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--json")
+
+    def simulated(*more: str) -> dict[str, Any]:
+        outcome = run(*line, *more)
+        assert (outcome.code, outcome.err) == (0, "")
+        summary: dict[str, Any] = json.loads(outcome.out)
+        return summary
+
+    assert simulated()["requests"] == 60
+    assert simulated("--rate", "4")["requests"] == 118  # 29.5 s
+    assert simulated("--rate", "4", "--scale", "compress")["requests"] == 60
+    assert simulated("--rate", "1", "--scale", "thin")["requests"] == 30
+    assert simulated("--window", "first 10 s")["requests"] == 20
+    assert simulated("--closed-loop", "8")["requests_per_s"] > simulated()["requests_per_s"]
+
+
+# ---------------------------------------------------------------- trace and catalog
+
+
+def test_a_trace_is_described(run: Run) -> None:
+    table, document = run("trace", TRACE), json.loads(run("trace", TRACE, "--json").out)
+    assert (table.code, table.err) == (0, "")
+    assert document["requests"] == 1200 and document["rate_rps"] == pytest.approx(5.5)
+    assert "1200" in table.out and "rate_rps" in table.out
+
+
+@pytest.mark.parametrize(
+    ("what", "row"),
+    [("gpus", "h100-80g"), ("llms", "Llama-3.1-8B"), ("slos", "vidur"), ("latency", "a100-80g")],
+)
+def test_the_catalog_is_shown(run: Run, what: str, row: str) -> None:
+    table, document = run("catalog", what), json.loads(run("catalog", what, "--json").out)
+    assert (table.code, table.err) == (0, "")
+    assert list(document) == [what] and row in json.dumps(document)
+    assert row in table.out
+    for entry in document[what]:
+        assert entry["basis"] if what == "latency" else entry["source"] and entry["date"]
+    if what == "gpus":
+        assert all(entry["price_source"] and entry["price_date"] for entry in document[what])
+
+
+def test_catalog_alone_shows_gpus_and_a_catalog_of_ones_own_comes_first(here: Path, run: Run) -> None:
+    assert run("catalog").out == run("catalog", "gpus").out
+    (here / "own").mkdir()
+    (here / "own" / "slos.yaml").write_text(
+        "mine: {slo: {ttft: {p50: 1 s}}, for: me, source: myself, date: 2025-07-01}\n"
+    )
+    document = json.loads(run("catalog", "slos", "--catalog", "own", "--json").out)
+    assert [entry["preset"] for entry in document["slos"]] == ["mine"]
+
+
+# ---------------------------------------------------------------- the command itself
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version") == Outcome(0, f"fleetplan {__version__}\n", "")
+    for line in ((), ("-h",)):
+        outcome = script("plan", *line)
+        assert (outcome.code, outcome.err) == (0, "")
+        for word in ("--slo", "--trace", "simulate", "catalog"):
+            assert word in outcome.out
+    for command in ("simulate", "trace", "catalog"):
+        assert (run(command, "-h").code, run(command, "--help").code) == (0, 0)
+
+
+def test_both_names_are_installed_and_neither_is_planner() -> None:
+    """`planner` is the package of many others."""
+    scripts = {
+        point.name: point
+        for point in entry_points(group="console_scripts")
+        if point.value.startswith("planner.")
+    }
+    assert set(scripts) == {"plan", "fleetplan"}
+    assert all(point.load() is cli.main for point in scripts.values())
+    assert script("fleetplan", "--version") == script("plan", "--version")
+
+
+def test_no_escape_codes_where_nobody_looks(planned: Planned, run: Run) -> None:
+    assert "\x1b" not in planned.said.out + planned.said.err
+    for line in (("trace", TRACE), ("catalog", "gpus"), ("-h",), ("--slo",), ("catalog", "x")):
+        outcome = script("plan", *line, NO_COLOR="1")
+        assert "\x1b" not in outcome.out + outcome.err
+
+
+def test_a_terminal_that_knows_ascii_alone_gets_an_answer(here: Path) -> None:
+    outcome = script(
+        "plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", PYTHONIOENCODING="ascii"
+    )
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.isascii() and "h100-80g" in outcome.out
+
+
+def test_a_terminal_gets_its_cursor_back_after_an_error(here: Path) -> None:
+    """The moving status line hides it."""
+    (here / "slo.yaml").write_text(SMALL_SLO.replace("2 s", "1 ms"))
+    command = [
+        str(Path(sys.executable).with_name("plan")),
+        "--slo",
+        "slo.yaml",
+        "--trace",
+        "trace.csv",
+        "-o",
+        "out",
+    ]
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    done = subprocess.run(command, stdout=slave, stderr=slave, check=False, timeout=60, env=environment)
+    os.close(slave)
+    seen = os.read(master, 2**16).decode()
+    os.close(master)
+    assert done.returncode == 3 and "plan: latency" in seen
+    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") > -1
