@@ -250,7 +250,7 @@ class Progress:
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.start_s = time.monotonic()
-        self.status = self.console.status("") if self.console.is_terminal else None
+        self.status = self.console.status("") if sys.stderr.isatty() else None
 
     def __call__(self, message: str) -> None:
         elapsed_s = time.monotonic() - self.start_s

@@ -90,6 +90,8 @@ Run = Callable[..., Outcome]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The command in this process, with what it said and its exit code."""
+    for name in ("COLUMNS", "FORCE_COLOR"):  # CI asks for colours in a pipe
+        monkeypatch.delenv(name, raising=False)
 
     def run_command(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["plan", *map(str, arguments)])

@@ -50,7 +50,8 @@ def script(name: str, *arguments: object, **environment: str) -> Outcome:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The command in this process."""
 
-    monkeypatch.delenv("COLUMNS", raising=False)
+    for name in COLOURING:
+        monkeypatch.delenv(name, raising=False)
 
     def run_command(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["plan", *map(str, arguments)])
@@ -391,6 +392,11 @@ def test_no_escape_codes_where_nobody_looks(planned: Planned, run: Run) -> None:
     for line in (("trace", TRACE), ("catalog", "gpus"), ("-h",), ("--slo",), ("catalog", "x")):
         outcome = script("plan", *line, NO_COLOR="1")
         assert "\x1b" not in outcome.out + outcome.err
+
+
+def test_colours_asked_for_do_not_move_the_status_line_in_a_log(here: Path) -> None:
+    outcome = script("plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", FORCE_COLOR="1")
+    assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_a_terminal_that_knows_ascii_alone_gets_an_answer(here: Path) -> None:
