@@ -398,7 +398,9 @@ def write_config(folder: Path, config: object) -> Path:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_gives_the_shape_of_the_catalog_row(tmp_path: Path, catalog: Catalog, name: str) -> None:
     row, config = catalog.llm(name), llm_from_config(write_config(tmp_path, CONFIGS[name]))
-    same = {key: getattr(row, key) for key in Llm.__slots__ if key != "name"}
+    # BLOOM's file gives the length it was trained at; ALiBi goes on beyond, and so does its row
+    own = {"name", "context_tokens"} if name == "bloom" else {"name"}
+    same = {key: getattr(row, key) for key in Llm.__slots__ if key not in own}
     assert {key: getattr(config, key) for key in same} == same
 
 
