@@ -606,7 +606,8 @@ def _infeasible(problem: _Problem, level0: _Level0) -> PlannerError:
             for name, amount in problem.limits.rows():
                 used = sum(problem.limits.use(name, worker) * count for worker, count in counts)
                 if used > amount:
-                    needs.append(f"{name} from {amount:g} to {used:g}")
+                    unit = {"power": " W", "cost": " USD/h"}.get(name, "")
+                    needs.append(f"{name} from {amount:g} to {used:g}{unit}")
             workers = ", ".join(f"{count} x {worker.name}" for worker, count in counts)
             return InfeasibleError(
                 f"capacity: no fleet within the limits keeps the SLO; the best one beyond them is {workers}. "
