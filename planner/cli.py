@@ -6,6 +6,7 @@ stdout carries the answer (a table, or one JSON object with --json), stderr prog
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -51,7 +52,15 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show × shows \xd7
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        sys.exit(_say(PlannerError(f"the answer cannot be written to stdout ({error.strerror})")))
     except InfeasibleError as error:
         if "--json" in sys.argv:
             _print_json(

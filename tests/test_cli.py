@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -392,6 +393,39 @@ def test_no_escape_codes_where_nobody_looks(planned: Planned, run: Run) -> None:
     for line in (("trace", TRACE), ("catalog", "gpus"), ("-h",), ("--slo",), ("catalog", "x")):
         outcome = script("plan", *line, NO_COLOR="1")
         assert "\x1b" not in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
+def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...]) -> None:
+    command = [str(Path(sys.executable).with_name("plan")), "catalog", *more]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "plan: the answer cannot be written to stdout (No space left on device)\n"
+
+
+def test_an_interrupt_leaves_neither_a_traceback_nor_a_folder(here: Path) -> None:
+    """A trace that never comes: the command waits for it until it is interrupted."""
+    os.mkfifo("pipe.csv")
+    command = [
+        str(Path(sys.executable).with_name("plan")),
+        "--slo",
+        "slo.yaml",
+        "--trace",
+        "pipe.csv",
+        "-o",
+        "out",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        with Path("pipe.csv").open("w") as pipe:  # opens once the command reads
+            pipe.write("timestamp,")
+            pipe.flush()
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=60)
+    assert running.returncode == 130 and "Traceback" not in err and out == ""
+    assert {path.name for path in here.iterdir()} == {"slo.yaml", "trace.csv", "pipe.csv"}
 
 
 def test_colours_asked_for_do_not_move_the_status_line_in_a_log(here: Path) -> None:
