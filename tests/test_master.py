@@ -100,7 +100,7 @@ def test_bound_by_hand() -> None:
 
 
 def test_bound_knows_the_link() -> None:
-    """1,000 prompts of 63 whole blocks, 1,008 tokens, x 1e5 B in 10 s are 10.08 GB/s from prefill to decode."""
+    """1,000 prompts of 63 blocks, 1,008 tokens, x 1e5 B in 10 s are 10.08 GB/s from prefill to decode."""
     options, work = [option("prefill", 1.0), option("decode", 1.0)], one_class(1000, 1000, 2)
 
     def value(link_bytes_per_s: float) -> float | None:

@@ -130,7 +130,7 @@ def least_token_seconds(option: Option, input_tokens: npt.ArrayLike, output_toke
     latency = option.type.latency
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     if option.role == "prefill":
-        return np.asarray(n * latency.prefill_s(n, option.type.max_num_batched_tokens))
+        return np.asarray(n / 2 * latency.prefill_s(n, option.type.max_num_batched_tokens))
     step_s = latency.step_s(1, decodes=1, kv_tokens=n + 1)
     return np.asarray((n + gaps / 2) * gaps * step_s)
 
