@@ -11,6 +11,7 @@ replaces the shipped one; fits there come before the shipped ones.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -132,8 +133,10 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     shipped = repository_dir("catalogs")
     directories = [shipped] if directory is None else [directory, shipped]
     if directory is not None:
-        if not directory.is_dir():
+        if not os.path.isdir(directory):  # noqa: PTH112 - silent about what cannot be looked at
             raise CatalogError(f"{directory}: no such catalog directory")
+        if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise CatalogError(f"{directory}: no permission to read it")
         if not any((directory / name).exists() for name in (*FILES, "latency")):
             raise CatalogError(
                 f"{directory}: holds none of {', '.join(FILES)}, latency/; expected at least one"

@@ -36,11 +36,15 @@ QUIET_S = 1.0  # work shorter than this is not talked about
 LONGEST_MESSAGE = 2000
 PIPE_COLUMNS = 500
 
-SloOption = Annotated[Path | None, typer.Option("--slo", help="The question: slo.yaml.")]
-TraceOption = Annotated[Path | None, typer.Option("--trace", help="The traffic: CSV or JSONL, plain or .gz.")]
+TRACE_HELP = "The traffic: CSV or JSONL, plain or .gz."
+# readable=False: files.py says what is wrong with a file, so that every kind of it ends alike
+SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
 CatalogOption = Annotated[
     Path | None,
-    typer.Option("--catalog", help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."),
+    typer.Option(
+        "--catalog", readable=False, help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -91,7 +95,7 @@ def plan(
     slo: SloOption = None,
     trace: TraceOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the plan and all it needs.")
+        Path | None, typer.Option("--out", "-o", readable=False, help="Folder for the plan and all it needs.")
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
@@ -142,10 +146,11 @@ def plan(
 
 @app.command()
 def simulate(
-    fleet: Annotated[Path, typer.Option("--fleet", help="fleet.yaml, or a plan.yaml.")],
-    trace: Annotated[Path, typer.Option("--trace", help="The traffic: CSV or JSONL, plain or .gz.")],
+    fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
+    trace: Annotated[Path, typer.Option("--trace", readable=False, help=TRACE_HELP)],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write one row per request to this CSV.")
+        Path | None,
+        typer.Option("--out", "-o", readable=False, help="Write one row per request to this CSV."),
     ] = None,
     slo: SloOption = None,
     closed_loop: Annotated[
@@ -217,7 +222,7 @@ def simulate(
 
 @app.command("trace")
 def describe_trace(
-    trace: Annotated[Path, typer.Argument(help="CSV or JSONL, plain or .gz.")],
+    trace: Annotated[Path, typer.Argument(readable=False, help="CSV or JSONL, plain or .gz.")],
     seed: SeedOption = 0,
     json_output: JsonOption = False,
 ) -> None:

@@ -848,6 +848,34 @@ def test_a_place_without_permission_is_refused_beforehand(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "name", ["trace.csv", "slo.yaml", "own", "own/gpus.yaml", "locked/trace.csv", "locked/own"]
+)
+def test_what_may_not_be_read_is_one_line(run: Run, here: Path, name: str) -> None:
+    """Root may read anything, so root becomes nobody for a moment."""
+    prepare(here, {"own/gpus.yaml": GPU, "locked/trace.csv": TRACE, "locked/own/gpus.yaml": GPU})
+    option = "--catalog" if "own" in name else "--slo" if "slo" in name else "--trace"
+    asked = {"--slo": "slo.yaml", "--trace": "trace.csv", "-o": "out"} | {
+        option: name.removesuffix("/gpus.yaml")
+    }
+    line = [word for pair in asked.items() for word in pair]
+    assert run("--slo", "nowhere", "--trace", "nowhere", "-o", "out").code == 1  # imports what nobody may not
+    here.chmod(0o755)
+    closed = here / (name if "locked" not in name else "locked")
+    closed.chmod(0)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)
+        outcome = run(*line)
+    finally:
+        os.seteuid(user)
+        closed.chmod(0o755)
+    assert outcome.code == 1, outcome
+    assert re.fullmatch(f"plan: {name}: no (permission to read it|such catalog directory)", outcome.complaint)
+    assert not (here / "out").exists()
+
+
 def test_a_link_to_nothing_is_refused_beforehand(run: Run, here: Path) -> None:
     (here / "out").symlink_to("nowhere")
     outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
