@@ -463,20 +463,18 @@ def _alternatives(problem: _Problem, level0: _Level0, best: Counts, value: float
         mixed = [
             option for option in level0.options if option.role == "mixed" and option.type.gpu.name == gpu
         ]
-        known = [(o.objective * search.smallest[o.name], o) for o in mixed if o.name in search.smallest]
-        if known:
-            cost, option = min(known, key=lambda item: (item[0], item[1].name))
+        least = min(
+            max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective for o in mixed
+        )
+        known = [
+            (o.objective * search.smallest[o.name], o.name, o) for o in mixed if o.name in search.smallest
+        ]
+        cost, _, option = min(known, default=(math.inf, "", mixed[0]))
+        if cost <= least * (1 + 1e-9):  # nothing cheaper is left open
             counts = ((option, search.smallest[option.name]),)
             rows.append(Alternative(f"{gpu}, mixed", oracle.fleet(counts), cost, _more(cost, value)))
         else:
-            least = [
-                max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective
-                for o in mixed
-            ]
-            if least:
-                rows.append(
-                    Alternative(f"{gpu}, mixed", None, min(least), _more(min(least), value), at_least=True)
-                )
+            rows.append(Alternative(f"{gpu}, mixed", None, least, _more(least, value), at_least=True))
     return tuple(rows)
 
 
