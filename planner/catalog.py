@@ -397,6 +397,7 @@ def _config_dtype_bytes(config: Row, where: str) -> float:
 
 
 _FIT_LISTS, _FIT_NUMBERS = ("knots_tokens", "f_s"), ("a_s", "b_s", "d_s", "e_s", "h_s")
+_FIT_OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
 
 
 def _header(path: Path) -> tuple[str, str]:
@@ -432,19 +433,16 @@ def _read_fits(path: Path) -> dict[int, StepLatency]:
         try:
             refuse_unknown(
                 row,
-                ("tp", *_FIT_LISTS, *_FIT_NUMBERS, "basis", "mape_frac", "max_context_tokens", "errors"),
+                ("tp", *_FIT_LISTS, *_FIT_NUMBERS, "basis", *_FIT_OPTIONAL, "errors"),
                 where,
             )
             knots_tokens, f_s = (_numbers(row, key, where) for key in _FIT_LISTS)
             a_s, b_s, d_s, e_s, h_s = (_number(row, key, where) for key in _FIT_NUMBERS)
-            mape_frac, max_context_tokens = (
-                _number(row, key, where) if row.get(key) is not None else None
-                for key in ("mape_frac", "max_context_tokens")
+            optional = (
+                _number(row, key, where) if row.get(key) is not None else None for key in _FIT_OPTIONAL
             )
             basis = _text(row, "basis", where)
-            fits[tp] = StepLatency(
-                knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, basis, mape_frac, max_context_tokens
-            )
+            fits[tp] = StepLatency(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, basis, *optional)
         except InputError as error:
             raise CatalogError(
                 str(error) if str(error).startswith(str(path)) else f"{where}: {error}"

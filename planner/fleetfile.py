@@ -204,12 +204,12 @@ def _shape(llm: Llm) -> Llm:
 def _fit(row: Section, where: str) -> StepLatency:
     knots_tokens, f_s = (_numbers(row.get(key), f"{where}: {key}") for key in ("knots_tokens", "f_s"))
     a_s, b_s, d_s, e_s, h_s = (_numbers([row.get(key)], f"{where}: {key}")[0] for key in FIT_NUMBERS)
-    mape_frac, max_context_tokens = (
+    optional = (
         None if row.get(key) is None else _numbers([row[key]], f"{where}: {key}")[0]
-        for key in ("mape_frac", "max_context_tokens")
+        for key in ("mape_frac", "max_context_tokens", "uncertainty_frac")
     )
     basis = str(row.get("basis", f"fit {where}"))
-    return StepLatency(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, basis, mape_frac, max_context_tokens)
+    return StepLatency(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, basis, *optional)
 
 
 def _numbers(values: object, where: str) -> tuple[float, ...]:

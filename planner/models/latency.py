@@ -32,6 +32,7 @@ class StepLatency:
     first it is constant. `basis` says where the numbers come from ("silicon ...", "measured ...",
     "roofline"), `mape_frac` the held-out error of the fit, None where there is nothing to hold out.
     `max_context_tokens` is the longest context that was profiled, None for a formula from first principles.
+    `uncertainty_frac` is the relative standard error a calibration left, None where there was none.
     """
 
     knots_tokens: tuple[float, ...]
@@ -44,6 +45,7 @@ class StepLatency:
     basis: str
     mape_frac: float | None = None
     max_context_tokens: float | None = None
+    uncertainty_frac: float | None = None
 
     def __post_init__(self) -> None:
         knots, f_s = np.array(self.knots_tokens), np.array(self.f_s)
@@ -53,6 +55,8 @@ class StepLatency:
             raise InputError("step latency: knots must increase, f must be > 0 and never fall")
         if min(self.a_s, self.b_s, self.d_s, self.e_s, self.h_s) < 0:
             raise InputError("step latency: a, b, d, e and h must be >= 0")
+        if self.uncertainty_frac is not None and not self.uncertainty_frac >= 0:
+            raise InputError(f"step latency: uncertainty_frac is {self.uncertainty_frac}, must be >= 0")
 
     def step_s(
         self,
@@ -94,4 +98,5 @@ class StepLatency:
             self.a_s * prefill, self.b_s * decode, self.d_s * decode, self.e_s * prefill, self.h_s,
             basis=f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap",
             mape_frac=self.mape_frac, max_context_tokens=self.max_context_tokens,
+            uncertainty_frac=self.uncertainty_frac,
         )  # fmt: skip
