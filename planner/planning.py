@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.catalog import Catalog
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, Gpu, Limit, Llm, Policies, Slo, WorkerType
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
 from planner.obliged import obliged
@@ -31,7 +31,7 @@ from planner.oracle import Oracle, side_by_side
 from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
 from planner.simulator.metrics import Verdict
 from planner.simulator.simulate import Simulation
-from planner.slo import Task
+from planner.slo import Objective, Task
 from planner.solvers.level0 import (
     Bounded,
     Counts,
@@ -590,37 +590,42 @@ def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError
 
 
 def _infeasible(problem: _Problem, level0: _Level0) -> PlannerError:
-    """Name what binds: search again without stock, power and budget, and see what that fleet would need."""
+    """Name what binds and the smallest relaxation.
+
+    Each limit is lifted alone, and the fleet that needs least of it looked for; if no single one is enough,
+    all are lifted. If that does not help either, it is latency that binds.
+    """
     if not level0.search.is_exhausted:
         return PlannerError("no fleet was found within the time limit; raise --time-limit")
-    free = Limits({name: None for name in problem.limits.stock})
-    if problem.limits.rows():
-        relaxed = replace(problem, limits=free)
+    rows = problem.limits.rows()
+    lifted = [(problem.limits.without(name), name) for name, _ in rows]
+    if len(rows) > 1:
+        lifted.append((Limits({name: None for name in problem.limits.stock}), "cost"))
+    ways: list[str] = []
+    constraints: list[str] = []
+    for limits, name in lifted:
+        if ways and limits.rows() == []:
+            break
         problem.progress("infeasible; looking for the smallest relaxation")
-        wider = _level0(relaxed)
+        wanted: Objective = "power" if name == "power" else "cost" if name == "cost" else "gpus"
+        wider = _level0(replace(problem, limits=limits, task=replace(problem.task, objective=wanted)))
         if wider.search.best is not None:
-            counts = [(option.type, count) for option, count in wider.search.best]
-            needs = []
-            for name, amount in problem.limits.rows():
-                used = sum(problem.limits.use(name, worker) * count for worker, count in counts)
-                if used > amount:
-                    unit = {"power": " W", "cost": " USD/h"}.get(name, "")
-                    needs.append(f"{name} from {amount:g} to {used:g}{unit}")
-            workers = ", ".join(f"{count} x {worker.name}" for worker, count in counts)
-            return InfeasibleError(
-                f"capacity: no fleet within the limits keeps the SLO; the best one beyond them is {workers}. "
-                f"Raise {' and '.join(needs)}",
-                kind="capacity",
-                constraint=needs[0].split(" from ")[0] if needs else "stock",
-                relaxation=" and ".join(needs),
-            )
-        if not wider.search.is_exhausted:
-            names = ", ".join(name for name, _ in problem.limits.rows())
+            broken = _beyond_limits(problem.limits, wider.search.best)
+            constraints += [limit for limit, _ in broken]
+            ways.append(" and ".join(change for _, change in broken))
+        elif not wider.search.is_exhausted:
+            names = ", ".join(limit for limit, _ in rows)
             return InfeasibleError(
                 f"capacity: no fleet within the limits ({names}) keeps the SLO, and the time limit left no "
                 "room to find out what would; raise --time-limit",
                 kind="capacity", constraint=names, relaxation="unknown: raise --time-limit",
             )  # fmt: skip
+    if ways:
+        relaxation = ", or ".join(dict.fromkeys(ways))
+        return InfeasibleError(
+            f"capacity: no fleet within the limits keeps the SLO. Raise {relaxation}",
+            kind="capacity", constraint=", ".join(dict.fromkeys(constraints)), relaxation=relaxation,
+        )  # fmt: skip
     failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
     return InfeasibleError(
         f"latency: no number of workers keeps the SLO on this trace, though each limit alone is within reach "
@@ -630,6 +635,12 @@ def _infeasible(problem: _Problem, level0: _Level0) -> PlannerError:
     )  # fmt: skip
 
 
-def total(fleet: Fleet, task: Task) -> float:
-    """The objective of a fleet."""
-    return {"cost": fleet.price_usd_per_h, "power": fleet.power_w, "gpus": float(fleet.gpus)}[task.objective]
+def _beyond_limits(limits: Limits, best: Counts) -> list[tuple[str, str]]:
+    """The limits that a fleet exceeds: their names, and "power from 2000 to 5600 W"."""
+    changes = []
+    for name, amount in limits.rows():
+        used = sum(limits.use(name, option.type) * count for option, count in best)
+        if used > amount:
+            unit = {"power": " W", "cost": " USD/h"}.get(name, "")
+            changes.append((name, f"{name} from {amount:g} to {used:g}{unit}"))
+    return changes

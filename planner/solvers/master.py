@@ -79,6 +79,16 @@ class Limits:
                 rows.append((name, float(amount)))
         return rows
 
+    def without(self, name: str) -> Limits:
+        """The same limits but for this one."""
+        stock = {gpu: None if name == f"stock of {gpu}" else count for gpu, count in self.stock.items()}
+        return Limits(
+            stock,
+            None if name == "power" else self.power_w,
+            None if name == "cost" else self.cost_usd_per_h,
+            None if name == "GPUs" else self.gpus,
+        )
+
     def use(self, name: str, worker: WorkerType) -> float:
         """a_yj: what one worker takes of the limit `name`."""
         if name == "power":
