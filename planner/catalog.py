@@ -187,7 +187,7 @@ def _rows(
 
 def _gpu(name: str, document: Mapping[str, Row], where: str) -> Gpu:
     row: Row = document[name]
-    base = name
+    base, uncapped_w = name, None
     fields = (
         "memory_vendor", "memory", "bandwidth", "dense_tflops", "link", "link_bandwidth", "power",
         "gpus_per_node", "price", "price_source", "price_date", "node_selector",
@@ -204,7 +204,8 @@ def _gpu(name: str, document: Mapping[str, Row], where: str) -> Gpu:
         for key in ("power", "prefill_slowdown", "decode_slowdown"):
             _required(row, key, where)  # what a cap changes must be said, not inherited
         row = {key: value for key, value in uncapped.items() if key not in PROVENANCE} | dict(row)
-        if _quantity(row, "power", "w", where) >= _quantity(uncapped, "power", "w", where):
+        uncapped_w = _quantity(uncapped, "power", "w", where)
+        if _quantity(row, "power", "w", where) >= uncapped_w:
             raise CatalogError(
                 f"{where}: power: expected a cap below {uncapped['power']}, found {row['power']!r}"
             )
@@ -227,13 +228,15 @@ def _gpu(name: str, document: Mapping[str, Row], where: str) -> Gpu:
         base=base,
         prefill_slowdown=_number(row, "prefill_slowdown", where, default=1.0),
         decode_slowdown=_number(row, "decode_slowdown", where, default=1.0),
+        uncapped_w=uncapped_w,
     )
 
 
 def _llm(name: str, document: Mapping[str, Row], where: str) -> Llm:
     row = document[name]
     counts = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-    optional = ("head_dim", "dtype_bytes", "gated_ffn", "tied_embeddings", "experts", "experts_per_token")
+    optional = ("head_dim", "dtype_bytes", "kv_dtype_bytes", "gated_ffn", "tied_embeddings", "experts",
+                "experts_per_token")  # fmt: skip
     refuse_unknown(row, (*counts, "context", *optional, *PROVENANCE), where)
     shape = {key: _whole(row, key, where) for key in counts}
     return Llm(
@@ -246,6 +249,7 @@ def _llm(name: str, document: Mapping[str, Row], where: str) -> Llm:
         tied_embeddings=_flag(row, "tied_embeddings", where, default=False),
         experts=_whole(row, "experts", where, default=1),
         experts_per_token=_whole(row, "experts_per_token", where, default=1),
+        kv_dtype_bytes=_number(row, "kv_dtype_bytes", where) if "kv_dtype_bytes" in row else None,
     )
 
 
@@ -275,8 +279,8 @@ def llm_from_config(path: Path) -> Llm:
     """The shape in a Hugging Face config.json, or in the folder that holds one.
 
     Raises CatalogError for a key that is missing and for what our formulas do not describe: latent attention,
-    shared experts, weights of other than 16 bits or fp8. With fp8 weights the KV cache counts as fp8 too, so
-    the engine must run with --kv-cache-dtype fp8.
+    shared experts, weights of other than 16 bits or fp8. With fp8 weights the KV cache stays 16 bits wide, as
+    vLLM keeps it with --kv-cache-dtype auto, unless the checkpoint brings a `kv_cache_scheme` of its own.
     """
     file = path / "config.json" if path.is_dir() else path
     where, config = str(file), _read_config(file)
@@ -319,6 +323,7 @@ def llm_from_config(path: Path) -> Llm:
         experts_per_token=_config_count(
             config, where, "num_experts_per_tok", "num_experts_per_token", default=None if experts > 1 else 1
         ),
+        kv_dtype_bytes=_config_kv_dtype_bytes(config),
     )
 
 
@@ -386,7 +391,7 @@ def _config_dtype_bytes(config: Row, where: str) -> float:
                 f"{where}: quantization_config: {method!r} is not modelled; expected fp8, or 16 bits"
             )
         return 1.0
-    dtype = str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
+    dtype = _config_dtype(config)
     if dtype in ("float16", "bfloat16", "half", "float32", "float"):
         return 2.0
     if dtype.startswith("float8"):
@@ -394,6 +399,26 @@ def _config_dtype_bytes(config: Row, where: str) -> float:
     raise CatalogError(
         f"{where}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}"
     )
+
+
+def _config_kv_dtype_bytes(config: Row) -> float | None:
+    """Of keys and values where the weights are quantised, None (as the weights) where they are not.
+
+    A checkpoint says so as compressed-tensors do (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
+    (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
+    """
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return 2.0 if _config_dtype(config).startswith("float8") else None
+    scheme = quantised.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
+    algorithm = quantised.get("kv_cache_quant_algo")
+    is_8_bit = bits == 8 or (isinstance(algorithm, str) and "fp8" in algorithm.lower())
+    return 1.0 if is_8_bit else 2.0
+
+
+def _config_dtype(config: Row) -> str:
+    return str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
 
 
 _FIT_LISTS, _FIT_NUMBERS = ("knots_tokens", "f_s"), ("a_s", "b_s", "d_s", "e_s", "h_s")

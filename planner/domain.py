@@ -20,7 +20,8 @@ class Gpu:
 
     `dense_flops_per_s` is 16-bit dense; `link_bytes_per_s` is what one GPU sends to its neighbours in the
     node, one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
-    and the slowdowns (>= 1) multiply the compute-bound and the memory-bound part of a step.
+    `board_w` what the board may draw without it, and the slowdowns (>= 1) multiply the compute-bound and the
+    memory-bound part of a step.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Gpu:
     base: str  # the uncapped row this one derives from; its own name if it is uncapped
     prefill_slowdown: float = 1.0
     decode_slowdown: float = 1.0
+    uncapped_w: float | None = None  # power_w of the base, for a capped row
 
     def __post_init__(self) -> None:
         for quantity in ("memory_bytes", "bandwidth_bytes_per_s", "dense_flops_per_s", "link_bytes_per_s",
@@ -47,13 +49,19 @@ class Gpu:
         if min(self.prefill_slowdown, self.decode_slowdown) < 1:
             raise CatalogError(f"GPU {self.name}: a slowdown is below 1")
 
+    @property
+    def board_w(self) -> float:
+        """What the vendor lets it draw, capped here or not (TDP)."""
+        return self.power_w if self.uncapped_w is None else self.uncapped_w
+
 
 @dataclass(frozen=True, slots=True)
 class Llm:
     """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
 
     `ffn` is the width of one expert in a mixture of experts, of the only one in a dense LLM;
-    `context_tokens` is the longest prompt + output it accepts.
+    `context_tokens` is the longest prompt + output it accepts. `kv_dtype_bytes` is None where keys and values
+    are kept as the weights are; with quantised weights they are not, unless the engine is told to.
     """
 
     name: str
@@ -70,12 +78,15 @@ class Llm:
     tied_embeddings: bool = False
     experts: int = 1
     experts_per_token: int = 1
+    kv_dtype_bytes: float | None = None
 
     def __post_init__(self) -> None:
         for count in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_tokens",
                       "experts", "experts_per_token", "dtype_bytes"):  # fmt: skip
             if not getattr(self, count) > 0:
                 raise CatalogError(f"LLM {self.name}: {count} is {getattr(self, count)}, must be > 0")
+        if self.kv_dtype_bytes is not None and not self.kv_dtype_bytes > 0:
+            raise CatalogError(f"LLM {self.name}: kv_dtype_bytes is {self.kv_dtype_bytes}, must be > 0")
         if self.heads % self.kv_heads:
             raise CatalogError(f"LLM {self.name}: {self.heads} heads do not share {self.kv_heads} KV heads")
 
@@ -102,7 +113,8 @@ class Llm:
     @property
     def kv_bytes_per_token(self) -> float:
         """Keys and values of one token in all layers, over all GPUs of a worker whose TP <= kv_heads."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+        kv_dtype_bytes = self.dtype_bytes if self.kv_dtype_bytes is None else self.kv_dtype_bytes
+        return 2 * self.layers * self.kv_heads * self.head_dim * kv_dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,7 @@ def test_a_bad_cap_is_refused(tmp_path: Path, cap: dict[str, Any], message: str)
         ({"gated_ffn": "yes"}, r"llms.yaml: mine: gated_ffn: expected true or false, found 'yes'"),
         ({"layers": 0}, r"layers: expected a whole number > 0, found 0"),
         ({"dtype_bytes": 0}, r"dtype_bytes is 0.0, must be > 0"),
+        ({"kv_dtype_bytes": 0}, r"kv_dtype_bytes is 0.0, must be > 0"),
     ],
 )
 def test_a_bad_llm_row_names_file_row_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -424,6 +425,37 @@ def test_more_configs(tmp_path: Path) -> None:
     assert llm_from_config(write_config(tmp_path / "fp8", fp8)).dtype_bytes == 1
     eyes = {"model_type": "llava", "text_config": LLAMA, "vision_config": {}}
     assert llm_from_config(write_config(tmp_path / "eyes", eyes)).layers == 80
+
+
+@pytest.mark.parametrize(
+    ("extra", "kv_bytes_per_token"),
+    [
+        ({}, 327_680),
+        ({"quantization_config": {"quant_method": "fp8"}}, 327_680),
+        ({"torch_dtype": "float8_e4m3fn"}, 327_680),
+        ({"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}}, 163_840),
+        ({"quantization_config": {"quant_method": "fp8", "kv_cache_quant_algo": "FP8"}}, 163_840),
+        ({"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": None}}, 327_680),
+    ],
+)
+def test_fp8_weights_keep_a_16_bit_kv_cache_unless_the_config_says_so(
+    tmp_path: Path, extra: dict[str, object], kv_bytes_per_token: int
+) -> None:
+    """Llama-3.1-70B: 2 * 80 layers * 8 heads * 128 = 163,840 numbers per token."""
+    llm = llm_from_config(write_config(tmp_path, {**LLAMA, **extra}))
+    assert llm.kv_bytes_per_token == kv_bytes_per_token
+
+
+def test_a_row_may_say_how_wide_its_kv_cache_is(tmp_path: Path) -> None:
+    plain = read_catalog(write(tmp_path, llms={"mine": LLM})).llm("mine")
+    rows = {"mine": {**LLM, "dtype_bytes": 1, "kv_dtype_bytes": 2}}
+    own = read_catalog(write(tmp_path, llms=rows)).llm("mine")
+    assert own.kv_bytes_per_token == plain.kv_bytes_per_token
+    assert own.weight_bytes == plain.weight_bytes / 2
+
+
+def test_a_capped_row_knows_what_the_board_may_draw(catalog: Catalog) -> None:
+    assert catalog.gpu("h100@350W").board_w == catalog.gpu("h100").board_w == 700
 
 
 def test_a_config_is_found_by_folder_or_file_and_has_the_fits_of_its_twin(tmp_path: Path) -> None:
