@@ -2,11 +2,22 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from planner.domain import Gpu, Llm
-from planner.errors import InputError
-from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES, fits, kv_cache_tokens, memory
+from planner.errors import CatalogError, InputError
+from planner.models.memory import (
+    NCCL_BYTES,
+    RUNTIME_BYTES,
+    active_parameters,
+    active_weight_bytes,
+    fits,
+    kv_cache_tokens,
+    memory,
+    stage_layers,
+    stage_memory,
+)
 
 GIB = 2**30
 SMALL = Llm(
@@ -55,11 +66,12 @@ def test_weights_that_do_not_fit_leave_no_kv() -> None:
 
 
 def test_a_mixture_holds_all_experts_and_activates_some() -> None:
-    """4 experts: weights of four feed-forward blocks, activations of the two a token visits."""
+    """4 experts: weights of four feed-forward blocks; of the two a token visits one more gate, up and product
+    (3 * 128) and two outputs of 64."""
     mixture = dataclasses.replace(SMALL, experts=4, experts_per_token=2)
     dense, moe = memory(SMALL, card(10 * GIB), 1), memory(mixture, card(10 * GIB), 1)
     assert moe.weight_bytes - dense.weight_bytes == 2 * 2 * 3 * 24576
-    assert moe.activation_bytes - dense.activation_bytes == 8192 * 3 * 128 * 2
+    assert moe.activation_bytes - dense.activation_bytes == 8192 * (3 * 128 + 2 * 64) * 2
 
 
 @pytest.mark.parametrize(
@@ -89,6 +101,94 @@ def test_kv_tokens_agree_where_little_is_left() -> None:
     assert kv_cache_tokens(LLAMA_70B, card(80 * GIB), 2, gpu_memory_utilization=0.92) == pytest.approx(
         21276, rel=0.1
     )
+
+
+LLAMA_2_7B = Llm("7B", 32, 4096, 32, 32, 128, 11008, 32000, 4096)
+
+
+@pytest.mark.parametrize(
+    ("llm", "visible_gib", "tp", "weight_gib", "kv_gib"),
+    [
+        (LLAMA_8B, 79.22, 1, 14.96, 53.29),
+        (LLAMA_8B, 79.22, 2, 7.48, 71.29 - 7.48 - 3.58 - 1.26),
+        (LLAMA_2_7B, 79.19, 1, 12.55, 56.18),
+    ],
+    ids=["Llama-3-8B", "Llama-3-8B tp2", "Llama-2-7B"],
+)
+def test_the_breakdown_agrees_with_what_vllm_logs(
+    llm: Llm, visible_gib: float, tp: int, weight_gib: float, kv_gib: float
+) -> None:
+    """On 80 GB cards at utilisation 0.9: Llama-3-8B from vllm-project/vllm#10511 (2024-12-13; weights 14.96,
+    non-torch 1.79, activations 1.26, KV 53.29 of 71.29 GiB; on two GPUs non-torch 3.58), Llama-2-7B from
+    kubernetes-sigs/gateway-api-inference-extension#550 (2025-03-21; 7191 blocks). Within 3 %."""
+    found = memory(llm, card(visible_gib * GIB), tp)
+    assert found.weight_bytes / GIB == pytest.approx(weight_gib, abs=0.01)
+    assert found.kv_bytes / GIB == pytest.approx(kv_gib, rel=0.03)
+
+
+def test_blocks_are_as_large_as_vllms() -> None:
+    """56.18 GiB of Llama-2-7B were 7191 blocks of 16 tokens (the log above)."""
+    assert 56.18 * GIB // (16 * LLAMA_2_7B.kv_bytes_per_token) == pytest.approx(7191, abs=1)
+
+
+def test_fp8_weights_halve_the_weights_alone() -> None:
+    """vLLM keeps 16-bit keys and values: Qwen3-235B-FP8 on 4 H100 logs 8.11 GiB for 178,880 tokens
+    (vllm-project/vllm#21348), 48.7 kB per token and GPU; 94 layers of 4 heads: 48.1."""
+    qwen = Llm("235B", 94, 4096, 64, 4, 128, 1536, 151936, 40960, dtype_bytes=1.0, experts=128,
+               experts_per_token=8, kv_dtype_bytes=2.0)  # fmt: skip
+    assert qwen.parameters == pytest.approx(235e9, rel=0.001)
+    per_token = memory(qwen, card(79.65 * GIB), 4).kv_bytes_per_token
+    assert per_token == 94 * 4 * 128 * 2 * 2 / 4
+    assert per_token == pytest.approx(8.11 * GIB / 178_880, rel=0.02)
+    assert memory(qwen, card(79.65 * GIB), 4).weight_bytes == qwen.parameters / 4
+
+
+def test_an_8_bit_kv_cache_holds_twice_the_tokens() -> None:
+    narrow = dataclasses.replace(LLAMA_8B, kv_dtype_bytes=1.0)
+    assert kv_cache_tokens(narrow, card(80 * GIB), 1) == pytest.approx(
+        2 * kv_cache_tokens(LLAMA_8B, card(80 * GIB), 1), abs=16
+    )
+    with pytest.raises(CatalogError, match="kv_dtype_bytes is 0, must be > 0"):
+        dataclasses.replace(LLAMA_8B, kv_dtype_bytes=0)
+
+
+def test_a_step_reads_the_experts_its_tokens_touch() -> None:
+    """4 experts of 24576, 1 per token, attention 10240, in 2 layers, and a head of 64000: 1 token reads one
+    expert, 2 tokens 4 * (1 - 0.75^2) = 1.75, many all 4; it computes with one, and the head counts apart."""
+    mixture = dataclasses.replace(SMALL, experts=4, experts_per_token=1)
+    read = active_weight_bytes(mixture, np.array([1.0, 2.0, 1e6]))
+    assert read == pytest.approx([2 * (64000 + 2 * (10240 + e * 24576)) for e in (1, 1.75, 4)])
+    assert active_weight_bytes(SMALL) == active_weight_bytes(SMALL, 1000.0) == 2 * (64000 + 2 * 34816)
+    assert active_parameters(mixture) == active_parameters(SMALL) == 2 * 34816
+
+
+def test_stages_split_layers_weights_and_kv() -> None:
+    """Two stages of one layer each: the first has the embeddings, the last the head and the logits."""
+    first, last = stage_memory(SMALL, card(10 * GIB), 1, 2)
+    assert first.weight_bytes == last.weight_bytes == 2 * (34816 + 64000)
+    assert first.kv_bytes_per_token == last.kv_bytes_per_token == 64
+    assert last.activation_bytes - first.activation_bytes == 256 * 1000 * 6
+    assert memory(SMALL, card(10 * GIB), 1, 2) == last
+    assert stage_memory(SMALL, card(10 * GIB), 1, 1) == (memory(SMALL, card(10 * GIB), 1),)
+
+
+def test_tied_embeddings_lie_on_both_ends_of_a_pipeline() -> None:
+    tied = dataclasses.replace(SMALL, tied_embeddings=True)
+    assert memory(tied, card(10 * GIB), 1).weight_bytes == tied.weight_bytes
+    assert sum(stage.weight_bytes for stage in stage_memory(tied, card(10 * GIB), 1, 2)) == SMALL.weight_bytes
+
+
+def test_what_does_not_divide_goes_before_the_last_stage() -> None:
+    five = dataclasses.replace(SMALL, layers=5)
+    assert stage_layers(five, 2) == (3, 2)
+    assert stage_layers(five, 3) == (2, 2, 1)
+    assert stage_layers(dataclasses.replace(SMALL, layers=9), 4) == (2, 2, 3, 2)
+
+
+@pytest.mark.parametrize("pp", [0, 3])
+def test_pp_is_bounded_by_the_layers(pp: int) -> None:
+    with pytest.raises(InputError, match=r"must be 1 to 2 \(layers\)"):
+        memory(SMALL, card(10 * GIB), 1, pp)
 
 
 @pytest.mark.parametrize("tp", [0, 3])

@@ -1,14 +1,18 @@
-"""KV tokens one worker can hold.
+"""KV tokens one worker can hold, counted as vLLM counts.
 
-    KV tokens = (gpu_bytes * utilisation - weights / TP - activations - reserve) / kv_bytes_per_token
+    KV tokens = (gpu_bytes * utilisation - weights - activations - reserve) / kv_bytes_per_token
 
-with everything counted on one GPU of the worker. Tensor parallelism splits weights and KV heads; once it
-exceeds the KV heads these are copied, so a token costs each GPU one KV head at least.
+with everything counted on one GPU of the worker, the one with the least room. Tensor parallelism splits
+weights and KV heads; once it exceeds the KV heads these are copied, so a token costs each GPU one KV head at
+least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
+output head, and the longest stage ceil(layers / PP) layers.
 
 Activations: vLLM profiles one step of `max_num_batched_tokens` tokens. Alive at its peak are the residual
 stream and its norm (hidden each, whole on every GPU), the feed-forward block's gate, up and their product
-(split over TP, and in a mixture one set per expert a token visits), and the logits of `max_num_seqs` rows in
-16 and 32 bit.
+(split over TP), and the logits of `max_num_seqs` rows in 16 and 32 bit (last stage). A mixture holds gate, up
+and product once per expert a token visits, and each such expert's output (hidden, whole) before the sum.
+
+Reserve: what vLLM calls non-torch memory (CUDA context, NCCL), the CUDA graphs, and fragmentation.
 """
 
 from __future__ import annotations
@@ -16,8 +20,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Llm
 from planner.errors import InputError
+from planner.models.latency import Array
 
 # CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation, per GPU; the NCCL buffers of a TP group.
 # Both from AIConfigurator 0.12.0, systems/{a100,h100,h200}_sxm.yaml (other_mem, nccl_mem).
@@ -50,31 +57,73 @@ def memory(
     llm: Llm,
     gpu: Gpu,
     tp: int,
+    pp: int = 1,
     *,
     gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
 ) -> Memory:
-    """The breakdown for one GPU of a TP group; the keywords are vLLM's settings of these names."""
+    """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names."""
+    stages = stage_memory(
+        llm, gpu, tp, pp, gpu_memory_utilization=gpu_memory_utilization,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+    )  # fmt: skip
+    return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
+
+
+def stage_memory(
+    llm: Llm,
+    gpu: Gpu,
+    tp: int,
+    pp: int,
+    *,
+    gpu_memory_utilization: float = 0.9,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 256,
+) -> tuple[Memory, ...]:
+    """The breakdown for one GPU of each pipeline stage, first to last."""
     if tp < 1 or llm.heads % tp:
         raise InputError(f"LLM {llm.name}: tensor parallelism is {tp}, must divide its {llm.heads} heads")
+    if not 1 <= pp <= llm.layers:
+        raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")
     if not 0 < gpu_memory_utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {gpu_memory_utilization}, must be in (0, 1]")
-    ffn_width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / tp
-    return Memory(
-        budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
-        weight_bytes=llm.weight_bytes / tp,
-        activation_bytes=max_num_batched_tokens * (2 * llm.hidden + ffn_width) * 2.0
-        + max_num_seqs * llm.vocab * (2.0 + 4.0),
-        reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
-        kv_bytes_per_token=llm.kv_bytes_per_token * max(1 / tp, 1 / llm.kv_heads),
-    )
+    head = llm.vocab * llm.hidden
+    width = 2 * llm.hidden + (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / tp
+    if llm.experts > 1:
+        width += llm.experts_per_token * llm.hidden
+    stages = []
+    for stage, layers in enumerate(stage_layers(llm, pp)):
+        is_first, is_last = stage == 0, stage == pp - 1
+        parameters = layers * (llm.attention_parameters + llm.experts * llm.expert_parameters)
+        parameters += head * (is_first + is_last - (is_first and is_last and llm.tied_embeddings))
+        stages.append(
+            Memory(
+                budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
+                weight_bytes=parameters * llm.dtype_bytes / tp,
+                activation_bytes=max_num_batched_tokens * width * 2.0
+                + is_last * max_num_seqs * llm.vocab * (2.0 + 4.0),
+                reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
+                kv_bytes_per_token=llm.kv_bytes_per_token * max(1 / tp, 1 / llm.kv_heads)
+                * layers / llm.layers,
+            )
+        )  # fmt: skip
+    return tuple(stages)
+
+
+def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage: even, and what is left over goes to the stages before the last ones
+    (the last has the head), as vLLM partitions.
+    """
+    least, rest = divmod(llm.layers, pp)
+    return tuple(least + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp))
 
 
 def kv_cache_tokens(
     llm: Llm,
     gpu: Gpu,
     tp: int,
+    pp: int = 1,
     *,
     gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
@@ -82,15 +131,31 @@ def kv_cache_tokens(
 ) -> int:
     """Whole KV tokens of one worker, in blocks; 0 if its weights do not fit."""
     return memory(
-        llm,
-        gpu,
-        tp,
-        gpu_memory_utilization=gpu_memory_utilization,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-    ).kv_tokens
+        llm, gpu, tp, pp, gpu_memory_utilization=gpu_memory_utilization,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+    ).kv_tokens  # fmt: skip
 
 
 def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS) -> bool:
     """Whether a worker holds the weights and at least this many KV tokens, with vLLM's usual settings."""
     return kv_cache_tokens(llm, gpu, tp) >= least_kv_tokens
+
+
+def read_parameters(llm: Llm, tokens: float | Array) -> Array:
+    """Weights that a step of N tokens reads, over all GPUs: N tokens touch E (1 - (1 - k/E)^N) of a layer's E
+    experts, each choosing k evenly and independently. All of them lie in memory all the same.
+    """
+    touched = llm.experts * (1 - (1 - llm.experts_per_token / llm.experts) ** np.asarray(tokens, dtype=float))
+    layer = llm.attention_parameters + touched * llm.expert_parameters
+    return np.asarray(llm.layers * layer + llm.vocab * llm.hidden)
+
+
+def active_parameters(llm: Llm) -> float:
+    """Weights of the layers that one token is multiplied with; the output head, one row per request, left
+    out."""
+    return llm.layers * (llm.attention_parameters + llm.experts_per_token * llm.expert_parameters)
+
+
+def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
+    """Bytes of weights a step of N tokens reads; for a dense LLM all but the input embeddings."""
+    return np.asarray(read_parameters(llm, tokens) * llm.dtype_bytes)

@@ -23,9 +23,10 @@ import numpy as np
 from planner.domain import Gpu, Llm
 from planner.errors import InputError
 from planner.models.latency import StepLatency
+from planner.models.memory import active_parameters, active_weight_bytes
+from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, tp_s
 
 KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
-ACTIVATION_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ class Efficiency:
     attention_frac: float = 0.61
     bandwidth_frac: float = 0.81
     kv_bandwidth_frac: float = 0.84
-    link_frac: float = 0.64
+    link_frac: float = LINK_FRAC
     overlap: float = 1.6
     layer_s: float = 38e-6
-    all_reduce_s: float = 8.1e-6
+    all_reduce_s: float = ALL_REDUCE_S
 
 
 CALIBRATED = Efficiency()
@@ -56,25 +57,22 @@ def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency = CALIBRATED
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac
     tokens = np.array(KNOTS_TOKENS)
 
-    head = llm.vocab * llm.hidden
-    touched = llm.experts * (1 - (1 - llm.experts_per_token / llm.experts) ** tokens)
-    read = llm.layers * (llm.attention_parameters + touched * llm.expert_parameters) + head
-    computed = llm.layers * (llm.attention_parameters + llm.experts_per_token * llm.expert_parameters)
-    weights_s, flops_s = read * llm.dtype_bytes / bytes_per_s, 2 * tokens * computed / flops_per_s
+    weights_s = active_weight_bytes(llm, tokens) / bytes_per_s
+    flops_s = 2 * tokens * active_parameters(llm) / flops_per_s
     dense_s = (weights_s**efficiency.overlap + flops_s**efficiency.overlap) ** (1 / efficiency.overlap)
 
     # Two norms read and write the stream and its residual, whole on every GPU; gate, up, product are split.
     width = 8 * llm.hidden * tp + 3 * llm.ffn * llm.experts_per_token
     activations_s = llm.layers * tokens * width * ACTIVATION_BYTES / bytes_per_s
 
-    ring_bytes = 2 * (tp - 1) / tp * tokens * llm.hidden * ACTIVATION_BYTES
-    all_reduce_s = efficiency.all_reduce_s + ring_bytes / (gpu.link_bytes_per_s * efficiency.link_frac)
-    communication_s = 2 * llm.layers * all_reduce_s if tp > 1 else 0.0
+    communication_s = tp_s(
+        llm, gpu, tp, tokens, link_frac=efficiency.link_frac, latency_s=efficiency.all_reduce_s
+    )
 
     f_s = dense_s + activations_s + communication_s + llm.layers * efficiency.layer_s
     attention_flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     kv_bytes = llm.kv_bytes_per_token * max(1.0, tp / llm.kv_heads)
-    row_s = 2 * head / flops_per_s
+    row_s = 2 * llm.vocab * llm.hidden / flops_per_s
     return StepLatency(
         knots_tokens=KNOTS_TOKENS,
         f_s=tuple(f_s.tolist()),

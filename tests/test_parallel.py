@@ -1,0 +1,122 @@
+"""Tensor and pipeline parallelism on a sheet of paper."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from planner.domain import Gpu, Llm
+from planner.errors import InputError
+from planner.models.latency import StepLatency
+from planner.models.parallel import (
+    SEND_RECV_S,
+    Algorithm,
+    all_reduce_s,
+    bubble_frac,
+    pipelined,
+    send_recv_s,
+    throughput_factor,
+    tp_s,
+)
+from planner.models.roofline import CALIBRATED, roofline
+
+LLM = Llm("paper", layers=4, hidden=4, heads=4, kv_heads=2, head_dim=1, ffn=8, vocab=10, context_tokens=64)
+GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")
+STEP = StepLatency((1.0, 8.0, 64.0), (1.0, 2.0, 9.0), 0.1, 0.2, 0.3, 0.4, 0.5, "by hand", 0.01)
+LLAMA_70B = Llm("70B", 80, 8192, 64, 8, 128, 28672, 128256, 131072)
+H100 = Gpu("h100", 80 * 2.0**30, 3.35e12, 989e12, "NVLink 4", 450e9, 700, 8, 1.0, "h100", "h100")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tp", "seconds"),
+    [("ring", 2, 11.0), ("ring", 4, 16.0), ("one-shot", 2, 11.0), ("one-shot", 4, 31.0), ("fastest", 4, 16.0),
+     ("ring", 1, 0.0), ("one-shot", 1, 0.0)],
+)  # fmt: skip
+def test_all_reduce_by_hand(algorithm: Algorithm, tp: int, seconds: float) -> None:
+    """100 bytes at 10 bytes/s and 1 s per call. Ring: 2 * (tp-1)/tp of the bytes; one shot: (tp-1) times."""
+    assert all_reduce_s(100.0, tp, 10.0, latency_s=1.0, algorithm=algorithm) == pytest.approx(seconds)
+
+
+def test_a_step_has_two_all_reduces_per_layer() -> None:
+    """4 layers, 3 tokens of 4 numbers of 2 bytes over 2 GPUs: 8 * (1 s + 24 bytes / 10 bytes/s)."""
+    assert tp_s(LLM, GPU, 2, 3, link_frac=1.0, latency_s=1.0) == pytest.approx(8 * (1 + 2.4))
+    assert tp_s(LLM, GPU, 1, 3) == 0.0
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_the_roofline_holds_this_term(tp: int) -> None:
+    """A link without end and calls without latency take it, and nothing else, from the roofline."""
+    free = dataclasses.replace(H100, link_bytes_per_s=1e300)
+    alone = roofline(LLAMA_70B, free, tp, efficiency=dataclasses.replace(CALIBRATED, all_reduce_s=0.0))
+    tokens = np.array([1.0, 512.0, 8192.0])
+    apart_s = roofline(LLAMA_70B, H100, tp).step_s(tokens) - alone.step_s(tokens)
+    assert apart_s == pytest.approx(tp_s(LLAMA_70B, H100, tp, tokens))
+
+
+def test_send_recv_by_hand() -> None:
+    """3 tokens, hidden and residual of 4 numbers, 2 bytes: 48. Two GPUs send 24 each over 5 bytes/s, and the
+    next two gather the other 24 over their own 10."""
+    assert send_recv_s(LLM, GPU, 1, 3, link_frac=1.0, latency_s=1.0) == pytest.approx(1 + 4.8)
+    assert send_recv_s(LLM, GPU, 2, 3, link_bytes_per_s=5.0, link_frac=1.0, latency_s=1.0) == pytest.approx(
+        1 + 4.8 + 2.4
+    )
+
+
+def test_a_micro_batch_takes_its_step_and_the_hand_overs() -> None:
+    """3 hand-overs between 4 stages, at the knots, between and beyond them; the other terms stay."""
+    latency = pipelined(STEP, LLM, GPU, 2, 4)
+    tokens = np.array([1.0, 5.0, 8.0, 64.0, 200.0])
+    assert latency.step_s(tokens, 7.0, 2.0, 9.0, 1.0) == pytest.approx(
+        STEP.step_s(tokens, 7.0, 2.0, 9.0, 1.0) + 3 * send_recv_s(LLM, GPU, 2, tokens)
+    )
+    assert latency.mape_frac is None and "3 hand-overs between 4 stages" in latency.basis
+    assert pipelined(STEP, LLM, GPU, 2, 1) is STEP
+
+
+def test_a_pipeline_of_two_halves_the_time_between_steps_but_not_the_step() -> None:
+    """Llama-3.1-70B, 2048 tokens, TP 4: a hand-over is 67 MB, well below a hundredth of the step."""
+    alone, piped = (
+        roofline(LLAMA_70B, H100, 4),
+        pipelined(roofline(LLAMA_70B, H100, 4), LLAMA_70B, H100, 4, 2),
+    )
+    assert 1.0 < piped.step_s(2048) / alone.step_s(2048) < 1.01
+    assert throughput_factor(LLAMA_70B, 2, 10**9) == pytest.approx(2.0)
+
+
+def test_bubbles_and_throughput_by_hand() -> None:
+    """4 stages, 8 micro-batches: 3 idle turns for 8 of work, so 8/11 of 4 times the throughput. One
+    micro-batch alone has none of it. 5 layers in 2 stages: the longer one has 3, so 5/6 of twice."""
+    assert bubble_frac(4, 8) == 3 / 8
+    assert throughput_factor(LLM, 4, 8) == pytest.approx(4 * 8 / 11)
+    assert throughput_factor(LLM, 4, 1) == 1.0
+    assert throughput_factor(dataclasses.replace(LLM, layers=5), 2, 10**9) == pytest.approx(5 / 3)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_throughput_is_that_of_a_simulated_pipeline(seed: int) -> None:
+    """Micro-batch i leaves stage s at 1 + max(its own leave of s-1, leave of i-1 from s)."""
+    rng = np.random.default_rng(seed)
+    pp, m = int(rng.integers(1, 9)), int(rng.integers(1, 30))
+    left = np.zeros((m + 1, pp + 1))
+    for i in range(1, m + 1):
+        for s in range(1, pp + 1):
+            left[i, s] = 1 + max(left[i, s - 1], left[i - 1, s])
+    llm = dataclasses.replace(LLM, layers=840)  # divides by every number up to 8
+    assert m / (left[m, pp] / pp) == pytest.approx(throughput_factor(llm, pp, m))
+
+
+@pytest.mark.parametrize("pp", [0, 5])
+def test_more_stages_than_layers_are_refused(pp: int) -> None:
+    with pytest.raises(InputError, match=r"must be 1 to 4 \(layers\)"):
+        pipelined(STEP, LLM, GPU, 1, pp)
+
+
+def test_a_pipeline_without_work_is_refused() -> None:
+    with pytest.raises(InputError, match="both must be >= 1"):
+        bubble_frac(4, 0)
+
+
+def test_a_hand_over_costs_its_latency_however_small() -> None:
+    assert send_recv_s(LLAMA_70B, H100, 1, 0) == SEND_RECV_S
