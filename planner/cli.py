@@ -346,6 +346,8 @@ def _print_plan(found: Any, out: Path) -> None:
             else ""
         )
         console.print(f"  {alternative.label}: {value} ({alternative.note})", markup=False)
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", markup=False)
     console.print(
         f"written to {out}: plan.yaml, certificate.json, requests.csv, report.html, manifests/", markup=False
     )

@@ -184,6 +184,7 @@ def certificate_json(plan: Plan) -> str:
         },
         "latency": {pool.name: _latency_document(pool.type.latency) for pool in running(plan.fleet)},
         "prices": plan.prices_note,
+        "warnings": plan.warnings,
         "engine": {"name": "vllm", "version": VLLM_VERSION},
         "max_model_len": plan.max_model_len,
     }
@@ -206,6 +207,7 @@ def to_json(plan: Plan) -> Document:
             "alternatives": _alternatives(plan),
             "traffic": plan.traffic_note,
             "prices": plan.prices_note,
+            "warnings": plan.warnings,
             "max_model_len": plan.max_model_len,
             "simulation": simulation_summary(plan.simulation, plan.verdict),
         }

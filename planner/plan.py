@@ -98,3 +98,4 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     max_model_len: int
     prices_note: str
+    warnings: tuple[str, ...] = ()  # what a reader must know before trusting the figures

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.catalog import Catalog
-from planner.domain import KV_BLOCK_TOKENS, Gpu, Limit, Llm, Policies, Slo, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
 from planner.obliged import obliged
@@ -155,6 +155,7 @@ def plan(
         alternatives=_alternatives(problem, level0, best, value),
         max_model_len=longest,
         prices_note=_prices_note(task, catalog, gpus),
+        warnings=_warnings(fleet, simulation),
     )
 
 
@@ -513,18 +514,38 @@ def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tup
     return replace(task.slo, limits=limits), note
 
 
+def _residences(simulation: Simulation) -> tuple[float, float]:
+    """Seconds of the measured window, and how many mean residence times of a request they are."""
+    window_s = simulation.window_s[1] - simulation.window_s[0]
+    return window_s, window_s / float(np.nanmean(simulation.e2e_s))
+
+
+def _warnings(fleet: Fleet, simulation: Simulation) -> tuple[str, ...]:
+    """What the reader must know first: too short a trace, step times that nobody measured."""
+    window_s, residences = _residences(simulation)
+    sentences = []
+    if residences < FEW_RESIDENCES:
+        sentences.append(
+            f"the trace is short: {show_s(window_s)} measured, {residences:.1f} times a request's mean residence "
+            f"where {FEW_RESIDENCES} make a steady state; plan on a longer trace"
+        )
+    for pool in fleet.pools:
+        if not pool.type.latency.basis.startswith(("silicon", "measured")):
+            sentences.append(
+                f"step times of {pool.type.gpu.name} tp{pool.type.tp}: {pool.type.latency.basis}"
+            )
+    return tuple(dict.fromkeys(sentences))
+
+
 def _assumptions(
     problem: _Problem, slo_note: str | None, simulation: Simulation, *, trusts_separation: bool
 ) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
     work = obliged(problem.slo, trace, trust_gaps=True)
-    window_s = simulation.window_s[1] - simulation.window_s[0]
-    residences = window_s / float(np.nanmean(simulation.e2e_s))
+    window_s, residences = _residences(simulation)
     length = (
         f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
     )
-    if residences < FEW_RESIDENCES:
-        length += f": short of the {FEW_RESIDENCES} that a steady state asks for, so plan on a longer trace"
     bases = sorted({worker.latency.basis for worker in problem.types})
     sentences = [
         "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",

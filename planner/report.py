@@ -35,7 +35,9 @@ def render(plan: Plan) -> str:
         [
             f"<header><p class=eyebrow>Fleet plan · {escape(plan.fleet.llm.name)}</p>",
             f"<h1>{escape(answer(plan))}</h1>",
-            f"<p class=lead>{escape(promise(plan))}</p></header>",
+            f"<p class=lead>{escape(promise(plan))}</p>",
+            *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
+            "</header>",
             _figures(plan),
             _section("Fleet", _fleet_table(plan.fleet)),
             _section("What was promised, and what the simulation says", _slo_table(plan)),
