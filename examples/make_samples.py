@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-REQUESTS = 1200
+REQUESTS = 3000
 PERCENTILES = (0, 1, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 65, 70, 80, 90, 95, 99, 100)
 CONVERSATION_INPUT = (
     2, 29, 181, 207, 372, 387, 396, 403, 414, 703, 984, 1020, 1071, 1097, 1130, 1315, 2734, 4083, 4142, 9000

@@ -127,7 +127,7 @@ def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -
     document, said = planned.document, planned.said.out
     for words in (
         f"{document['cost_usd_per_h']:.2f} USD per hour",
-        "4364 requests in 3.6 min",
+        "10909 requests in 9.1 min",
         "ttft p90",
         "tbt p99",
         "exact",
@@ -334,8 +334,8 @@ def test_rate_window_and_closed_loop_change_what_is_simulated(here: Path, run: R
 def test_a_trace_is_described(run: Run) -> None:
     table, document = run("trace", TRACE), json.loads(run("trace", TRACE, "--json").out)
     assert (table.code, table.err) == (0, "")
-    assert document["requests"] == 1200 and document["rate_rps"] == pytest.approx(5.5)
-    assert "1200" in table.out and "rate_rps" in table.out
+    assert document["requests"] == 3000 and document["rate_rps"] == pytest.approx(5.5)
+    assert "3000" in table.out and "rate_rps" in table.out
 
 
 @pytest.mark.parametrize(
