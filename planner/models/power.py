@@ -1,0 +1,144 @@
+"""Watts of a GPU at a step's load, and what a power cap costs in time.
+
+    share of the board's limit = min( top, floor + m * memory utilisation + c * compute utilisation )
+
+    memory utilisation    bytes a step reads (weights, KV cache) / (its seconds * GPUs * bandwidth)
+    compute utilisation   2 * parameters * tokens of a step      / (its seconds * GPUs * 16-bit FLOP/s)
+
+A GPU without a step draws its idle share; one with a cap never more than the cap. Decodes are bound by memory
+and draw little, prefills by compute and draw all they may: Splitwise's Fig. 8. The numbers are fitted to its
+measurements on A100 (catalogs/power.yaml, `planner/models/power_fit.py`); on any other GPU they count as the
+same shares of its own limit, which nobody has measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from planner.domain import Gpu, Llm
+from planner.errors import CatalogError, ExtrapolationError, InputError
+from planner.files import read_yaml, repository_dir
+from planner.models.latency import Array
+from planner.models.memory import active_parameters, active_weight_bytes
+
+BASIS = "a model fitted to A100 measurements (Splitwise), carried over to other GPUs as shares of their limit"
+
+# Splitwise (arXiv 2311.18677) III-F, Fig. 9: prefill is sensitive to a cap, decode is not down to 50 %.
+# The factor is splitwise-sim's (h100-80gb-pcap = h100-80gb x 1.300, 350 of 700 W); linear between is ours.
+LOWEST_CAP_FRAC = 0.5
+PREFILL_SLOWDOWN_AT_LOWEST = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """The formula above with numbers in it, all shares of a board's limit. `idle_frac` is by GPU name;
+    `mape_frac` are the held-out errors of prefill peaks and decode means.
+    """
+
+    floor_frac: float
+    memory_frac: float
+    compute_frac: float
+    top_frac: float
+    idle_frac: Mapping[str, float]
+    other_idle_frac: float
+    basis: str = BASIS
+    prefill_mape_frac: float | None = None
+    decode_mape_frac: float | None = None
+
+    def __post_init__(self) -> None:
+        shares = (self.floor_frac, self.memory_frac, self.compute_frac, self.other_idle_frac)
+        if min([*shares, *self.idle_frac.values()]) < 0 or not self.top_frac >= self.floor_frac:
+            raise CatalogError("power: no share may be below 0, and top not below floor")
+
+    def draw_frac(self, compute_utilisation: float | Array, memory_utilisation: float | Array) -> Array:
+        """Share of the board's limit that a step draws; broadcasts, never falls with either."""
+        asked = (
+            self.floor_frac
+            + self.memory_frac * np.asarray(memory_utilisation)
+            + self.compute_frac * np.asarray(compute_utilisation)
+        )
+        return np.asarray(np.minimum(asked, self.top_frac))
+
+    def busy_w(
+        self,
+        llm: Llm,
+        gpu: Gpu,
+        gpus: int,
+        step_s: float | Array,
+        tokens: float | Array,
+        kv_tokens: float | Array = 0.0,
+    ) -> Array:
+        """Watts of one of `gpus` GPUs during a step of N tokens whose decodes attend to K tokens."""
+        share = self.draw_frac(*utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens))
+        return np.asarray(np.minimum(share * gpu.board_w, gpu.power_w))
+
+    def idle_w(self, gpu: Gpu) -> float:
+        """Watts of a GPU that holds an engine and runs no step."""
+        share = self.idle_frac.get(gpu.base, self.other_idle_frac)
+        return min(share * gpu.board_w, gpu.power_w)
+
+
+def utilisations(
+    llm: Llm,
+    gpu: Gpu,
+    gpus: int,
+    step_s: float | Array,
+    tokens: float | Array,
+    kv_tokens: float | Array = 0.0,
+) -> tuple[Array, Array]:
+    """Utilisation of compute and of memory bandwidth, as the module defines them, in a step of N tokens whose
+    decodes attend to K tokens.
+    """
+    seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)
+    kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * max(1.0, gpus / llm.kv_heads)
+    flops = 2 * active_parameters(llm) * np.asarray(tokens, dtype=float)
+    read_bytes = active_weight_bytes(llm, tokens) + kv_bytes
+    return flops / seconds / gpu.dense_flops_per_s, read_bytes / seconds / gpu.bandwidth_bytes_per_s
+
+
+@cache
+def shipped_power() -> Power:
+    """The fit in catalogs/power.yaml."""
+    path = repository_dir("catalogs") / "power.yaml"
+    document = read_yaml(path)
+    try:
+        floor, memory, compute, top, other_idle, prefill, decode = (float(document[key]) for key in _FIELDS)
+        idle = {str(name): float(row["frac"]) for name, row in document["idle"].items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CatalogError(f"{path}: {error}; expected {', '.join(_FIELDS)} and idle") from None
+    return Power(floor, memory, compute, top, idle, other_idle, BASIS, prefill, decode)
+
+
+_FIELDS = ("floor_frac", "memory_frac", "compute_frac", "top_frac", "other_idle_frac", "prefill_mape_frac",
+           "decode_mape_frac")  # fmt: skip
+
+
+def cap_slowdowns(cap_frac: float) -> tuple[float, float]:
+    """Factors (>= 1) on the compute-bound (prefill) and the memory-bound (decode) part of a step when a GPU
+    is capped to this share of its limit. Raises ExtrapolationError below half, where nothing is known.
+    """
+    if not 0 < cap_frac <= 1:
+        raise InputError(f"power cap is {cap_frac:g} of the GPU's limit, must be in (0, 1]")
+    if cap_frac < LOWEST_CAP_FRAC:
+        raise ExtrapolationError(
+            f"power cap is {cap_frac:.0%} of the GPU's limit; slowdowns are known from {LOWEST_CAP_FRAC:.0%} "
+            "on. Cap less, or measure it and write a row with cap_of into gpus.yaml"
+        )
+    lost = (1 - cap_frac) / (1 - LOWEST_CAP_FRAC)
+    return 1 + (PREFILL_SLOWDOWN_AT_LOWEST - 1) * lost, 1.0
+
+
+def capped(gpu: Gpu, power_w: float) -> Gpu:
+    """`gpu` under a power limit of this many Watts, as a catalog row "gpu@350W" would have it."""
+    prefill, decode = cap_slowdowns(power_w / gpu.board_w)
+    if power_w == gpu.board_w:
+        return replace(gpu, name=gpu.base, power_w=power_w, uncapped_w=None, prefill_slowdown=1.0,
+                       decode_slowdown=1.0)  # fmt: skip
+    return replace(
+        gpu, name=f"{gpu.base}@{power_w:g}W", power_w=power_w, uncapped_w=gpu.board_w,
+        prefill_slowdown=prefill, decode_slowdown=decode,
+    )  # fmt: skip

@@ -1,0 +1,111 @@
+"""What a simulated fleet draws: Watts of every worker, Joules per request, over the measured window.
+
+Energy is the integral over the window, idle time included: every run of engine steps at the power of its load
+(`planner.models.power`), the rest at the idle power. A run keeps its mean load: steps, weights and KV tokens
+read. It holds no prompt of its own, so the KV tokens of a mixed step count those being prefilled too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Llm, WorkerType
+from planner.models.power import Power, shipped_power
+from planner.simulator.simulate import Simulation
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpectedPower:
+    """Means over the measured window, GPUs only; NaN per request and token where none was finished in it.
+
+    `requests` and `output_tokens` are those of the requests that finished in the window; all energy of the
+    fleet is shared among them.
+    """
+
+    worker_w: Floats  # (W,) all GPUs of a worker together
+    worker_idle_w: Floats  # (W,) of which drawn while no step ran
+    provisioned_w: float
+    window_s: tuple[float, float]
+    requests: int
+    output_tokens: int
+    basis: str
+
+    @property
+    def mean_w(self) -> float:
+        return float(self.worker_w.sum())
+
+    @property
+    def idle_w(self) -> float:
+        return float(self.worker_idle_w.sum())
+
+    @property
+    def energy_j(self) -> float:
+        return self.mean_w * (self.window_s[1] - self.window_s[0])
+
+    @property
+    def request_j(self) -> float:
+        return self.energy_j / self.requests if self.requests else float("nan")
+
+    @property
+    def thousand_tokens_j(self) -> float:
+        """Per 1000 output tokens."""
+        return 1000 * self.energy_j / self.output_tokens if self.output_tokens else float("nan")
+
+
+def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = None) -> ExpectedPower | None:
+    """Power of `fleet` in its simulation, which needs `record=True`; None if it has no runs."""
+    if not len(simulation.runs):
+        return None
+    power = shipped_power() if power is None else power
+    start_s, end_s = simulation.window_s
+    if not end_s > start_s:
+        end_s = max(simulation.end_s, start_s + 1e-9)  # one request, or all at once: until the last token
+    types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
+    runs = simulation.runs[simulation.runs["prefill_tokens"] >= 0]  # the others are gaps, no engine time
+    seconds = run_seconds(runs)
+    inside_s = np.clip(runs["start_s"] + seconds, start_s, end_s) - np.clip(runs["start_s"], start_s, end_s)
+    gpu_w = np.zeros(len(runs))
+    owner = np.array([types.index(worker) for worker in types])[runs["worker"]]
+    for first in np.unique(owner):
+        of_type = owner == first
+        gpu_w[of_type] = run_w(fleet.llm, types[first], runs[of_type], seconds[of_type], power)
+
+    count, window_s = len(types), end_s - start_s
+    gpus = np.array([worker.gpus for worker in types])
+    busy_j = np.bincount(runs["worker"], weights=gpu_w * inside_s, minlength=count) * gpus
+    busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count)
+    idle_w = np.array([worker.gpus * power.idle_w(worker.gpu) for worker in types])
+    idle_w *= np.maximum(1 - busy_s / window_s, 0.0)
+    finish_s = simulation.arrival_s + simulation.e2e_s
+    finished = (finish_s >= start_s) & (finish_s <= end_s)
+    return ExpectedPower(
+        worker_w=busy_j / window_s + idle_w,
+        worker_idle_w=idle_w,
+        provisioned_w=fleet.power_w,
+        window_s=(start_s, end_s),
+        requests=int(finished.sum()),
+        output_tokens=int(simulation.output_tokens[finished].sum()),
+        basis=power.basis,
+    )
+
+
+def run_seconds(runs: npt.NDArray[np.void]) -> Floats:
+    """Seconds of runs of kernel.RUN: the j-th of their steps lasts first + j growth."""
+    steps = runs["steps"]
+    return np.asarray(runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
+
+
+def run_w(llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats, power: Power) -> Floats:
+    """Mean Watts of one GPU of `worker` in each of its runs."""
+    steps, sequences = runs["steps"], runs["sequences"]
+    kv_tokens = np.where(
+        sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2, 0.0
+    )
+    return power.busy_w(
+        llm, worker.gpu, worker.gpus, seconds / steps, runs["prefill_tokens"] + sequences, kv_tokens
+    )
