@@ -15,6 +15,7 @@ from planner.models.latency import StepLatency
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.simulate import Simulation, fresh_requests, keeps, simulate
 from planner.solvers.level0 import Counts
+from planner.solvers.master import Option
 from planner.traces import Trace
 
 # Stands for prefill that takes no time and a link that never delays.
@@ -37,10 +38,8 @@ class Oracle:
     network: Network
     policies: Policies
     spare_workers: int = 0
-    simulations: int = field(default=0, init=False)
-    _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict, init=False)
-    _leads: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
-    _follows: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
+    _answers: dict[tuple[object, ...], bool] = field(default_factory=dict, init=False)
+    _verdicts: int = field(default=0, init=False)
     _prompts: Trace = field(init=False)
     _fresh: npt.NDArray[np.void] = field(init=False)
     _fresh_prompts: npt.NDArray[np.void] = field(init=False)
@@ -59,81 +58,81 @@ class Oracle:
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
         return Fleet(self.llm, tuple(pools), self.policies, self.network)
 
+    @property
+    def simulations(self) -> int:
+        """How many different simulations were asked for (threads may have run one of them twice)."""
+        return len(self._answers) + self._verdicts
+
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
-        return [self._holds(counts) for counts in fleets]
+        """Whether fleets keep the SLO, after any loss that must be survived."""
+        return [all(self._simulated(left) for left in self._losses(counts)) for counts in fleets]
 
     def leads(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
 
         Its answer bounds the prefill pool of a pair from below: hand-offs can only hold it up.
         """
-        return [self._leads_alone(counts) for counts in fleets]
+        return [self._leads_alone(option, count - self.spare_workers) for ((option, count),) in fleets]
 
     def follows(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether decode pools keep the limits other than TTFT if every prompt arrives prefilled at once."""
-        return [self._follows_instant_prefill(counts) for counts in fleets]
+        return [self._follows_alone(option, count - self.spare_workers) for ((option, count),) in fleets]
 
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
-        self.simulations += 1
+        self._verdicts += 1
         simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
         return simulation, judge(simulation, self.slo)
 
-    def _holds(self, counts: Counts) -> bool:
-        key = tuple((option.name, count) for option, count in counts if count)
-        if key not in self._known:
-            self._known[key] = all(self._simulated(lost) for lost in self._losses(counts))
-        return self._known[key]
-
-    def _losses(self, counts: Counts) -> list[Counts | None]:
-        """What is left of a fleet after losing the spare workers of one pool; None: nothing."""
+    def _losses(self, counts: Counts) -> list[Counts]:
+        """What is left of a fleet after losing the spare workers of one pool."""
         if not self.spare_workers:
             return [counts]
-        left: list[Counts | None] = []
-        for i, (option, count) in enumerate(counts):
-            short = (*counts[:i], (option, count - self.spare_workers), *counts[i + 1 :])
-            left.append(short if count > self.spare_workers or len(counts) > 2 else None)
-        return left
+        return [
+            (*counts[:i], (option, count - self.spare_workers), *counts[i + 1 :])
+            for i, (option, count) in enumerate(counts)
+            if count > 0
+        ]
 
-    def _simulated(self, counts: Counts | None) -> bool:
-        if counts is None:
-            return False
+    def _simulated(self, counts: Counts) -> bool:
         roles = {option.role for option, count in counts if count > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             return False
-        self.simulations += 1
-        simulation = keeps(self.fleet(counts), self.trace, self.slo.limits, self._fresh)
-        return simulation is not None and judge(simulation, self.slo, values=False).holds
+        key = tuple((option.name, count) for option, count in counts if count > 0)
+        return self._answer(key, lambda: self.fleet(counts), self.trace, self._fresh, self.slo)
 
-    def _leads_alone(self, counts: Counts) -> bool:
-        ((option, count),) = counts
-        count -= self.spare_workers
-        key = (option.name, count)
-        if count < 1:
-            return False
-        if key not in self._leads:
-            self.simulations += 1
-            slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
-            fleet = Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
-            simulation = keeps(fleet, self._prompts, slo.limits, self._fresh_prompts)
-            self._leads[key] = simulation is not None and judge(simulation, slo, values=False).holds
-        return self._leads[key]
+    def _leads_alone(self, option: Option, count: int) -> bool:
+        slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
 
-    def _follows_instant_prefill(self, counts: Counts) -> bool:
-        ((option, count),) = counts
-        count -= self.spare_workers
-        key = (option.name, count)
-        if count < 1:
-            return False
-        if key not in self._follows:
-            self.simulations += 1
-            slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric != "ttft"))
+        def fleet() -> Fleet:
+            return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
+
+        key = ("leads", option.name, count)
+        return count > 0 and self._answer(key, fleet, self._prompts, self._fresh_prompts, slo)
+
+    def _follows_alone(self, option: Option, count: int) -> bool:
+        slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric != "ttft"))
+
+        def fleet() -> Fleet:
             instant = WorkerType(option.type.gpu, 1, _INSTANT, 10**12, 8192, 256)
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
-            fleet = Fleet(self.llm, pools, self.policies, _NO_LINK)
-            simulation = keeps(fleet, self.trace, slo.limits, self._fresh)
-            self._follows[key] = simulation is not None and judge(simulation, slo, values=False).holds
-        return self._follows[key]
+            return Fleet(self.llm, pools, self.policies, _NO_LINK)
+
+        key = ("follows", option.name, count)
+        return count > 0 and self._answer(key, fleet, self.trace, self._fresh, slo)
+
+    def _answer(
+        self,
+        key: tuple[object, ...],
+        fleet: Callable[[], Fleet],
+        trace: Trace,
+        fresh: npt.NDArray[np.void],
+        slo: Slo,
+    ) -> bool:
+        if key not in self._answers:
+            simulation = keeps(fleet(), trace, slo.limits, fresh)
+            self._answers[key] = simulation is not None and judge(simulation, slo, values=False).holds
+        return self._answers[key]
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
