@@ -31,8 +31,8 @@ from planner.units import LARGEST, quantity
 Section = Mapping[str, Any]
 
 FLEET_KEYS = ("llm", "workers", "policies", "network", "prices", "max_model_len")
-PLAN_KEYS = ("status", "cost_usd_per_h", "power_w", "gpus", "slo", "simulated", "objective", "traffic",
-             "engine", "latency", "prices_note")  # fmt: skip
+PLAN_KEYS = ("status", "cost_usd_per_h", "power_w", "power", "gpus", "slo", "simulated", "objective",
+             "traffic", "engine", "latency", "prices_note")  # fmt: skip
 WORKER_KEYS = ("name", "role", "gpu", "tp", "count", "latency", "kv_tokens", "max_num_seqs",
                "max_num_batched_tokens")  # fmt: skip
 POLICY_KEYS = ("batching", "max_num_batched_tokens", "routing", "decode_routing", "pools", "prefix_cache")

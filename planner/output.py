@@ -63,6 +63,7 @@ def plan_yaml(plan: Plan) -> str:
         "llm": fleet.llm.name,
         "cost_usd_per_h": fleet.price_usd_per_h,
         "power_w": fleet.power_w,
+        "power": power_document(plan),
         "gpus": fleet.gpus,
         "objective": {
             "name": plan.certificate.objective,
@@ -131,6 +132,21 @@ def fleet_document(fleet: Fleet) -> Document:
     }
 
 
+def power_document(plan: Plan) -> Document | None:
+    """Watts of the fleet's GPUs and Joules of what they did, in the measured window; None if unrecorded."""
+    power = plan.power
+    if power is None:
+        return None
+    return {
+        "provisioned_w": power.provisioned_w,
+        "expected_w": power.mean_w,
+        "expected_idle_w": power.idle_w,
+        "request_j": power.request_j,
+        "thousand_output_tokens_j": power.thousand_tokens_j,
+        "basis": power.basis,
+    }
+
+
 def slo_document(slo: Slo) -> Document:
     """The SLO as slo.yaml writes it."""
     document: Document = {}
@@ -169,6 +185,7 @@ def certificate_json(plan: Plan) -> str:
         "status": plan.status,
         "certificate": _certificate(plan),
         "fleet": _fleet_summary(plan.fleet),
+        "power": power_document(plan),
         "slo": slo_document(plan.slo),
         "simulated": _verdict(plan.verdict),
         "alternatives": _alternatives(plan),
@@ -200,6 +217,7 @@ def to_json(plan: Plan) -> Document:
             "llm": fleet.llm.name,
             "cost_usd_per_h": fleet.price_usd_per_h,
             "power_w": fleet.power_w,
+            "power": power_document(plan),
             "gpus": fleet.gpus,
             **_fleet_summary(fleet),
             "slo": slo_document(plan.slo),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.domain import Fleet, Slo
+from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
 from planner.simulator.simulate import Simulation
 from planner.traces import Trace
@@ -98,4 +99,10 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     max_model_len: int
     prices_note: str
+
+    @property
+    def power(self) -> ExpectedPower | None:
+        """What the fleet draws in its simulation; None where that kept no record of its steps."""
+        return expected_power(self.fleet, self.simulation)
+
     warnings: tuple[str, ...] = ()  # what a reader must know before trusting the figures

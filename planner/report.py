@@ -114,7 +114,7 @@ def _limit(limit: Limit) -> str:
 
 
 def _figures(plan: Plan) -> str:
-    fleet, certificate = plan.fleet, plan.certificate
+    fleet, certificate, power = plan.fleet, plan.certificate, plan.power
     if certificate.level0_exact and certificate.beyond_exact:
         proved, over = "proved cheapest", "over every fleet of the universe"
     elif certificate.level0_exact:
@@ -125,7 +125,8 @@ def _figures(plan: Plan) -> str:
     cells = [
         ("Cost", _usd(fleet.price_usd_per_h) + "/h", f"{month_usd:,.0f} USD per month"),
         ("GPUs", str(fleet.gpus), _count(fleet.workers, "worker")),
-        ("Power", f"{fleet.power_w / 1e3:,.1f} kW", "provisioned, GPUs only"),
+        ("Power", f"{fleet.power_w / 1e3:,.1f} kW",
+         "provisioned, GPUs only" + (f"; {power.mean_w / 1e3:,.1f} kW expected" if power else "")),
         ("Promise", "kept" if plan.verdict.holds else "missed",
          f"{_percent(plan.verdict.attainment_frac)} of requests keep all limits"),
         ("Certificate", proved, over),
@@ -386,10 +387,28 @@ def _sources(plan: Plan) -> str:
         *(f"{note}." if note[-1:] not in ".!?" else note for note in trace.notes),
         *(f"Left out: {_count(count, 'row')}, {reason}." for reason, count in trace.dropped.items() if count),
         f"Prices: {plan.prices_note}. A month is {HOURS_PER_MONTH} hours.",
-        f"Engine: vLLM {VLLM_VERSION}. Power is the GPUs' limit, not what they draw.",
+        f"Engine: vLLM {VLLM_VERSION}.",
+        _power(plan),
     ]
     head = ("Pool", "Worker type", "Step times from", "Held-out error")
     return _table(head, rows) + _bullets(facts)
+
+
+def _power(plan: Plan) -> str:
+    provisioned = f"Power: {plan.fleet.power_w / 1e3:,.1f} kW provisioned is the GPUs' limit"
+    power = plan.power
+    if power is None:
+        return f"{provisioned}, not what they draw."
+    energy = ""
+    if power.requests:
+        request, tokens = (f"{joules:,.0f} J" for joules in (power.request_j, power.thousand_tokens_j))
+        energy = f", {request} per request and {tokens} per 1000 output tokens"
+    drawn = f"{power.mean_w / 1e3:,.1f} kW in the measured window{energy}"
+    return (
+        f"{provisioned}; they are expected to draw {drawn}, "
+        f"of which {_percent(power.idle_w / power.mean_w)} at rest. This is {power.basis}: see "
+        "docs/power-and-lengths.md for its error. Hosts, network and cooling come on top."
+    )
 
 
 def _section(title: str, body: str) -> str:

@@ -50,6 +50,21 @@ def test_plan_yaml_reads_back_as_the_same_fleet(tmp_path: Path, fleet: Fleet) ->
     assert read_max_model_len(tmp_path / "plan.yaml") == 1300
 
 
+def test_expected_power_stands_beside_the_provisioned() -> None:
+    """In plan.yaml, certificate.json and --json alike, with its basis; null without recorded steps."""
+    plan = a_plan()
+    files = render(plan)
+    for power in (yaml.safe_load(files["plan.yaml"])["power"], json.loads(files["certificate.json"])["power"],
+                  to_json(plan)["power"]):  # fmt: skip
+        assert power["provisioned_w"] == plan.fleet.power_w
+        assert 0 < power["expected_idle_w"] < power["expected_w"] < power["provisioned_w"]
+        assert power["thousand_output_tokens_j"] > power["request_j"] > 0
+        assert "a model fitted to A100 measurements" in power["basis"]
+    blind = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
+    assert to_json(blind)["power"] is None
+    assert yaml.safe_load(plan_yaml(blind))["power"] is None
+
+
 def test_a_price_of_the_users_own_survives(tmp_path: Path) -> None:
     fleet = mixed()
     pool = fleet.pools[0]

@@ -55,6 +55,21 @@ def test_the_page_answers_and_says_why(page: str) -> None:
         assert text in page, text
 
 
+def test_the_page_says_what_is_provisioned_and_what_is_expected() -> None:
+    plan = a_plan()
+    power = plan.power
+    assert power is not None
+    page = report.render(plan)
+    for text in (
+        f"provisioned, GPUs only; {power.mean_w / 1e3:,.1f} kW expected",
+        f"{power.request_j:,.0f} J per request",
+        "a model fitted to A100 measurements",
+    ):
+        assert text in page, text
+    blind = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
+    assert "is the GPUs&#x27; limit, not what they draw." in report.render(blind)
+
+
 def test_a_missed_limit_is_said_in_words() -> None:
     plan = a_plan()
     line = replace(plan.verdict.lines[0], holds=False)

@@ -66,7 +66,8 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     if not end_s > start_s:
         end_s = max(simulation.end_s, start_s + 1e-9)  # one request, or all at once: until the last token
     types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
-    runs = simulation.runs[simulation.runs["prefill_tokens"] >= 0]  # the others are gaps, no engine time
+    is_step = (simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)
+    runs = simulation.runs[is_step]  # the others are gaps of single requests, no engine time
     seconds = run_seconds(runs)
     inside_s = np.clip(runs["start_s"] + seconds, start_s, end_s) - np.clip(runs["start_s"], start_s, end_s)
     gpu_w = np.zeros(len(runs))
