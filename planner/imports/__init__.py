@@ -1,0 +1,121 @@
+"""Measurements made elsewhere, one file per format.
+
+    read("auto", [Path("result.json")], Facts(gpu="h100-80g", tp=1), read_catalog())
+
+A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark becomes `MeasuredRuns`
+(latencies of requests under a load). Steps are fitted by `fit.py`, either corrects a fit in
+`planner.models.calibration`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.catalog import Catalog
+from planner.errors import InputError
+from planner.imports import (
+    aiconfigurator,
+    aiperf,
+    fields,
+    generic,
+    guidellm,
+    prometheus,
+    splitwise,
+    vidur,
+    vllm_latency,
+    vllm_serve,
+)
+from planner.imports.fields import Facts
+from planner.imports.runs import MeasuredRun, MeasuredRuns, read_runs
+from planner.models.tables import StepTable
+
+__all__ = [
+    "FORMATS", "Facts", "MeasuredRun", "MeasuredRuns", "detect", "read", "read_runs", "summary",
+]  # fmt: skip
+
+Reader = Callable[[Sequence[Path], Facts, Catalog], "StepTable | MeasuredRuns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a format is read, and told: any of `marks`, each a set of keys or columns a file must have."""
+
+    read: Reader
+    kind: str  # json, jsonl, csv or text
+    marks: tuple[frozenset[str], ...]
+    needs_file: bool = True
+
+
+FORMATS: Mapping[str, Format] = {
+    "splitwise": Format(splitwise.read, "csv", (frozenset(splitwise.COLUMNS),)),
+    "vidur": Format(vidur.read, "csv", tuple(frozenset(columns) for columns in vidur.MARKS)),
+    "vllm-bench-serve": Format(vllm_serve.read, "json", (frozenset(vllm_serve.MARKS),)),
+    "vllm-bench-latency": Format(vllm_latency.read, "json", (frozenset(vllm_latency.MARKS),)),
+    "guidellm": Format(guidellm.read, "json", (frozenset(guidellm.MARKS),)),
+    "aiperf": Format(aiperf.read, "json", tuple(frozenset(marks) for marks in aiperf.MARKS)),
+    "aiconfigurator": Format(
+        aiconfigurator.read, "csv", (frozenset(aiconfigurator.COLUMNS),), needs_file=False
+    ),
+    "prometheus": Format(prometheus.read, "text", ()),
+    "csv": Format(generic.read, "csv", (frozenset(generic.COLUMNS),)),
+}
+
+
+def read(name: str, paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
+    """Read files of the format `name`, or of the one they look like for "auto"."""
+    if name != "auto" and name not in FORMATS:
+        raise InputError(f"import: format {name!r} is not one of auto, {', '.join(FORMATS)}")
+    if not paths and (name == "auto" or FORMATS[name].needs_file):
+        raise InputError(f"import: format {name} needs a file")
+    return FORMATS[detect(paths[0]) if name == "auto" else name].read(paths, facts, catalog)
+
+
+def summary(found: StepTable | MeasuredRuns) -> dict[str, Any]:
+    """What was read, in plain values."""
+    if isinstance(found, StepTable):
+        note = found.about.get("note")
+        setup = {key: found.about[key] for key in ("llm", "gpu", "tp", "source") if key in found.about}
+        return {"kind": "step table", **setup, "steps": len(found.steps), "notes": [note] if note else []}
+    return {
+        "kind": "measured runs", "llm": found.llm, "gpu": found.gpu, "tp": found.tp, "source": found.source,
+        "runs": [f"{run.name}: {run.requests} requests, {run.load}" for run in found.runs],
+        "notes": list(found.notes),
+    }  # fmt: skip
+
+
+def detect(path: Path) -> str:
+    """The format a file looks like; raises InputError where it is none of ours."""
+    kind, names = _sample(fields.read_text(path), path)
+    if kind == "text":
+        return "prometheus"
+    for name, known in FORMATS.items():
+        if any(marks <= names for marks in known.marks):
+            return name
+    found = ", ".join(sorted(names)[:8])
+    raise InputError(
+        f"{path}: is no format we know (found {found[:200] or 'nothing'}); name one of {', '.join(FORMATS)}"
+    )
+
+
+def _sample(text: str, path: Path) -> tuple[str, set[str]]:
+    """What kind of file it is, and its keys or columns."""
+    start = text.lstrip()
+    if start.startswith(("{", "[")):
+        try:
+            document = fields.parse_json(text, path)
+        except InputError:
+            document = fields.parse_json(start.split("\n", 1)[0], path)
+        return "json", _keys(document)
+    if any(line.startswith(("# HELP ", "# TYPE ", "vllm:")) for line in start.split("\n")[:200]):
+        return "text", set()
+    lines = (line for line in start.split("\n") if line.strip() and not line.startswith("#"))
+    return "csv", {cell.strip().strip('"') for cell in next(lines, "").split(",")}
+
+
+def _keys(document: Any) -> set[str]:
+    if isinstance(document, list):
+        document = document[0] if document else {}
+    return {str(key) for key in document} if isinstance(document, dict) else set()

@@ -1,0 +1,130 @@
+"""aiperf: profile_export_aiperf.json (a summary) and profile_export.jsonl (one request per line).
+
+Its inter_token_latency is a request's (last - first) / (n - 1), our tpot. Every value carries its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.catalog import Catalog
+from planner.errors import InputError
+from planner.imports import fields
+from planner.imports.fields import Facts
+from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+
+MARKS = (("request_latency", "request_count"), ("metadata", "metrics"))
+NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
+LENGTHS = ("input_sequence_length", "output_sequence_length")
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    runs, said = [], None
+    for path in paths:
+        text = fields.read_text(path)
+        lines = [line for line in text.split("\n") if line.strip()]
+        try:
+            first = fields.parse_json(lines[0], f"{path}, line 1") if lines else None
+        except InputError:
+            first = None  # a document over several lines
+        if isinstance(first, Mapping) and "metrics" in first:
+            run = _records(path, lines)
+        else:
+            document = fields.mapping(fields.parse_json(text, path), path)
+            run, model = _summary(path, document)
+            said = said or model
+        runs.append(loaded(run, facts))
+    names = ", ".join(path.name for path in paths)
+    llm, gpu, tp = fields.setup(facts, catalog, names, llm=said)
+    return MeasuredRuns(llm, gpu, tp, f"aiperf, {names}", tuple(runs))
+
+
+def _records(path: Path, lines: Sequence[str]) -> MeasuredRun:
+    """Requests of the profiling phase; the file does not say what load was asked, only when they started."""
+    values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
+    lengths: tuple[list[float], list[float]] = ([], [])
+    starts_s: list[float] = []
+    failed = 0
+    for i, line in enumerate(lines):
+        where = f"{path}, line {i + 1}"
+        row = fields.mapping(fields.parse_json(line, where), where)
+        metadata = fields.mapping(row.get("metadata", {}), f"{where}: metadata")
+        if metadata.get("benchmark_phase") == "warmup":
+            continue
+        metrics = fields.mapping(row.get("metrics", {}), f"{where}: metrics")
+        if row.get("error") or metadata.get("was_cancelled") or not metrics:
+            failed += 1
+            continue
+        for metric, key in NAMES.items():
+            if (value := _value(metrics.get(key), "value", f"{where}: {key}")) is not None:
+                values_s[metric].append(value)
+        for of, key in zip(lengths, LENGTHS, strict=True):
+            length = fields.mapping(metrics.get(key), f"{where}: {key}").get("value")
+            of.append(max(1.0, fields.number(length, f"{where}: {key}")))
+        start = fields.optional(metadata, "request_start_ns", where)
+        starts_s += [] if start is None else [start]
+    if not lengths[0]:
+        raise InputError(f"{path}: no request succeeded; there is nothing to import")
+    known = len(starts_s) == len(lengths[0])
+    first = min(starts_s, default=0.0)
+    return MeasuredRun(
+        path.name, len(lengths[0]), tuple(lengths[0]), tuple(lengths[1]),
+        {metric: found for metric, values in values_s.items() if (found := fields.spread(values))},
+        arrival_s=tuple((start - first) / 1e9 for start in starts_s) if known else (),
+        failed=failed, notes=fields.remarks(failed=failed),
+    )  # fmt: skip
+
+
+def _summary(path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
+    latency: dict[str, dict[str, float]] = {}
+    for metric, key in NAMES.items():
+        row = document.get(key)
+        if row is None:
+            continue
+        names = {"mean": "avg"} | {f"p{p}": f"p{p}" for p in fields.PERCENTILES}
+        found = {
+            name: value
+            for name, theirs in names.items()
+            if (value := _value(row, theirs, f"{path}: {key}")) is not None
+        }
+        if found:
+            latency[metric] = found
+
+    def average(key: str) -> float:
+        row = fields.mapping(document.get(key), f"{path}: {key}")
+        return fields.number(row.get("avg"), f"{path}: {key}: avg")
+
+    requests = fields.count(average("request_count"), f"{path}: request_count", least=0)
+    failed = round(average("error_request_count")) if document.get("error_request_count") else 0
+    if not requests:
+        raise InputError(f"{path}: no request succeeded; there is nothing to import")
+    config = document.get("input_config")
+    config = config if isinstance(config, Mapping) else {}
+    load = config.get("loadgen")
+    load = load if isinstance(load, Mapping) else {}
+    concurrency = load.get("concurrency")
+    rate = load.get("request_rate") if concurrency is None else None
+    endpoint = config.get("endpoint")
+    models = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
+    input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)
+    run = MeasuredRun(
+        path.name, requests, input_tokens, output_tokens, latency,
+        None if concurrency is None else fields.count(concurrency, f"{path}: concurrency"),
+        None if rate is None else fields.number(rate, f"{path}: request_rate"),
+        failed=failed, notes=fields.remarks(failed=failed, is_summary=True),
+    )  # fmt: skip
+    model = models[0] if isinstance(models, list) and models and isinstance(models[0], str) else None
+    return run, model
+
+
+def _value(row: object, key: str, where: str) -> float | None:
+    """Seconds of a {key: number, unit: ...}; None where there is none."""
+    if row is None:
+        return None
+    row = fields.mapping(row, where)
+    value = row.get(key)
+    if value is None:
+        return None
+    return fields.seconds(fields.number(value, f"{where}: {key}"), str(row.get("unit", "ms")), where)

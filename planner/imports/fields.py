@@ -1,0 +1,223 @@
+"""What every reader of a foreign file needs: its content with checks, and what the command line adds."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.catalog import Catalog
+from planner.errors import InputError
+from planner.files import open_input
+from planner.models.latency import Array
+from planner.units import LARGEST
+
+MAX_BYTES = 512 * 2**20  # a benchmark that kept every token of 100,000 requests stays below
+MAX_TP = 1024
+Lengths = tuple[tuple[float, ...], tuple[float, ...]]  # input and output tokens, per request or one mean
+PERCENTILES = (50, 90, 95, 99)
+COALESCED_FRAC = 0.1  # a median gap below this share of the mean says that tokens came in bunches
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a file may leave out; what is given here comes before what the file says.
+
+    `requests` is how many there were, for a file that only gives means; `duration_s` lies between scrapes;
+    `length_spread_frac` s says that lengths lay between (1 - s) and (1 + s) times their mean.
+    """
+
+    llm: str | None = None
+    gpu: str | None = None
+    tp: int | None = None
+    concurrency: int | None = None
+    rate_rps: float | None = None
+    requests: int | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    duration_s: float | None = None
+    length_spread_frac: float | None = None
+
+
+def setup(
+    facts: Facts,
+    catalog: Catalog,
+    where: object,
+    *,
+    llm: object = None,
+    gpu: object = None,
+    tp: object = None,
+) -> tuple[str, str, int]:
+    """LLM, GPU (by their catalog names) and tensor parallelism; `llm`, `gpu` and `tp` are what the file says.
+
+    Raises InputError naming every option that is needed.
+    """
+    found = {
+        "llm": facts.llm or (llm if isinstance(llm, str) else None),
+        "gpu": facts.gpu or (gpu if isinstance(gpu, str) else None),
+        "tp": facts.tp or (None if tp is None else count(tp, f"{where}: tp", most=MAX_TP)),
+    }
+    if missing := [f"--{name}" for name, value in found.items() if not value]:
+        raise InputError(f"{where}: does not say what was measured; add {' '.join(missing)}")
+    try:
+        llm_name = catalog.llm(str(found["llm"])).name
+        gpu_name = catalog.gpu(str(found["gpu"])).name
+    except InputError as error:
+        raise InputError(f"{where}: {error}; say which it is with --llm and --gpu") from None
+    return llm_name, gpu_name, count(found["tp"], "--tp", most=MAX_TP)
+
+
+def read_text(path: Path) -> str:
+    with open_input(path) as stream:
+        raw = stream.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_BYTES // 2**20} MiB; leave generated texts out of it")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text") from None
+    if "\0" in text:
+        raise InputError(f"{path}: holds a NUL byte, so it is binary; expected text")
+    return text
+
+
+def parse_json(text: str, where: object) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: is not JSON ({str(error)[:120]})") from None
+
+
+def read_json(path: Path) -> Any:
+    return parse_json(read_text(path), path)
+
+
+def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
+    """A CSV with a header that has all of `columns`."""
+    try:
+        table = pd.read_csv(io.StringIO(read_text(path)), comment="#", low_memory=False)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
+        raise InputError(f"{path}: is not a CSV with a header ({str(error)[:120]})") from None
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
+        raise InputError(f"{path}: is not a CSV with a header (rows have more cells than the header)")
+    if missing := [column for column in columns if column not in table.columns]:
+        raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
+    if table.empty:
+        raise InputError(f"{path}: holds no rows")
+    return table
+
+
+def column(table: pd.DataFrame, name: str, where: object, *, least: float = 0.0) -> Array:
+    """A column of numbers; raises InputError naming the first row at fault (1 = below the header)."""
+    values = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
+    bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
+    if bad.size:
+        found = table[name].iloc[int(bad[0])]
+        raise InputError(
+            f"{where}: row {table.index[int(bad[0])] + 1}: {name} is {found!r}, must be a number >= {least:g}"
+        )
+    return np.asarray(values, dtype=float)
+
+
+def mapping(value: object, where: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: expected an object of keys and values, found {_short(value)}")
+    return value
+
+
+def rows(value: object, where: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError(f"{where}: expected a list, found {_short(value)}")
+    return value
+
+
+def number(value: object, where: object, *, least: float = 0.0) -> float:
+    """A finite number of at least `least`; text that is one counts (vLLM's --metadata writes text)."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < LARGEST:
+        raise InputError(f"{where}: expected a number >= {least:g}, found {_short(value)}")
+    return float(value)
+
+
+def numbers(value: object, where: object, *, least: float = 0.0) -> list[float]:
+    return [number(item, f"{where}[{i}]", least=least) for i, item in enumerate(rows(value, where))]
+
+
+def count(value: object, where: object, *, least: int = 1, most: int = 10**9) -> int:
+    found = number(value, where)
+    if not found.is_integer() or not least <= found <= most:
+        raise InputError(f"{where}: expected a whole number from {least} to {most}, found {_short(value)}")
+    return int(found)
+
+
+def optional(document: Mapping[str, Any], key: str, where: object, *, least: float = 0.0) -> float | None:
+    value = document.get(key)
+    return None if value is None else number(value, f"{where}: {key}", least=least)
+
+
+def spread(values_s: Sequence[float] | Array) -> dict[str, float]:
+    """Mean and percentiles (numpy's, linear, as the benchmarks do) of the values above zero."""
+    values = np.asarray(values_s, dtype=float)
+    values = values[values > 0]
+    if not values.size:
+        return {}
+    at = np.percentile(values, PERCENTILES)
+    return {"mean": float(values.mean())} | {f"p{p}": float(v) for p, v in zip(PERCENTILES, at, strict=True)}
+
+
+def seconds(value: float | None, unit: str, where: object) -> float | None:
+    """In seconds; None where nothing was measured, which benchmarks also write as zero."""
+    factors = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9}
+    if unit not in factors:
+        raise InputError(f"{where}: unknown unit {unit!r}; expected one of {', '.join(factors)}")
+    return value * factors[unit] if value else None
+
+
+def remarks(
+    *,
+    failed: int = 0,
+    is_summary: bool = False,
+    tokens_per_chunk: float = 1.0,
+    gap_p50: float | None = None,
+    gap_mean: float | None = None,
+) -> tuple[str, ...]:
+    """What a reader of the numbers should know."""
+    notes = []
+    if failed:
+        notes.append(f"{failed} request(s) failed and are left out: the engine may have been overloaded")
+    if is_summary:
+        notes.append("only summary statistics: the lengths of single requests are lost, the mean is used")
+    if tokens_per_chunk > 1.01:
+        notes.append(
+            f"{tokens_per_chunk:.2f} tokens per chunk: gaps are between chunks, TPOT stays per token"
+        )
+    if gap_p50 is not None and gap_mean and gap_p50 < COALESCED_FRAC * gap_mean:
+        notes.append(
+            "the median gap is below a tenth of the mean: tokens reached the client in bunches, so gap "
+            "percentiles say little (the client's machine was busy)"
+        )
+    return tuple(notes)
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _short(value: object) -> str:
+    text = f"{type(value).__name__}" if isinstance(value, Mapping | list) else repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."

@@ -1,0 +1,43 @@
+"""A CSV of one's own: one run per row.
+
+input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]; the times are means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.catalog import Catalog
+from planner.imports import fields
+from planner.imports.fields import Facts
+from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+
+COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
+REQUESTS = 200  # per run, where the file does not say
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    names = ", ".join(path.name for path in paths)
+    llm, gpu, tp = fields.setup(facts, catalog, names)
+    runs: list[MeasuredRun] = []
+    for path in paths:
+        table = fields.read_csv(path, COLUMNS)
+        extra = [name for name in ("requests", "concurrency", "rate") if name in table.columns]
+        columns = {name: fields.column(table, name, path, least=1e-9) for name in (*COLUMNS, *extra)}
+        for i in range(len(table)):
+            row = {name: float(values[i]) for name, values in columns.items()}
+            where = f"{path.name}, row {i + 1}"
+            notes = fields.remarks(is_summary=True)
+            if "requests" not in row and facts.requests is None:
+                notes = (*notes, f"{REQUESTS} requests are assumed")
+            concurrency = row.get("concurrency")
+            run = MeasuredRun(
+                where, fields.count(facts.requests or row.get("requests", REQUESTS), f"{where}: requests"),
+                (row["input_tokens"],), (row["output_tokens"],),
+                {"ttft": {"mean": row["ttft_ms"] / 1e3}, "tpot": {"mean": row["tpot_ms"] / 1e3}},
+                None if concurrency is None else fields.count(concurrency, f"{where}: concurrency"),
+                row.get("rate") if concurrency is None else None, notes=notes,
+            )  # fmt: skip
+            runs.append(loaded(run, facts))
+    return MeasuredRuns(llm, gpu, tp, f"CSV, {names}", tuple(runs))

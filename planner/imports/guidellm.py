@@ -1,0 +1,161 @@
+"""guidellm's benchmarks.json: one run per entry of `benchmarks`.
+
+Its inter_token_latency_ms is a request's (last - first) / (n - 1), our tpot; its time_per_output_token_ms
+includes the first token and is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.catalog import Catalog
+from planner.errors import InputError
+from planner.imports import fields
+from planner.imports.fields import Facts
+from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+
+MARKS = ("benchmarks",)
+METRICS = {
+    "ttft": ("time_to_first_token_ms", 1e-3),
+    "tpot": ("inter_token_latency_ms", 1e-3),
+    "e2e": ("request_latency", 1.0),
+}
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    runs: list[MeasuredRun] = []
+    said = None
+    for path in paths:
+        document = fields.mapping(fields.read_json(path), path)
+        for i, row in enumerate(fields.rows(document.get("benchmarks"), f"{path}: benchmarks")):
+            where = f"{path.name}[{i}]"
+            benchmark = fields.mapping(row, where)
+            said = said or _model(document, benchmark)
+            runs.append(loaded(_run(where, benchmark), facts))
+    names = ", ".join(path.name for path in paths)
+    llm, gpu, tp = fields.setup(facts, catalog, names, llm=said)
+    return MeasuredRuns(llm, gpu, tp, f"guidellm, {names}", tuple(runs))
+
+
+def _model(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | None:
+    for place in (document.get("config"), document.get("args"), benchmark.get("config")):
+        if isinstance(place, Mapping):
+            backend = place.get("backend")
+            inner = backend.get("model") if isinstance(backend, Mapping) else None
+            if isinstance(name := place.get("model") or inner, str):
+                return name
+    return None
+
+
+def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
+    requests = benchmark.get("requests")
+    parts = requests if isinstance(requests, Mapping) else {}
+    good = [
+        fields.mapping(row, f"{where}: requests.successful[{i}]")
+        for i, row in enumerate(parts.get("successful") or [])
+        if isinstance(parts.get("successful"), list)
+    ]
+    errored = parts.get("errored")
+    failed = len(errored) if isinstance(errored, list) else 0
+    metrics = fields.mapping(benchmark.get("metrics", {}), f"{where}: metrics")
+    totals = metrics.get("request_totals")
+    if isinstance(totals, Mapping) and fields.is_number(totals.get("errored")):
+        failed = max(failed, fields.count(totals["errored"], f"{where}: errored", least=0))
+
+    if good:
+        count, lengths, latency, start_s = _detailed(where, good)
+    else:
+        count, lengths, latency, start_s = _summary(where, metrics)
+    if not latency:
+        raise InputError(f"{where}: no request succeeded; there is nothing to import")
+    concurrency, rate_rps = _load(where, benchmark, count)
+    return MeasuredRun(
+        where, count, lengths[0], lengths[1], latency, concurrency, rate_rps,
+        () if concurrency is not None else start_s, failed,
+        notes=fields.remarks(failed=failed, is_summary=not good),
+    )  # fmt: skip
+
+
+def _detailed(
+    where: str, good: Sequence[Mapping[str, Any]]
+) -> tuple[int, fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
+    input_tokens, output_tokens = (
+        tuple(
+            max(1.0, fields.number(_any(row, keys), f"{where}: request {i}: {keys[0]}"))
+            for i, row in enumerate(good)
+        )
+        for keys in (("prompt_tokens", "input_tokens"), ("output_tokens", "generated_tokens"))
+    )
+    latency = {}
+    for metric, (key, factor) in METRICS.items():
+        values = [fields.optional(row, key, f"{where}: request {i}") for i, row in enumerate(good)]
+        if found := fields.spread([value * factor for value in values if value]):
+            latency[metric] = found
+    starts = [fields.optional(row, "request_start_time", where) for row in good]
+    known = [start for start in starts if start is not None]
+    first = min(known, default=0.0)
+    start_s = tuple(start - first for start in known) if len(known) == len(good) else ()
+    return len(good), (input_tokens, output_tokens), latency, start_s
+
+
+def _summary(
+    where: str, metrics: Mapping[str, Any]
+) -> tuple[int, fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
+    def of(*keys: str) -> Mapping[str, Any]:
+        found = _any(metrics, keys)
+        good = found.get("successful", found) if isinstance(found, Mapping) else None
+        return good if isinstance(good, Mapping) else {}
+
+    latency: dict[str, dict[str, float]] = {}
+    for metric, (key, factor) in METRICS.items():
+        row = of(key)
+        percentiles = row.get("percentiles")
+        values = {"mean": row.get("mean"), "p50": row.get("median")} | {
+            name: value
+            for name, value in (percentiles.items() if isinstance(percentiles, Mapping) else ())
+            if name in ("p50", "p90", "p95", "p99")
+        }
+        found = {
+            name: fields.number(value, f"{where}: {key} {name}") * factor
+            for name, value in values.items()
+            if value
+        }
+        if found:
+            latency[metric] = found
+    counted = of("request_latency").get("count")
+    count = fields.count(counted, f"{where}: request_latency count") if counted else 0
+    if not count:
+        raise InputError(f"{where}: no request succeeded; there is nothing to import")
+    input_tokens, output_tokens = (
+        (fields.number(of(*keys).get("mean"), f"{where}: {keys[0]} mean", least=1),)
+        for keys in (("prompt_token_count", "prompt_tokens"), ("output_token_count", "output_tokens"))
+    )
+    return count, (input_tokens, output_tokens), latency, ()
+
+
+def _load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:
+    strategy: Any = None
+    for key in ("config", "args", "scheduler"):
+        place = benchmark.get(key)
+        if isinstance(place, Mapping) and isinstance(place.get("strategy"), Mapping):
+            strategy = place["strategy"]
+            break
+    if strategy is None:
+        return None, None
+    kind = strategy.get("type_", strategy.get("type"))
+    if kind == "synchronous":
+        return 1, None
+    if kind == "concurrent":
+        return fields.count(strategy.get("streams"), f"{where}: strategy.streams"), None
+    if kind == "throughput":
+        most = strategy.get("max_concurrency")
+        return fields.count(most, f"{where}: strategy.max_concurrency") if most else requests, None
+    if kind in ("constant", "poisson"):
+        return None, fields.number(strategy.get("rate"), f"{where}: strategy.rate")
+    return None, None
+
+
+def _any(row: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    return next((row[key] for key in keys if row.get(key) is not None), None)

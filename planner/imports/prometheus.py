@@ -1,0 +1,145 @@
+"""A scrape of a running vLLM's /metrics: one text (since the server started), or two (between them).
+
+Means are deltas of sum over deltas of count. A histogram knows no percentile, only in which bucket it lies:
+the bucket's upper edge is kept as `p99_at_most`, a bound and no measurement. A scrape names no time, so the
+rate needs --duration, or --rate or --concurrency.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from planner.catalog import Catalog
+from planner.errors import InputError
+from planner.imports import fields
+from planner.imports.fields import Facts
+from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+
+HISTOGRAMS = {
+    "ttft": ("vllm:time_to_first_token_seconds",),
+    "tpot": ("vllm:request_time_per_output_token_seconds",),
+    "tbt": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),  # its older name
+    "e2e": ("vllm:e2e_request_latency_seconds",),
+    "queue": ("vllm:request_queue_time_seconds",),
+}
+LENGTHS = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
+_SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?\s*')
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
+
+Samples = dict[tuple[str, str], float]  # by name and, for a bucket, its edge
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    if not 1 <= len(paths) <= 2:
+        raise InputError(f"prometheus: expected one or two scrapes, before and after; found {len(paths)}")
+    scrapes = [_scrape(path) for path in paths]
+    last, labels = scrapes[-1]
+    names = " to ".join(path.name for path in paths)
+    notes = []
+    if len(scrapes) == 2:
+        before = scrapes[0][0]
+        samples = {key: value - before.get(key, 0.0) for key, value in last.items()}
+        fell = [name for (name, _), value in samples.items() if value < 0 and name.startswith("vllm:")]
+        if fell:
+            raise InputError(
+                f"{names}: {fell[0]} fell: the files are in the wrong order, or the server restarted"
+            )
+    else:
+        samples = last
+        notes.append("one scrape: means since the server started, its warm-up included")
+
+    latency: dict[str, dict[str, float]] = {}
+    for metric, histograms in HISTOGRAMS.items():
+        for histogram in histograms:
+            if metric not in latency and (found := _statistics(samples, histogram)):
+                latency[metric] = found
+    input_tokens, output_tokens = ((max(1.0, _mean(samples, name) or 0.0),) for name in LENGTHS)
+    requests = int(samples.get(("vllm:e2e_request_latency_seconds_count", ""), 0.0))
+    if not requests or not latency:
+        raise InputError(f"{names}: no request finished; there is nothing to import")
+    if preempted := samples.get(("vllm:num_preemptions_total", ""), 0.0):
+        notes.append(f"{preempted:g} preemption(s): the KV cache was full at times")
+    if cached := samples.get(("vllm:prefix_cache_hits_total", ""), 0.0):
+        notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
+    rate_rps = requests / facts.duration_s if facts.duration_s else None
+    if rate_rps is None and facts.rate_rps is None and facts.concurrency is None:
+        notes.append("the load is not known: add --duration, --rate or --concurrency to calibrate with it")
+    run = MeasuredRun(
+        names, requests, input_tokens, output_tokens, latency, rate_rps=rate_rps,
+        kv_tokens=_kv_tokens(labels), notes=(*notes, *fields.remarks(is_summary=True)),
+    )  # fmt: skip
+    llm, gpu, tp = fields.setup(facts, catalog, names, llm=labels.get("model_name"))
+    return MeasuredRuns(llm, gpu, tp, f"vLLM /metrics, {names}", (loaded(run, facts),))
+
+
+def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
+    """Samples, summed over labels such as finished_reason, and the labels of interest."""
+    samples: Samples = {}
+    about: dict[str, str] = {}
+    engines: set[tuple[str, str]] = set()
+    for i, line in enumerate(fields.read_text(path).split("\n")):
+        if not line.strip() or line.startswith("#"):
+            continue
+        where = f"{path}, line {i + 1}"
+        match = _SAMPLE.fullmatch(line)
+        if match is None:
+            raise InputError(f"{where}: is not a sample of Prometheus' text format: {line[:80]!r}")
+        try:
+            value = float(match[3])
+        except ValueError:
+            raise InputError(f"{where}: {match[3][:40]!r} is not a number") from None
+        if not match[1].startswith("vllm:") or match[1].endswith("_created"):
+            continue
+        labels = dict(_LABEL.findall(match[2] or ""))
+        if "cache_config_info" in match[1]:
+            about |= {key: labels[key] for key in ("block_size", "num_gpu_blocks") if key in labels}
+            continue
+        if match[1].endswith(("_bucket", "_count", "_sum")):
+            engines.add((labels.get("engine", ""), labels.get("model_name", "")))
+        if not 0 <= value < math.inf:
+            continue  # NaN: a gauge that was never set
+        key = (match[1], labels.get("le", "") if match[1].endswith("_bucket") else "")
+        samples[key] = samples.get(key, 0.0) + value
+    if not engines:
+        raise InputError(f"{path}: holds no vllm: histograms; expected the text of a vLLM's /metrics")
+    if len(engines) > 1:
+        raise InputError(f"{path}: holds {len(engines)} engines or LLMs; keep the lines of one")
+    about["model_name"] = engines.pop()[1]
+    return samples, about
+
+
+def _mean(samples: Samples, histogram: str) -> float | None:
+    count, total = (samples.get((f"{histogram}_{part}", ""), 0.0) for part in ("count", "sum"))
+    return total / count if count > 0 and total > 0 else None
+
+
+def _statistics(samples: Samples, histogram: str) -> dict[str, float]:
+    """Mean, and the edges below which percentiles lie."""
+    mean = _mean(samples, histogram)
+    if mean is None:
+        return {}
+    count = samples[f"{histogram}_count", ""]
+    buckets = []
+    for (name, le), below in samples.items():
+        if name == f"{histogram}_bucket":
+            try:
+                buckets.append((float(le), below))
+            except ValueError:
+                raise InputError(f"{histogram}: le={le[:40]!r} is not a number") from None
+    found = {"mean": mean}
+    for percent in fields.PERCENTILES:
+        rank = math.ceil(percent / 100 * count - 1e-9)
+        edge = min((edge for edge, below in buckets if below >= rank), default=math.inf)
+        if 0 < edge < math.inf:
+            found[f"p{percent}_at_most"] = edge
+    return found
+
+
+def _kv_tokens(labels: Mapping[str, str]) -> int | None:
+    block, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
+    if not (block.isdecimal() and blocks.isdecimal() and len(block) < 7 and len(blocks) < 10):
+        return None
+    return int(block) * int(blocks) or None

@@ -1,0 +1,82 @@
+"""Splitwise's perf_model.csv: prompt and token times of batches, per model, hardware and TP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from planner.catalog import Catalog
+from planner.errors import CatalogError, InputError
+from planner.imports import fields
+from planner.imports.fields import Facts
+from planner.models.tables import StepTable
+
+NUMBERS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBERS)
+MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+    """The steps of one model on one kind of worker; --llm, --gpu and --tp choose where there are several."""
+    from profiling.shipped import SPLITWISE_GPUS, splitwise_table  # the arrow bends: one reader for both
+
+    if len(paths) != 1:
+        raise InputError(f"splitwise: expected one perf_model.csv, found {len(paths)} files")
+    path = paths[0]
+    table = fields.read_csv(path, COLUMNS)
+    fields.column(table, "tensor_parallel", path, least=1)
+    gpus = {hardware: gpu for gpu, hardware in SPLITWISE_GPUS.items()}
+
+    chosen, found = [], []
+    groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
+    wanted_llm = catalog.llm(facts.llm).name if facts.llm else None
+    wanted_gpu = catalog.gpu(facts.gpu).name if facts.gpu else None
+    for model, hardware, degree in groups.itertuples(index=False):
+        llm = _llm(str(model), catalog)
+        gpu = gpus.get(str(hardware)) or _gpu(str(hardware), catalog)
+        tp = fields.count(degree, f"{path}: tensor_parallel", most=fields.MAX_TP)
+        found.append(f"{model} on {hardware} tp{tp}")
+        if (
+            (wanted_llm is None or llm in (None, wanted_llm))
+            and (wanted_gpu is None or gpu in (None, wanted_gpu))
+            and facts.tp in (None, tp)
+        ):
+            known = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
+            chosen.append((known, model, hardware, degree, llm, gpu, tp))
+    best = [row for row in chosen if row[0] == max(known for known, *_ in chosen)]
+    if len(best) != 1:
+        raise InputError(
+            f"{path}: choose one with --llm, --gpu and --tp: {fields.one_line('; '.join(found))[:600]}"
+        )
+    _, model, hardware, degree, llm, gpu, tp = best[0]
+    rows = table[(table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == degree)]
+    for name in NUMBERS:
+        fields.column(rows, name, path, least=1e-9)
+    llm_name, gpu_name, tp = fields.setup(replace(facts, tp=tp), catalog, path, llm=llm, gpu=gpu)
+    try:
+        steps = splitwise_table(path, str(model), str(hardware), tp).steps
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: cannot be read ({fields.one_line(error)[:120]})") from None
+    about = {
+        "llm": llm_name, "gpu": gpu_name, "tp": str(tp),
+        "source": fields.one_line(f"splitwise, {path.name}, {model} on {hardware}"),
+        "host_overhead": "included",
+    }  # fmt: skip
+    return StepTable(steps, about)
+
+
+def _llm(model: str, catalog: Catalog) -> str | None:
+    try:
+        return catalog.llm(MODELS.get(model, model)).name
+    except (CatalogError, OSError):
+        return None
+
+
+def _gpu(hardware: str, catalog: Catalog) -> str | None:
+    try:
+        return catalog.gpu(hardware).name
+    except CatalogError:
+        return None

@@ -1,0 +1,160 @@
+"""Vidur's profiles (mlp.csv, attention.csv, all_reduce.csv), and step times computed by Vidur.
+
+One step is, as Vidur adds it up:
+
+    t = layers * ( sum of 9 ops (N) + attention + [TP > 1] 2 (all_reduce(N) + 0.02 ms launch) )
+
+N being its tokens. Vidur measures prefill and decode attention apart, so there are no mixed steps; embedding,
+LM head, sampling and the host are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from planner.catalog import Catalog
+from planner.errors import InputError
+from planner.imports import fields
+from planner.imports.fields import Facts
+from planner.models.latency import Array
+from planner.models.tables import COLUMNS, StepTable
+
+OPS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_act", "mlp_down_proj", "attn_rope",
+       "input_layernorm", "post_attention_layernorm", "add")  # fmt: skip
+OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
+PREFILL, DECODE, ALL_REDUCE = (
+    f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
+)
+COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
+MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
+LAUNCH_MS = 0.02
+BYTES = 2
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+    """Either one table of computed steps, or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
+    tables = [(path, fields.read_csv(path)) for path in paths]
+    if len(tables) == 1 and set(COMPUTED) <= set(tables[0][1].columns):
+        return _computed(*tables[0], facts, catalog)
+    return _profiled(tables, facts, catalog)
+
+
+def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -> StepTable:
+    said = {}
+    for key, name in (("llm", "model"), ("gpu", "device"), ("tp", "tp")):
+        values = table[name].drop_duplicates().tolist() if name in table.columns else []
+        if len(values) > 1:
+            raise InputError(f"{path}: {name}: expected one, found {fields.one_line(values)[:200]}")
+        said[key] = values[0] if values else None
+    llm, gpu, tp = fields.setup(facts, catalog, path, **said)
+    n, chunk, prefix, decodes, context, total_ms = (fields.column(table, name, path) for name in COMPUTED[1:])
+    steps = np.column_stack([
+        n, n * chunk, n * prefix, n * chunk * (prefix + (chunk + 1) / 2), decodes, decodes * context,
+        total_ms / 1e3,
+    ])  # fmt: skip
+    return _table(steps, llm, gpu, tp, f"Vidur, steps of {path.name}")
+
+
+def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog: Catalog) -> StepTable:
+    names = ", ".join(path.name for path, _ in tables)
+    llm, gpu, tp = fields.setup(facts, catalog, names)
+    shape = catalog.llm(facts.llm or llm)
+    mlp_path, mlp = _find(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
+    attention_path, attention = _find(tables, PREFILL, "attention.csv")
+    mlp = _of_tp(mlp, "num_tensor_parallel_workers", tp, mlp_path)
+    attention = _of_tp(attention, "num_tensor_parallel_workers", tp, attention_path)
+    ops_tokens, ops_ms = _ops(mlp, mlp_path)
+    most = ops_tokens[-1]
+    reduce_tokens = reduce_ms = np.zeros(1)
+    if tp > 1:
+        path, table = _find(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
+        table = _of_tp(table, "num_workers", tp, path)
+        reduce_tokens, reduce_ms = _curve(
+            fields.column(table, "size", path, least=1) / (shape.hidden * BYTES),
+            fields.column(table, ALL_REDUCE, path),
+        )
+        most = min(most, reduce_tokens[-1])
+
+    def layer_ms(tokens: Array) -> Array:
+        reduced = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS) if tp > 1 else 0.0
+        return np.asarray(np.interp(tokens, ops_tokens, ops_ms) + reduced)
+
+    for name in ("batch_size", "kv_cache_size", "prefill_chunk_size"):
+        if name not in attention.columns:
+            raise InputError(f"{attention_path}: lacks the column {name}")
+    batch, cached, chunk = (
+        fields.column(attention, name, attention_path)
+        for name in ("batch_size", "kv_cache_size", "prefill_chunk_size")
+    )
+    prefill_ms, decode_ms = (
+        pd.to_numeric(attention[name], errors="coerce").to_numpy(float)
+        if name in attention.columns
+        else np.zeros(len(attention))
+        for name in (PREFILL, DECODE)
+    )
+    is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most)
+    is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most)
+    none = np.zeros(len(attention))
+    tokens = np.where(is_prefill, batch * chunk, batch)
+    t_s = shape.layers * (layer_ms(tokens) + np.where(is_prefill, prefill_ms, decode_ms)) / 1e3
+    pairs = batch * chunk * (cached + (chunk + 1) / 2)
+    prefills = np.column_stack([batch, batch * chunk, batch * cached, pairs, none, none, t_s])
+    decodes = np.column_stack([none, none, none, none, batch, batch * (cached + 1), t_s])
+    used = is_prefill | is_decode
+    if not used.any():
+        raise InputError(
+            f"{attention_path}: no step for tp {tp} lies within the {most:g} tokens of {mlp_path.name}"
+        )
+    left = int((~used).sum())
+    note = f"{left} attention row(s) beyond {most:g} tokens or without a time are left out" if left else ""
+    steps = np.vstack([prefills[is_prefill], decodes[is_decode]])
+    return _table(steps, llm, gpu, tp, f"Vidur profiles {names}", note)
+
+
+def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -> tuple[Path, pd.DataFrame]:
+    for path, table in tables:
+        if column in table.columns:
+            return path, table
+    raise InputError(
+        f"vidur: {what} is missing: none of {', '.join(path.name for path, _ in tables)} has {column}"
+    )
+
+
+def _of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
+    if name not in table.columns:
+        raise InputError(f"{path}: lacks the column {name}")
+    of_tp = table[pd.to_numeric(table[name], errors="coerce") == tp]
+    if of_tp.empty:
+        raise InputError(f"{path}: holds no rows with {name} = {tp}; measure them, or choose another --tp")
+    return of_tp
+
+
+def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, Array]:
+    """Milliseconds of the 9 ops of a layer over the tokens of a step."""
+    if "num_tokens" not in mlp.columns:
+        raise InputError(f"{path}: lacks the column num_tokens")
+    missing = [name for name in OP_COLUMNS if name not in mlp.columns]
+    if missing and missing != [f"time_stats.{OPS[7]}.median"]:  # some LLMs have one norm per layer
+        raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
+    total_ms = sum(fields.column(mlp, name, path) for name in OP_COLUMNS if name in mlp.columns)
+    return _curve(fields.column(mlp, "num_tokens", path, least=1), np.asarray(total_ms, dtype=float))
+
+
+def _curve(x: Array, y: Array) -> tuple[Array, Array]:
+    """Sorted, repeats replaced by their median."""
+    at = pd.Series(y).groupby(x).median()
+    return np.asarray(at.index, dtype=np.float64), np.asarray(at, dtype=np.float64)
+
+
+def _table(steps: Array, llm: str, gpu: str, tp: int, source: str, note: str = "") -> StepTable:
+    about = {
+        "llm": llm, "gpu": gpu, "tp": str(tp), "source": fields.one_line(source),
+        "host_overhead": "not included",
+    }  # fmt: skip
+    if note:
+        about["note"] = note
+    return StepTable(pd.DataFrame(steps, columns=list(COLUMNS)), about)
