@@ -1,0 +1,136 @@
+"""Predictors of output lengths fitted to a trace, and how often they are right on later requests.
+
+Apart from `output_length.py` because scikit-learn takes most of a second to import and only fitting needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from planner.errors import ExtrapolationError, InputError
+from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, features
+from planner.traces import Trace
+
+
+class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Expected output  E[ output | input, output > generated ]  [tokens], Aladdin's predictor (2.3).
+
+    X (n, 2): input tokens, output tokens generated so far (0: not begun).   y (n,): output tokens at the end.
+    The mean over the fitted requests whose input falls into the same bucket and whose output is longer than
+    what is there already; buckets hold equally many requests. A request teaches every length up to its own,
+    so `fit` does not read the second column. Without bias, whatever the error of one request.
+    """
+
+    def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:
+        self.input_buckets = input_buckets
+        self.beyond = beyond  # generated more than any request has: "raise", or "extrapolate": one more token
+
+    def fit(self, X: Floats, y: Floats) -> Self:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if X.shape[1] != 2:
+            raise InputError(
+                f"output length: X has {X.shape[1]} columns, expected input and generated tokens"
+            )
+        if not (y >= 1).all():
+            raise InputError(f"output length: an output has {y.min():g} tokens, must be >= 1")
+        quantiles = np.linspace(0, 1, self.input_buckets + 1)[1:-1]
+        self.edges_ = np.unique(np.quantile(X[:, 0], quantiles)) if len(quantiles) else np.zeros(0)
+        bucket = np.searchsorted(self.edges_, X[:, 0], side="left")
+        groups = [y[bucket == k] for k in range(len(self.edges_) + 1)]
+        self.outputs_ = [np.sort(group) for group in (*groups, y)]  # by input bucket; last: of any input
+        self.longest_ = float(y.max())
+        return self
+
+    def predict(self, X: Floats) -> Floats:
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        generated = X[:, 1]
+        if self.beyond == "raise" and (generated >= self.longest_).any():
+            raise ExtrapolationError(
+                f"output length: asked beyond {generated.max():g} tokens, the longest output fitted has "
+                f"{self.longest_:g}; fit on longer ones, or with beyond='extrapolate'"
+            )
+        bucket = np.searchsorted(self.edges_, X[:, 0], side="left")
+        expected = generated + 1
+        for k in (len(self.outputs_) - 1, *range(len(self.outputs_) - 1)):
+            outputs = self.outputs_[k]
+            chosen = (k == len(self.outputs_) - 1) | (bucket == k)
+            rows = np.flatnonzero(chosen & (generated < (outputs[-1] if len(outputs) else 0.0)))
+            shorter = np.searchsorted(outputs, generated[rows], side="right")
+            tail = np.concatenate((np.cumsum(outputs[::-1])[::-1], [0.0]))
+            expected[rows] = tail[shorter] / (len(outputs) - shorter)
+        return np.asarray(expected)
+
+
+class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """TetriInfer's classifier of output lengths, on what a trace offers instead of the prompt's words.
+
+    X (n, 5): `planner.models.output_length.features`.   y (n,): buckets of output length.
+    Gradient-boosted trees; a request beyond the fitted range counts as the nearest within.
+    """
+
+    def __init__(self, *, iterations: int = 60, random_state: int = 0) -> None:
+        self.iterations = iterations
+        self.random_state = random_state
+
+    def fit(self, X: Floats, y: Ints) -> Self:
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        self.classes_, counts = np.unique(y, return_counts=True)
+        self.majority_ = self.classes_[np.argmax(counts)]
+        self.trees_ = None
+        if len(self.classes_) > 1:
+            trees = HistGradientBoostingClassifier(
+                max_iter=self.iterations, learning_rate=0.05, max_leaf_nodes=15, min_samples_leaf=40,
+                early_stopping=False, random_state=self.random_state,
+            )  # fmt: skip
+            self.trees_ = trees.fit(X, y)
+        return self
+
+    def predict(self, X: Floats) -> Ints:
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        if self.trees_ is None:
+            return np.full(len(X), self.majority_)
+        return np.asarray(self.trees_.predict(X))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthAccuracy:
+    """Shares of later requests whose bucket was predicted right: by the model, by always naming the commonest
+    bucket of the earlier requests, and within one bucket of the truth.
+    """
+
+    accuracy_frac: float
+    majority_frac: float
+    within_one_frac: float
+    fitted: int
+    held_out: int
+
+
+def held_out_accuracy(
+    trace: Trace,
+    model: BucketClassifier | None = None,
+    *,
+    bucket_tokens: int = BUCKET_TOKENS,
+    fitted_frac: float = 0.7,
+) -> LengthAccuracy:
+    """Fit on the first `fitted_frac` of the requests, judge on those that came later."""
+    first = round(fitted_frac * len(trace))
+    if not 0 < first < len(trace):
+        raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")
+    X, y = features(trace), bucket_of(trace.output_tokens, bucket_tokens)
+    fitted = clone(BucketClassifier() if model is None else model).fit(X[:first], y[:first])
+    predicted, truth = fitted.predict(X[first:]), y[first:]
+    return LengthAccuracy(
+        accuracy_frac=float((predicted == truth).mean()),
+        majority_frac=float((fitted.majority_ == truth).mean()),
+        within_one_frac=float((np.abs(predicted - truth) <= 1).mean()),
+        fitted=first,
+        held_out=len(truth),
+    )
