@@ -624,5 +624,44 @@ def calibrate(
         _print_mapping({"written to": str(out), **summary, "notes": fitted.notes}, "")
 
 
+@app.command("profile")
+def profile_steps(
+    config: Annotated[
+        Path, typer.Argument(readable=False, help="A Hugging Face config.json, or its folder.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", readable=False, help="The step table; a run goes on in it.")
+    ],
+    engine: Annotated[str, typer.Option("--engine", help="vllm, torch (operators alone) or auto.")] = "auto",
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Measure one rank's share, on one GPU.")] = 1,
+    dtype: Annotated[str, typer.Option("--dtype", help="Of weights and KV cache.")] = "bfloat16",
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The catalog's name of this GPU.")] = None,
+    budget: Annotated[float, typer.Option("--budget", min=1, help="Seconds to measure for, in all.")] = 600.0,
+    max_num_batched_tokens: Annotated[int, typer.Option("--max-num-batched-tokens", min=2)] = 8192,
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=2)] = 256,
+    max_model_len: Annotated[int, typer.Option("--max-model-len", min=128)] = 32768,
+    eager: Annotated[bool, typer.Option("--eager", help="Without compilation and CUDA graphs.")] = False,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch."""
+    from profiling.measure import profile, summary
+
+    _keep_inputs([out], config)
+    with Progress() as progress:
+        table = profile(
+            config, out, engine=engine, tp=tp, dtype=dtype, gpu=gpu, budget_s=budget, enforce_eager=eager,
+            max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len, seed=seed, catalog=read_catalog(catalog), progress=progress,
+            command=" ".join(["plan", *sys.argv[1:]]),
+        )  # fmt: skip
+    found = {"file": str(out)} | summary(table)
+    if json_output:
+        _print_json(found)
+    else:
+        _print_mapping(found, "profile")
+
+
 if __name__ == "__main__":
     main()

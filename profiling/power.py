@@ -1,0 +1,115 @@
+"""Watts of a GPU through NVML, where a driver and `pip install nvidia-ml-py` are. It reads and never sets."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+SAMPLE_S = 0.02
+LEAST_WINDOW_S = 0.2  # the driver renews its counters every 20 to 100 ms: a shorter mean says little
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPower:
+    """One GPU's counters. `nvml` is the module, `handle` what it knows the GPU by."""
+
+    nvml: Any
+    handle: Any
+
+    @property
+    def name(self) -> str:
+        return _text(self.nvml.nvmlDeviceGetName(self.handle))
+
+    @property
+    def driver(self) -> str:
+        return _text(self.nvml.nvmlSystemGetDriverVersion())
+
+    @property
+    def limit_w(self) -> float:
+        return float(self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)) / 1e3
+
+    def power_w(self) -> float:
+        return float(self.nvml.nvmlDeviceGetPowerUsage(self.handle)) / 1e3
+
+    def energy_j(self) -> float | None:
+        """Since the driver was loaded; None on GPUs older than Volta."""
+        try:
+            return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
+        except self.nvml.NVMLError:
+            return None
+
+    def idle_w(self, seconds: float = 1.0) -> float:
+        """The least of a second's samples; call it before an engine holds the GPU."""
+        with Power(self) as power:
+            time.sleep(seconds)
+        return min(power.samples_w) if power.samples_w else self.power_w()
+
+
+def open_gpu() -> GpuPower | None:
+    """The first visible GPU, or None where there is no NVML, no driver or no GPU."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the older package of this name says that it is old
+            import pynvml
+    except ImportError:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    try:
+        pynvml.nvmlInit()
+        if visible.isdigit():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(visible)
+        gpu = GpuPower(pynvml, handle)
+        gpu.power_w()
+    except pynvml.NVMLError:
+        return None
+    return gpu
+
+
+@dataclass
+class Power:
+    """Samples a GPU while the block runs: `mean_w` from its energy counter where it has one, `peak_w`."""
+
+    gpu: GpuPower | None
+    samples_w: list[float] = field(default_factory=list)
+    mean_w: float | None = None
+    peak_w: float | None = None
+
+    def __enter__(self) -> Self:
+        if self.gpu is not None:
+            self._stop = threading.Event()
+            self._energy_j, self._start_s = self.gpu.energy_j(), time.monotonic()
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.gpu is None:
+            return
+        self._stop.set()
+        self._thread.join()
+        seconds, energy_j = time.monotonic() - self._start_s, self.gpu.energy_j()
+        if seconds < LEAST_WINDOW_S:
+            return
+        if energy_j is not None and self._energy_j is not None:
+            self.mean_w = (energy_j - self._energy_j) / seconds
+        elif self.samples_w:
+            self.mean_w = sum(self.samples_w) / len(self.samples_w)
+        self.peak_w = max(self.samples_w, default=None)
+
+    def _sample(self) -> None:
+        assert self.gpu is not None
+        while not self._stop.wait(SAMPLE_S):
+            self.samples_w.append(self.gpu.power_w())
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

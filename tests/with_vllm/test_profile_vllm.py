@@ -1,0 +1,125 @@
+"""The real profiler against a real vLLM on the CPU, on a tiny model with dummy weights: `make test-vllm`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.models.step_fit import PiecewiseLinearStepLatency, errors_by_regime
+from planner.models.tables import StepTable
+from profiling import design, measure
+from profiling.engine import VllmEngine, is_installed
+from profiling.measure import StepNotRunError, measure_into, summary
+from profiling.silicon import Step
+
+if not is_installed():
+    pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
+BUDGET_S = 60.0
+HELD_OUT = 30
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[VllmEngine]:
+    """One thread on one core: OpenMP's barriers take a hundred times as long where a core is shared."""
+    if hasattr(os, "sched_getaffinity"):
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(max(os.sched_getaffinity(0))))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    engine = VllmEngine(
+        TINY, max_num_batched_tokens=512, max_num_seqs=32, max_model_len=2048, enforce_eager=True
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def table(engine: VllmEngine, tmp_path_factory: pytest.TempPathFactory) -> StepTable:
+    out = tmp_path_factory.mktemp("profile") / "table.csv"
+    return measure_into(out, engine, {"llm": "tiny", "engine": "vllm"}, budget_s=BUDGET_S)
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """To the log of the run, past pytest's capture."""
+
+    def write(text: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n    {text}")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(1, 1, 0, 0, 0), Step(1, 512, 0, 0, 0), Step(4, 100, 0, 0, 0), Step(1, 77, 1024, 0, 0),
+        Step(3, 50, 501, 0, 0), Step(0, 0, 0, 1, 40), Step(0, 0, 0, 32, 1000), Step(1, 200, 300, 31, 700),
+        Step(2, 64, 0, 5, 129),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_engine_runs_the_step_it_was_asked_for(engine: VllmEngine, step: Step) -> None:
+    """Every repeat, to the token: `measure` compares each with what the scheduler says it scheduled."""
+    measured = engine.measure(step)
+    assert measured.discarded == 0 and measured.repeats >= 3
+    assert 0 < measured.host_s < measured.t_s
+    if step.decodes:
+        assert measured.context_tokens == pytest.approx(step.context, abs=measured.repeats)
+    assert not engine._core.scheduler.has_requests()
+
+
+def test_a_step_over_the_token_budget_is_not_taken_for_it(engine: VllmEngine) -> None:
+    """Two prompts of 400 tokens do not fit into 512: the scheduler cuts the second, and no run is kept."""
+    with pytest.raises(StepNotRunError):
+        engine.measure(Step(2, 400, 0, 0, 0))
+
+
+def test_a_prefix_said_to_be_cached_costs_what_a_cached_prefix_costs(
+    engine: VllmEngine, say: Callable[[str], None]
+) -> None:
+    """Against real prefix cache hits: the scheduler reports the same step, and the times agree."""
+    step = Step(1, 128, 1024, 0, 0)
+    hits = [engine.run_prefix_hit(step) for _ in range(7)]
+    assert all(hit.requests == ((128, 1024),) for hit in hits)
+    said, found = engine.measure(step).t_s, float(np.median([hit.t_s for hit in hits[1:]]))
+    say(f"128 tokens after 1024 cached ones: {1e3 * said:.2f} ms said, {1e3 * found:.2f} ms found")
+    assert 0.5 < said / found < 2
+
+
+def test_the_profile_predicts_steps_it_has_not_seen(
+    engine: VllmEngine, table: StepTable, say: Callable[[str], None]
+) -> None:
+    """Random steps of all kinds, measured after the profile. A CPU that others use is noisy: a wide bound."""
+    fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(table.X, table.y)
+    unseen, quiet_s = [], float(table.steps.reference_s.min())
+    for step in design.candidates(engine.limits, HELD_OUT, seed=12345):
+        measured, quiet_s = measure._measure(engine, step, quiet_s)
+        assert measured.discarded == 0
+        unseen.append(measured)
+    X = design.features([m.step for m in unseen])
+    y = np.array([m.t_s for m in unseen])
+    errors = errors_by_regime(X, y, fit.predict(X))
+    say(f"profile: {summary(table)}")
+    for regime, error in errors.items():
+        say(f"held out, {regime}: MAPE {100 * error.mape_frac:.1f} %, {error.steps} steps")
+    assert {"prefill", "mixed"} < set(errors)
+    assert errors["all"].mape_frac < 0.5
+    assert errors["mixed"].mape_frac < 0.5
+
+
+def test_the_profile_covers_the_engine(engine: VllmEngine, table: StepTable) -> None:
+    """All three kinds, up to the limits; host time within every step; a fit that never falls."""
+    steps = table.steps
+    mixed = (steps.n_prefill > 0) & (steps.n_decode > 0)
+    assert mixed.sum() >= 5 and (steps.n_decode == 0).sum() >= 5 and (steps.n_prefill == 0).sum() >= 5
+    assert (steps.prefill_tokens + steps.n_decode).max() == engine.limits.step_tokens
+    assert steps.n_decode.max() == engine.limits.sequences
+    assert ((steps.host_s > 0) & (steps.host_s < steps.t_s)).all()
+    fit = PiecewiseLinearStepLatency().fit(table.X, table.y).latency_
+    assert (np.diff(fit.step_s(np.arange(1, 513.0))) >= 0).all()
