@@ -82,6 +82,8 @@ def test_a_fit_refuses_what_it_has_not_seen() -> None:
     assert StepPower(beyond="extrapolate").fit(X, y).predict(np.array([[0.5, 0.1]])).shape == (1,)
     with pytest.raises(InputError, match="must be > 0"):
         StepPower().fit(X, np.array([0.4, 0.0, 0.5, 0.7]))
+    with pytest.raises(InputError, match="expected compute and memory"):
+        StepPower().fit(X[:, :1], y)
 
 
 @pytest.mark.shared

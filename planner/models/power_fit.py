@@ -41,6 +41,8 @@ class StepPower(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Array, y: Array, sample_weight: Array | None = None) -> Self:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if X.shape[1] != 2:
+            raise InputError(f"power: X has {X.shape[1]} columns, expected compute and memory utilisation")
         if not (y > 0).all():
             raise InputError(f"power: measured share is {y.min():g}, must be > 0")
         weight = np.sqrt(np.ones(len(y)) if sample_weight is None else sample_weight) / y
