@@ -544,8 +544,9 @@ def fit(
     gpu: FactGpu = None,
     tp: FactTp = None,
     host_overhead: Annotated[
-        str, typer.Option(help="The engine's own part of each step, '2 ms': told apart, or added.")
-    ] = "0 s",
+        str | None,
+        typer.Option(help="The engine's own part of each step, '2 ms'; default: what the table measured."),
+    ] = None,
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -558,7 +559,7 @@ def fit(
 
     files.check_output_file(out)
     _keep_inputs([out], table)
-    overhead_s = quantity(host_overhead, "s", where="--host-overhead")
+    overhead_s = None if host_overhead is None else quantity(host_overhead, "s", where="--host-overhead")
     with Progress():
         fitted = fit_table(
             read_step_table(table), Facts(llm, gpu, tp), read_catalog(catalog), where=str(table),

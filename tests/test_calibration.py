@@ -92,7 +92,7 @@ PLANTED = [(1.2, 0.9, 0.002), (0.8, 1.3, 0.0), (1.0, 1.0, 0.004)]
 
 
 def test_corrected_by_hand() -> None:
-    """f is 10 ms at 1 token, 30 at 1000; compute x2, bandwidth x3: 3 x 10, and 3 x 10 + 2 x 20; host 1 + 4."""
+    """f is 10 ms at 1 token, 30 at 1000; compute x2, bandwidth x3: 3 x 10, 3 x 10 + 2 x 20; host 1 + 4."""
     latency = corrected(
         StepLatency((1.0, 1000.0), (0.01, 0.03), 1e-9, 1e-6, 1e-8, 1e-4, 0.001, "b"), 2, 3, 0.004
     )

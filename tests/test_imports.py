@@ -294,7 +294,7 @@ def true_table(
     new = np.where(kind == 1, 0, np.rint(np.exp(rng.uniform(2, 8.3, rows))))
     prefills = (new > 0).astype(float)
     decodes = np.where(kind == 0, 0.0, rng.integers(1, 200, rows).astype(float))
-    pairs, kv_tokens = new * rng.integers(500, 5000, rows), decodes * rng.integers(100, 4000, rows)
+    pairs, kv_tokens = new * rng.uniform(500, 5000, rows), decodes * rng.uniform(100, 4000, rows)
     pairs = np.maximum(pairs, new * (new + 1) / 2)
     t_s = TRUE.step_s(new + decodes, pairs, decodes, kv_tokens, prefills)
     steps = np.column_stack([prefills, new, 0 * new, pairs, decodes, kv_tokens, t_s])
@@ -333,6 +333,33 @@ def test_host_overhead_is_told_apart_or_added(host: str, added: float) -> None:
     fitted = fit_table(table, Facts(), read_catalog(), where="t", host_overhead_s=0.002).latency
     assert fitted.h_s == 0.002
     assert usual_s(fitted) - 0.002 == pytest.approx(usual_s(TRUE) + added, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("host_is", "expected_s"), [("step less forward pass", 0.003), ("0: kernels alone", 0)]
+)
+def test_host_overhead_of_a_profile_is_its_own(host_is: str, expected_s: float) -> None:
+    """The median of 2, 3 and 40 ms; kernel times have none, whatever the column says."""
+    table = true_table(np.random.default_rng(4))
+    steps = table.steps.assign(host_s=np.array([0.002, 0.003, 0.04] * 100))
+    about = {
+        **table.about,
+        "host_s": host_is,
+        "engine": "vllm",
+        "device": "NVIDIA H100",
+        "date": "2026-11-19",
+    }
+    fitted = fit_table(StepTable(steps, about), Facts(), read_catalog(), where="t.csv")
+    assert fitted.latency.h_s == pytest.approx(expected_s)
+    assert fitted.source == "t.csv, vllm on NVIDIA H100"
+    assert yaml.safe_load(fit_yaml(fitted, command="c"))["date"] == "2026-11-19"
+
+
+def test_negative_host_overhead_is_refused() -> None:
+    with pytest.raises(InputError, match=r"host overhead is -0\.001 s, must be >= 0"):
+        fit_table(
+            true_table(np.random.default_rng(5)), Facts(), read_catalog(), where="t", host_overhead_s=-1e-3
+        )
 
 
 @pytest.mark.parametrize(

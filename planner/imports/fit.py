@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from planner.catalog import Catalog
 from planner.errors import InputError
@@ -27,6 +28,7 @@ from planner.models.tables import StepTable, read_step_table
 FOLDS = 5
 MANY_STEPS = 30  # distinct ones; fewer are fitted with a remark
 NOT_INCLUDED = "not included"
+MOST_HOST_FRAC = 0.9  # of the quickest step
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Fitted:
     latency: StepLatency
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
+    date: str | None = None  # of the measurement
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -51,23 +54,29 @@ class Fitted:
 
 
 def fit_table(
-    table: StepTable, facts: Facts, catalog: Catalog, *, where: str, host_overhead_s: float = 0.0
+    table: StepTable, facts: Facts, catalog: Catalog, *, where: str, host_overhead_s: float | None = None
 ) -> Fitted:
     """Fit `table`; facts come before its `#` lines.
 
     `host_overhead_s` is the engine's own part of every step. It is taken out of the measured times, or added
-    to those of a table that says `# host_overhead: not included`.
+    to those of a table of kernel times. None is what the table measured (the median of its column host_s).
     """
     about = table.about
     llm, gpu, tp = fields.setup(
         facts, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
     )
     _check_identified(table.X, where)
-    is_kernel_time = about.get("host_overhead") == NOT_INCLUDED
+    is_kernel_time = about.get("host_overhead") == NOT_INCLUDED or about.get("host_s", "").startswith("0:")
+    if host_overhead_s is None:
+        host_overhead_s = 0.0 if is_kernel_time else _measured_host_s(table)
+    if not 0 <= host_overhead_s < 1:
+        raise InputError(f"{where}: host overhead is {host_overhead_s:g} s, must be >= 0 and below 1 s")
     source = about.get("source") or where
+    if "engine" in about and "source" not in about:  # of plan profile
+        source = f"{where}, {about['engine']} on {about.get('device', gpu)}"
     host = "not included" if is_kernel_time else "included"
     if host_overhead_s:
-        host = f"{host_overhead_s * 1e3:g} ms per step, " + ("added" if is_kernel_time else "told apart")
+        host = f"{host_overhead_s * 1e3:.3g} ms per step, " + ("added" if is_kernel_time else "told apart")
     model = PiecewiseLinearStepLatency(
         host_s=0.0 if is_kernel_time else host_overhead_s, basis=f"fitted: {source}; host overhead {host}"
     )
@@ -79,7 +88,16 @@ def fit_table(
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
     if is_kernel_time:
         latency = replace(latency, h_s=host_overhead_s)
-    return Fitted(llm, gpu, tp, source, latency, errors, _notes(table))
+    return Fitted(llm, gpu, tp, source, latency, errors, _notes(table), about.get("date"))
+
+
+def _measured_host_s(table: StepTable) -> float:
+    """The median of the column host_s, kept below the quickest step; 0 where it was not measured."""
+    if "host_s" not in table.steps.columns:
+        return 0.0
+    host_s = pd.to_numeric(table.steps.host_s, errors="coerce").to_numpy(float)
+    known = host_s[np.isfinite(host_s) & (host_s > 0)]
+    return min(float(np.median(known)), MOST_HOST_FRAC * float(table.y.min())) if known.size else 0.0
 
 
 def _notes(table: StepTable) -> tuple[str, ...]:
@@ -134,7 +152,7 @@ def fit_yaml(fitted: Fitted, *, command: str, date: str | None = None) -> str:
             "llm": fitted.llm,
             "gpu": fitted.gpu,
             "source": fields.one_line(fitted.source),
-            "date": date or datetime.date.today().isoformat(),
+            "date": date or fitted.date or datetime.date.today().isoformat(),
             "command": command,
             "fits": [row],
         }
