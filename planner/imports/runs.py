@@ -6,8 +6,8 @@
                "latency_s": {"ttft": {"mean": 0.21, "p99": 0.60}, "tpot": {"mean": 0.012}}}]}
 
 Lengths are one per request, or a single mean, around which `length_spread_frac` s draws them evenly from
-[1 - s, 1 + s]: equal lengths keep requests in step with each other, which few real runs do. The load is one
-of `concurrency` (closed loop), `rate_rps` (open loop, Poisson) and `arrival_s` (open loop, as recorded); a run
+[1 - s, 1 + s]: equal lengths keep requests in step with each other, which few real runs do. The load is
+`concurrency` (closed loop), `rate_rps` (open loop, Poisson) or `arrival_s` (open loop, as recorded); a run
 without any cannot be simulated. `tpot` is a request's (last - first token) / (n - 1), `tbt` a gap between
 tokens. Statistics are mean, max, pNN, and pNN_at_most, which is a bucket's edge and no measurement.
 """
