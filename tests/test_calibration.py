@@ -257,6 +257,26 @@ def test_a_calibrated_fit_tells_the_planner_how_sure_it_is(
     assert found["compute"] == pytest.approx(1.0, abs=0.02)
 
 
+def test_the_certificate_names_correction_and_standard_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: StepLatency
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("latency").mkdir()
+    Path("steps.csv").write_text(steps_of(corrected(base, 1.3, 1.1, 0.001), USUAL_STEPS).to_csv())
+    Path("slo.yaml").write_text(f"llm: {LLM}\nslo: {{ttft: {{p90: 2 s}}}}\nfleet: {{gpus: {{{GPU}: 1}}}}\n")
+    rows = "".join(f"{i},{200 + 10 * (i % 7)},20\n" for i in range(60))
+    Path("trace.csv").write_text(f"timestamp,input_tokens,output_tokens\n{rows}")
+    invoke = CliRunner().invoke
+    assert invoke(app, ["calibrate", "steps.csv", "-o", "latency/fit.yaml"]).exit_code == 0
+    arguments = ["--slo", "slo.yaml", "--trace", "trace.csv", "--catalog", ".", "-o", "out"]
+    assert invoke(app, arguments).exit_code == 0
+    certificate = json.loads(Path("out/certificate.json").read_text())
+    assumptions = " ".join(certificate["certificate"]["assumptions"])
+    assert "calibrated on 8 steps: compute x1.3, bandwidth x1.1" in assumptions
+    assert "standard error" in assumptions
+    assert certificate["latency"]["mixed"]["uncertainty_frac"] > 0
+
+
 def test_measurements_of_two_engines_are_refused(tmp_path: Path, base: StepLatency) -> None:
     table = steps_of(base, USUAL_STEPS)
     paths = []

@@ -183,6 +183,17 @@ def test_guidellm_itl_is_our_tpot(catalog: Catalog) -> None:
     assert second.latency_s["ttft"] == pytest.approx({"mean": 0.04, "p50": 0.038, "p99": 0.09})
 
 
+def test_guidellm_without_requests_falls_back_to_its_summary(tmp_path: Path, catalog: Catalog) -> None:
+    document = json.loads((DATA / "guidellm.json").read_text())
+    document["benchmarks"] = document["benchmarks"][1:]
+    document["benchmarks"][0]["requests"] = {"successful": 5}
+    path = tmp_path / "benchmarks.json"
+    path.write_text(json.dumps(document))
+    found = imports.read("auto", [path], H100, catalog)
+    assert isinstance(found, MeasuredRuns)
+    assert found.runs[0].requests == 50
+
+
 def test_aiperf_summary_and_records(catalog: Catalog) -> None:
     run = runs_of("auto", H100, catalog, "aiperf.json").runs[0]
     assert (run.requests, run.failed, run.concurrency) == (40, 2, 8)
@@ -569,6 +580,54 @@ def test_deep_json_is_one_line(tmp_path: Path) -> None:
     path.write_text("[" * 200_000)
     with pytest.raises(InputError, match="is not JSON"):
         imports.detect(path)
+
+
+SHARED = Path(__file__).parents[2] / "shared" / "reference"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data beside the checkout")
+
+
+@pytest.mark.shared
+@needs_shared
+@pytest.mark.parametrize("gpu", ["a100-80g", "h100-80g"])
+def test_imported_splitwise_fits_are_the_shipped_ones(gpu: str) -> None:
+    """Two ways to the same numbers: plan import and plan fit, and profiling.shipped."""
+    facts = Facts(llm="bigscience/bloom", gpu=gpu)
+    table = imports.read("auto", [SHARED / "splitwise" / "perf_model.csv"], facts, KNOWN)
+    assert isinstance(table, StepTable)
+    fitted = fit_table(table, facts, KNOWN, where="t").latency
+    shipped = KNOWN.latency(KNOWN.llm("bigscience/bloom"), KNOWN.gpu(gpu), 8)
+    assert fitted.f_s == pytest.approx(shipped.f_s, rel=1e-6)
+    assert (fitted.a_s, fitted.b_s, fitted.d_s) == pytest.approx(
+        (shipped.a_s, shipped.b_s, shipped.d_s), rel=1e-6
+    )
+    assert fitted.mape_frac == pytest.approx(shipped.mape_frac, abs=1e-3)
+
+
+@pytest.mark.shared
+@needs_shared
+@pytest.mark.parametrize("path", sorted((SHARED / "vidur").glob("oracle_*.csv")), ids=lambda path: path.stem)
+def test_steps_of_vidur_are_fitted(path: Path) -> None:
+    """577 steps each, computed by Vidur: at most 6 % off on steps held out."""
+    llm = "meta-llama/Llama-2-70b-hf" if "70b" in path.stem else LLM  # only 70B is in the catalog
+    facts = Facts(llm=llm, gpu=f"{path.stem.split('_')[-3]}-80g")
+    table = imports.read("auto", [path], facts, KNOWN)
+    assert isinstance(table, StepTable)
+    assert len(table.y) == 577
+    assert fit_table(table, facts, KNOWN, where="t").errors["all"].mape_frac < 0.06
+
+
+@pytest.mark.shared
+@needs_shared
+def test_a_scrape_of_a_real_vllm(catalog: Catalog) -> None:
+    """30 requests, 5.63 s of TTFT in all; none waited 0.5 s for its first token."""
+    facts = replace(WHOLE, duration_s=30.0)
+    found = imports.read("auto", [SHARED / "vllm_cpu" / "metrics_sample.txt"], facts, catalog)
+    assert isinstance(found, MeasuredRuns)
+    run = found.runs[0]
+    assert (run.requests, run.rate_rps) == (30, 1.0)
+    assert run.latency_s["ttft"]["mean"] == pytest.approx(5.630633 / 30)
+    assert run.latency_s["ttft"]["p99_at_most"] == 0.5
+    assert run.latency_s["tpot"]["mean"] == pytest.approx(0.249095 / 30, rel=1e-5)
 
 
 def test_a_fit_file_is_yaml_of_plain_values() -> None:

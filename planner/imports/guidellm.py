@@ -52,10 +52,10 @@ def _model(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | N
 def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     requests = benchmark.get("requests")
     parts = requests if isinstance(requests, Mapping) else {}
+    successful = parts.get("successful")
     good = [
         fields.mapping(row, f"{where}: requests.successful[{i}]")
-        for i, row in enumerate(parts.get("successful") or [])
-        if isinstance(parts.get("successful"), list)
+        for i, row in enumerate(successful if isinstance(successful, list) else [])
     ]
     errored = parts.get("errored")
     failed = len(errored) if isinstance(errored, list) else 0
