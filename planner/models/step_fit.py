@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import nnls
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -99,16 +100,21 @@ def held_out_errors(
     model: PiecewiseLinearStepLatency, X: Array, y: Array, *, folds: int = 5, seed: int = 0
 ) -> dict[str, Errors]:
     """Errors by regime on cells held out of the fit: all repeats of a step fall into the same fold."""
-    _, cell = np.unique(X, axis=0, return_inverse=True)
-    cells = int(cell.max()) + 1
-    if cells < 2 * folds:
-        raise InputError(f"step table: {cells} distinct steps are too few to hold out one in {folds}")
-    fold = np.random.default_rng(seed).permutation(cells)[cell] % folds
+    fold = folds_of_steps(X, folds, seed)
     predicted = np.empty_like(y)
     for k in range(folds):
         fitted = clone(model).set_params(beyond="extrapolate").fit(X[fold != k], y[fold != k])
         predicted[fold == k] = fitted.predict(X[fold == k])
     return errors_by_regime(X, y, predicted)
+
+
+def folds_of_steps(X: Array, folds: int, seed: int) -> npt.NDArray[np.int64]:
+    """The fold of every row: distinct steps are dealt out at random, repeats of one stay together."""
+    _, cell = np.unique(X, axis=0, return_inverse=True)
+    cells = int(cell.max()) + 1
+    if cells < 2 * folds:
+        raise InputError(f"step table: {cells} distinct steps are too few to hold out one in {folds}")
+    return np.asarray(np.random.default_rng(seed).permutation(cells)[cell] % folds)
 
 
 def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:

@@ -1,0 +1,229 @@
+"""Which family of step times fits a table best, judged on steps it has not seen.
+
+    choose(table) -> Choice    the family, its error by regime, where it is not monotone, and a StepLatency
+
+Distinct steps are dealt into folds (repeats of one stay together, as in scikit-learn's GroupKFold); every
+family predicts each fold from the others. A family's score is the mean of its errors over the regimes that
+the table has (prefill, decode of small and of large batches, mixed), each counting alike. The best score
+wins; of families within `TIE_FRAC` of it the first in the order given, the simplest, is taken.
+
+Simulator and optimizer want the five-number form (`planner.models.latency`). Families that have it hand it
+over exactly; for the others it is refitted to their predictions, and its own held-out error is stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from sklearn.base import clone
+
+from planner.errors import InputError, PlannerError
+from planner.models.families.aladdin import AladdinSteps
+from planner.models.families.common import OPERATORS
+from planner.models.families.corrected import CorrectedSteps
+from planner.models.families.distserve import DistServeSteps
+from planner.models.families.preble import PrebleSteps
+from planner.models.families.rooflines import RooflineSteps
+from planner.models.families.splitwise import SplitwiseInterpolation
+from planner.models.families.vidur import VidurForest
+from planner.models.latency import Array, StepLatency
+from planner.models.step_fit import (
+    Errors,
+    PiecewiseLinearStepLatency,
+    errors_by_regime,
+    folds_of_steps,
+)
+from planner.models.tables import StepTable
+
+SCORED = ("prefill", "decode_small", "decode_large", "mixed")
+TIE_FRAC = 0.0005  # differences in score that decide nothing
+FALL_FRAC = 0.001  # a prediction that falls by less, as work grows, is rounding
+GROWTHS = (1.05, 1.25, 2.0)
+_GRID_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """How often a prediction falls where work of one kind grows, over the grid of `falls`."""
+
+    growing: str  # "prompt", "prefix", "sequences" or "context"
+    checked: int
+    found: int
+    worst_frac: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`model` is fitted to the whole table and refuses to leave it. `held_out[family][regime]` are errors on
+    steps not fitted, `converted` those of `latency` where it is a refit, None where it is the family itself.
+    """
+
+    family: str
+    model: Any
+    latency: StepLatency
+    held_out: Mapping[str, Mapping[str, Errors]]
+    converted: Mapping[str, Errors] | None
+    falls: tuple[Fall, ...]
+    skipped: Mapping[str, str]  # families that cannot be fitted to this table, and why
+
+    def __str__(self) -> str:
+        error = self.held_out[self.family]["all"]
+        lines = [f"{self.family}: {error.mape_frac:.1%} off on held-out steps (p90 {error.p90_frac:.1%})"]
+        if self.converted is not None:
+            lines.append(f"as five numbers {self.converted['all'].mape_frac:.1%}")
+        lines += [
+            f"falls in {fall.found} of {fall.checked} steps as {fall.growing} grows, by {fall.worst_frac:.1%}"
+            for fall in self.falls
+            if fall.found
+        ]
+        lines += [f"{name} was not tried: {why}" for name, why in self.skipped.items()]
+        return "; ".join(lines)
+
+
+def families(shape: StepLatency | None = None) -> dict[str, Any]:
+    """Every family with its usual settings, simplest first; the roofline where its `shape` is given."""
+    rooflines = {} if shape is None else {"roofline": RooflineSteps(shape)}
+    return rooflines | {
+        "preble": PrebleSteps(),
+        "aladdin": AladdinSteps(),
+        "distserve": DistServeSteps(),
+        "splitwise": SplitwiseInterpolation(),
+        "five numbers": PiecewiseLinearStepLatency(),
+        "corrected": CorrectedSteps(),
+        "vidur": VidurForest(),
+    }
+
+
+def choose(
+    table: StepTable, *, candidates: Mapping[str, Any] | None = None, folds: int = 5, seed: int = 0
+) -> Choice:
+    """The module's docstring. `candidates` defaults to `families()`; InputError if none can be fitted."""
+    X, y, operators = table.X, table.y, operator_columns(table)
+    fold = folds_of_steps(X, folds, seed)
+    candidates = families() if candidates is None else candidates
+    held_out: dict[str, Mapping[str, Errors]] = {}
+    skipped: dict[str, str] = {}
+    for name, candidate in candidates.items():
+        try:
+            predicted = held_out_s(candidate, X, y, fold, operators)
+        except PlannerError as error:
+            skipped[name] = str(error)
+        else:
+            held_out[name] = errors_by_regime(X, y, predicted)
+    if not held_out:
+        raise InputError(f"step table: no family can be fitted: {'; '.join(skipped.values())}")
+    scores = {name: score(errors) for name, errors in held_out.items()}
+    best = next(name for name, s in scores.items() if s <= min(scores.values()) + TIE_FRAC)
+
+    model = fitted(candidates[best], X, y, operators)
+    latency, is_exact = to_step_latency(model, X)
+    errors, converted = held_out[best], None
+    if not is_exact:
+        refits = np.empty_like(y)
+        for k in range(folds):
+            seen = fold != k
+            part = fitted(candidates[best], X[seen], y[seen], _rows(operators, seen))
+            refits[~seen] = to_step_latency(part, X[seen])[0].step_s(*X[~seen].T)
+        errors = converted = errors_by_regime(X, y, refits)
+    named = f"{best}, fitted" if is_exact else f"{best}, refitted as five numbers"
+    return Choice(
+        family=best,
+        model=model,
+        latency=replace(latency, basis=named, mape_frac=errors["all"].mape_frac),
+        held_out=held_out,
+        converted=converted,
+        falls=falls(model, X),
+        skipped=skipped,
+    )
+
+
+def score(errors: Mapping[str, Errors]) -> float:
+    """Mean of the errors over the regimes there are."""
+    return float(np.mean([errors[regime].mape_frac for regime in SCORED if regime in errors]))
+
+
+def held_out_s(
+    candidate: Any,
+    X: Array,
+    y: Array,
+    fold: npt.NDArray[np.int64],
+    operators: pd.DataFrame | None = None,
+) -> Array:
+    """Seconds of every row, each predicted by a fit to the other folds."""
+    predicted = np.empty_like(y)
+    for k in np.unique(fold):
+        seen = fold != k
+        model = fitted(candidate, X[seen], y[seen], _rows(operators, seen))
+        predicted[~seen] = model.set_params(beyond="extrapolate").predict(X[~seen])
+    return predicted
+
+
+def fitted(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Any:
+    """A fitted copy of the candidate; Vidur's takes the operators' times where the table has them."""
+    model = clone(candidate)
+    if isinstance(model, VidurForest):
+        return model.fit(X, y, operators)
+    return model.fit(X, y)
+
+
+def operator_columns(table: StepTable) -> pd.DataFrame | None:
+    """The table's columns of seconds per operator, None unless it has all of `OPERATORS`."""
+    return table.steps[list(OPERATORS)] if set(OPERATORS) <= set(table.steps.columns) else None
+
+
+def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
+    """The model as five numbers, and whether that is exact; else refitted to its predictions for X."""
+    if model.latency_ is not None:
+        return model.latency_, True
+    steps = np.unique(X, axis=0)
+    refit = PiecewiseLinearStepLatency().fit(steps, model.predict(steps))
+    latency: StepLatency = refit.latency_
+    return latency, False
+
+
+def falls(model: Any, X: Array) -> tuple[Fall, ...]:
+    """Where predictions fall although work grows: steps of the table (200 of them at most, evenly spaced)
+    against the same with 5 %, 25 % and 100 % longer prompts, prefixes or contexts, or more sequences.
+    """
+    steps = np.unique(X, axis=0)
+    steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), _GRID_STEPS)).astype(int)]
+    found = []
+    for growing in ("prompt", "prefix", "sequences", "context"):
+        less = np.vstack([steps] * len(GROWTHS))
+        more = np.vstack([grown(steps, growing, growth) for growth in GROWTHS])
+        inside = (more <= model.x_max_).all(axis=1) & (more != less).any(axis=1)
+        if inside.any():
+            change = model.predict(more[inside]) / model.predict(less[inside]) - 1
+            fallen = change < -FALL_FRAC
+            worst = float(-change.min()) if fallen.any() else 0.0
+            found.append(Fall(growing, int(inside.sum()), int(fallen.sum()), worst))
+    return tuple(found)
+
+
+def grown(X: Array, growing: str, growth: float) -> Array:
+    """The steps with more of one kind of work; those that have none of it stay as they are."""
+    tokens, pairs, decodes, kv_tokens, prefills = X.T
+    new, chunks = tokens - decodes, np.maximum(prefills, 1.0)
+    if growing == "prefix":
+        pairs = pairs * growth
+    elif growing == "context":
+        kv_tokens = kv_tokens * growth
+    elif growing == "sequences":
+        more = np.ceil(decodes * growth)
+        kv_tokens = kv_tokens * more / np.maximum(decodes, 1.0)
+        tokens, decodes = new + more, more
+    elif growing == "prompt":
+        cached = np.where(new > 0, pairs / np.maximum(new, 1.0) - (new / chunks + 1) / 2, 0.0)
+        more = np.ceil(new * growth)
+        pairs = more * (cached + (more / chunks + 1) / 2)
+        tokens = more + decodes
+    return np.column_stack([tokens, pairs, decodes, kv_tokens, prefills])
+
+
+def _rows(operators: pd.DataFrame | None, rows: Array) -> pd.DataFrame | None:
+    return None if operators is None else operators[rows]

@@ -1,0 +1,128 @@
+"""What every family does alike: check X and y, remember the profiled range, refuse to leave it.
+
+A family predicts in seconds. `latency_` is its five-number form where it has one exactly, else None: then
+`planner.models.choice` refits that form to the family's predictions and says what the conversion costs.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+from scipy.optimize import nnls
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from planner.errors import ExtrapolationError, InputError
+from planner.models.latency import Array, StepLatency
+
+OPERATORS = ("token_s", "communication_s", "prefill_attention_s", "decode_attention_s")
+
+
+class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Step time t(N, A_p, D, K, P) [s]; a subclass says how in `_fit` and `_predict`.
+
+    X (n, 5), y (n,): step time [s], > 0.   beyond: "raise" or "extrapolate", outside the profiled range.
+    """
+
+    beyond: str
+    latency_: StepLatency | None
+
+    def fit(self, X: Array, y: Array) -> Self:
+        X, y = self._checked(X, y)
+        self.latency_ = None
+        self._fit(X, y)
+        return self
+
+    def predict(self, X: Array) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        if self.beyond == "raise" and (X > self.x_max_).any():
+            row = X[(X > self.x_max_).any(axis=1)][0]
+            raise ExtrapolationError(
+                f"step latency: asked for N, A_p, D, K, P = {row.tolist()}, profiled up to "
+                f"{self.x_max_.tolist()}; profile further, or fit with beyond='extrapolate'"
+            )
+        return self._predict(X)
+
+    def _checked(self, X: Array, y: Array) -> tuple[Array, Array]:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if X.shape[1] != 5:
+            raise InputError(f"step table: X has {X.shape[1]} columns, must be the 5 of N, A_p, D, K, P")
+        if not (y > 0).all():
+            raise InputError(f"step table: t_s is {y.min():g}, must be > 0")
+        self.x_max_ = X.max(axis=0)
+        return X, y
+
+    def _fit(self, X: Array, y: Array) -> None:
+        raise NotImplementedError
+
+    def _predict(self, X: Array) -> Array:
+        raise NotImplementedError
+
+
+class TwoPhases(StepFamily):
+    """A family whose paper runs prefills and decodes apart: one form for each, fitted on steps of its kind.
+
+    A step that holds both counts as one after the other, t = t_prefill + t_decode: no such paper says, and
+    nothing less is safe. Mixed rows are not fitted. A phase that the table lacks cannot be predicted.
+    """
+
+    def _fit(self, X: Array, y: Array) -> None:
+        prefill, decode = X[:, 2] == 0, X[:, 4] == 0
+        self.phases_ = frozenset(
+            name for name, rows in (("prefill", prefill), ("decode", decode)) if rows.any()
+        )
+        if not self.phases_:
+            raise InputError(
+                f"{type(self).__name__}: the table has mixed steps only; needs prefills or decodes"
+            )
+        if prefill.any():
+            self._fit_prefill(X[prefill], y[prefill])
+        if decode.any():
+            self._fit_decode(X[decode], y[decode])
+
+    def _predict(self, X: Array) -> Array:
+        t = np.zeros(len(X))
+        for name, rows, phase in (
+            ("prefill", X[:, 4] > 0, self._predict_prefill),
+            ("decode", X[:, 2] > 0, self._predict_decode),
+        ):
+            if rows.any():
+                if name not in self.phases_:
+                    raise ExtrapolationError(f"{type(self).__name__}: asked for a {name}, fitted on none")
+                t[rows] += phase(X[rows])
+        return t
+
+    def _fit_prefill(self, X: Array, y: Array) -> None:
+        raise NotImplementedError
+
+    def _fit_decode(self, X: Array, y: Array) -> None:
+        raise NotImplementedError
+
+    def _predict_prefill(self, X: Array) -> Array:
+        raise NotImplementedError
+
+    def _predict_decode(self, X: Array) -> Array:
+        raise NotImplementedError
+
+
+def prefill_tokens(X: Array) -> Array:
+    """New tokens of a step's prefills, N - D."""
+    return X[:, 0] - X[:, 2]
+
+
+def squared_lengths(X: Array) -> Array:
+    """sum n_i (n_i + 2 c_i) = 2 A_p - sum n_i: the sum of squared prompt lengths where nothing is cached."""
+    return np.maximum(2 * X[:, 1] - prefill_tokens(X), 0.0)
+
+
+def nonnegative(columns: Array, y: Array) -> Array:
+    """Coefficients >= 0 of the columns (n, k), by least squares on the relative error."""
+    scale = np.maximum(columns.max(axis=0), 1e-30)
+    solution, _ = nnls(columns / scale / y[:, None], np.ones(len(y)), maxiter=100 * columns.shape[1])
+    return np.asarray(solution / scale)
+
+
+def ones(X: Array) -> Array:
+    return np.ones(len(X))

@@ -1,0 +1,34 @@
+"""Preble's regression (Srivatsa et al. 2024, arXiv:2407.00023, section 3.2 and Appendix B).
+
+    t_prefill = alpha_p + beta_p * (tokens that match no cached prefix)        [s]
+    t_decode  = alpha_d + beta_d * (context tokens)                            [s]
+
+Its E2 scheduler needs the seconds a request adds, not those of a batch: context tokens are summed over the
+batch here, and the number of sequences has no part in it, which is where this form falls short.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.models.families.common import TwoPhases, nonnegative, ones, prefill_tokens
+from planner.models.latency import Array
+
+
+class PrebleSteps(TwoPhases):
+    """The forms above; `prefill_s_` (2,) and `decode_s_` (2,) hold alpha and beta, >= 0."""
+
+    def __init__(self, *, beyond: str = "raise") -> None:
+        self.beyond = beyond
+
+    def _fit_prefill(self, X: Array, y: Array) -> None:
+        self.prefill_s_ = nonnegative(np.column_stack([ones(X), prefill_tokens(X)]), y)
+
+    def _fit_decode(self, X: Array, y: Array) -> None:
+        self.decode_s_ = nonnegative(np.column_stack([ones(X), X[:, 3]]), y)
+
+    def _predict_prefill(self, X: Array) -> Array:
+        return np.asarray(self.prefill_s_[0] + self.prefill_s_[1] * prefill_tokens(X))
+
+    def _predict_decode(self, X: Array) -> Array:
+        return np.asarray(self.decode_s_[0] + self.decode_s_[1] * X[:, 3])

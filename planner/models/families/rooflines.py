@@ -1,0 +1,50 @@
+"""The roofline as a family: a shape from catalog figures, scaled to what was measured.
+
+    t = s_0 + s_1 f(N) + s_2 a A_p + s_3 (b D + d K) + s_4 e P        s >= 0  [s]
+
+f, a, b, d, e are `planner.models.roofline.roofline`'s (or any other StepLatency's, such as a fit of another
+GPU or TP). With `scaled=False` nothing is learned: s_0 = 0 and the rest 1, the roofline without any profile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.models.families.common import StepFamily, nonnegative, ones
+from planner.models.latency import Array, StepLatency
+
+
+class RooflineSteps(StepFamily):
+    """The form above; `scales_` (5,) after `fit`, `latency_` is the same as a StepLatency, exactly."""
+
+    def __init__(self, shape: StepLatency, *, scaled: bool = True, beyond: str = "raise") -> None:
+        self.shape = shape
+        self.scaled = scaled
+        self.beyond = beyond
+
+    def _fit(self, X: Array, y: Array) -> None:
+        shape = self.shape
+        if self.scaled:
+            tokens, pairs, decodes, kv_tokens, prefills = X.T
+            self.scales_ = nonnegative(
+                np.column_stack([
+                    ones(X), replace(shape, h_s=0.0).step_s(tokens), shape.a_s * pairs,
+                    shape.b_s * decodes + shape.d_s * kv_tokens, shape.e_s * prefills,
+                ]), y,
+            )  # fmt: skip
+        else:
+            self.scales_ = np.array([0.0, 1.0, 1.0, 1.0, 1.0])
+        floor_s, f, a, bd, e = (float(s) for s in self.scales_)
+        host_s = 0.0 if self.scaled else shape.h_s
+        floor_s = max(floor_s, 1e-6 - f * shape.f_s[0], 0.0)
+        self.latency_ = replace(
+            shape, f_s=tuple(floor_s + f * seconds for seconds in shape.f_s), a_s=a * shape.a_s,
+            b_s=bd * shape.b_s, d_s=bd * shape.d_s, e_s=e * shape.e_s, h_s=host_s,
+            basis=f"{shape.basis}, scaled to measured steps" if self.scaled else shape.basis, mape_frac=None,
+        )  # fmt: skip
+
+    def _predict(self, X: Array) -> Array:
+        assert self.latency_ is not None
+        return self.latency_.step_s(*X.T)

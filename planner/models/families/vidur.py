@@ -1,0 +1,92 @@
+"""Vidur's random forests over triaged operators (Agrawal et al. 2024, arXiv:2405.05465, section 4.3 and 4.4).
+
+    t = token-level(N) + communication(N) + prefill attention(p, cached) + decode attention(D, K)       [s]
+
+    token-level         GEMMs, norms, activations: only the tokens of the step count, here in eights
+    communication       all-reduce of N tokens
+    prefill attention   a batch of prefills p_i counts as ONE prefill of length p = sqrt(sum p_i^2)
+    decode attention    the KV tokens read, and how many sequences share them
+
+With cached tokens c_i, p = sqrt(sum n_i (n_i + 2 c_i)) = sqrt(2 A_p - sum n_i): the prompt that makes as many
+query-key pairs from an empty cache. A forest averages times it has seen, so it never extrapolates: beyond
+the profile it goes on with the last value, whatever `beyond` says, and it is not monotone.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import pandas as pd
+from sklearn.ensemble import RandomForestRegressor
+
+from planner.errors import InputError
+from planner.models.families.common import OPERATORS, StepFamily, prefill_tokens, squared_lengths
+from planner.models.latency import Array
+
+TOKEN_TILE = 8  # Vidur rounds the tokens of a step up to eights
+
+
+def equivalent_prefill_tokens(X: Array) -> Array:
+    """Length of the one prefill that stands for a step's: sqrt(sum p_i^2) where nothing is cached."""
+    return np.asarray(np.sqrt(squared_lengths(X)))
+
+
+class VidurForest(StepFamily):
+    """The forms above. `fit(X, y, operators)` with a column per entry of `OPERATORS` [s] fits a forest each;
+    without them one forest learns the total over all their features.
+
+    y is predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27 settings of
+    the forest over 10 folds (half a CPU hour for one LLM); `trees` and the rest stay as they are given.
+    """
+
+    def __init__(self, *, trees: int = 60, seed: int = 0, beyond: str = "raise") -> None:
+        self.trees = trees
+        self.seed = seed
+        self.beyond = beyond
+
+    def fit(self, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Self:
+        if operators is not None and (missing := [name for name in OPERATORS if name not in operators]):
+            raise InputError(f"Vidur's operators: lacks {', '.join(missing)}; needs {', '.join(OPERATORS)}")
+        X, y = self._checked(X, y)
+        self.latency_ = None
+        parts = {"total_s": y}
+        if operators is not None:
+            parts = {name: operators[name].to_numpy(float) for name in OPERATORS}
+        self.forests_ = {}
+        for name, seconds in parts.items():
+            if (seconds > 0).any():
+                rows = seconds > 0
+                forest = RandomForestRegressor(self.trees, random_state=self.seed)
+                self.forests_[name] = forest.fit(features(name, X[rows]), np.log(seconds[rows]))
+        return self
+
+    def _predict(self, X: Array) -> Array:
+        t = np.zeros(len(X))
+        for name, forest in self.forests_.items():
+            rows = _has(name, X)
+            if rows.any():
+                t[rows] += np.exp(forest.predict(features(name, X[rows])))
+        return t
+
+
+def features(name: str, X: Array) -> Array:
+    """What the operator's time depends on, after Vidur's triage; all of it for the total."""
+    tokens = np.ceil(X[:, :1] / TOKEN_TILE) * TOKEN_TILE
+    equivalent, new = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
+    if name in ("token_s", "communication_s"):
+        return tokens
+    if name == "prefill_attention_s":
+        return np.hstack([equivalent, new])
+    if name == "decode_attention_s":
+        return X[:, [2, 3]]
+    return np.hstack([tokens, equivalent, X[:, 2:]])
+
+
+def _has(name: str, X: Array) -> Array:
+    """Rows whose step runs the operator at all."""
+    if name == "prefill_attention_s":
+        return np.asarray(X[:, 4] > 0)
+    if name == "decode_attention_s":
+        return np.asarray(X[:, 2] > 0)
+    return np.full(len(X), True)
