@@ -121,6 +121,7 @@ def plan(
     progress("simulating the plan and its neighbours")
     simulation, verdict = oracle.verdict(fleet, record=True)
     neighbours, binding = _neighbours(problem, best)
+    if_longer, is_robust = _if_steps_take_longer(problem, fleet)
     certificate = Certificate(
         objective=task.objective,
         unit=OBJECTIVE_UNITS[task.objective],
@@ -135,7 +136,7 @@ def plan(
             *(Refuted(name, reason) for name, reason in sorted(level0.search.refuted.items())),
         ),
         neighbours=neighbours,
-        binding=(*binding, *_used_up(limits, best)),
+        binding=(*binding, *_used_up(limits, best), *([if_longer] if if_longer else [])),
         assumptions=_assumptions(
             problem, slo_note, simulation, trusts_separation=level0.search.trusts_separation
         ),
@@ -155,7 +156,7 @@ def plan(
         alternatives=_alternatives(problem, level0, best, value),
         max_model_len=longest,
         prices_note=_prices_note(task, catalog, gpus),
-        warnings=_warnings(fleet, simulation),
+        warnings=(*_warnings(fleet, simulation), *([] if is_robust else [if_longer])),
     )
 
 
@@ -418,6 +419,22 @@ def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...],
     return tuple(neighbours), tuple(sentences)
 
 
+def _if_steps_take_longer(problem: _Problem, fleet: Fleet) -> tuple[str, bool]:
+    """What happens if the fits err to the bad side, all steps longer by their error at once; is it kept?"""
+    latencies = [pool.type.latency for pool in fleet.pools]
+    shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
+    if not any(shares):
+        return "", True
+    pools = tuple(
+        replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(share)))
+        for pool, share in zip(fleet.pools, shares, strict=True)
+    )
+    _, verdict = problem.oracle.verdict(replace(fleet, pools=pools), record=True)
+    share = f"{100 * max(shares):.2g} %"
+    sentence = f"if every step took {share} longer, the error of the fits: {_why(verdict, problem.slo)}"
+    return sentence, verdict.holds
+
+
 def _why(verdict: Verdict, slo: Slo) -> str:
     """Why a fleet fails, in words."""
     reasons = [
@@ -526,8 +543,8 @@ def _warnings(fleet: Fleet, simulation: Simulation) -> tuple[str, ...]:
     sentences = []
     if residences < FEW_RESIDENCES:
         sentences.append(
-            f"the trace is short: {show_s(window_s)} measured, {residences:.1f} times a request's mean residence "
-            f"where {FEW_RESIDENCES} make a steady state; plan on a longer trace"
+            f"the trace is short: {show_s(window_s)} measured, {residences:.1f} times a request's mean "
+            f"residence where {FEW_RESIDENCES} make a steady state; plan on a longer trace"
         )
     for pool in fleet.pools:
         if not pool.type.latency.basis.startswith(("silicon", "measured")):

@@ -297,3 +297,20 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
         link_bytes_per_s=task.network.bandwidth_bytes_per_s,
     )  # fmt: skip
     assert lower is not None and lower <= found.certificate.value * (1 + 1e-9)
+
+
+def test_a_plan_says_whether_it_survives_the_error_of_its_step_times(catalog: Catalog) -> None:
+    """Simulated again with every step longer by the held-out error of its fit."""
+    task = question(catalog)
+    found = plan(task, traffic(), catalog)
+    (sentence,) = (line for line in found.certificate.binding if line.startswith("if every step took"))
+    pools = tuple(
+        replace(
+            pool, type=replace(pool.type, latency=pool.type.latency.longer(pool.type.latency.mape_frac or 0))
+        )
+        for pool in found.fleet.pools
+    )
+    slower = simulate(replace(found.fleet, pools=pools), found.trace, limits=task.slo.limits)
+    holds = judge(slower, task.slo).holds
+    assert sentence.endswith("keeps the SLO") == holds
+    assert (sentence in found.warnings) != holds

@@ -14,7 +14,7 @@ included). Five numbers describe it:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,14 @@ class StepLatency:
             rest > 0, self.step_s(rest, prefills=1), 0.0
         )
         return np.asarray(chunks_s + self.a_s * n * (n + 1) / 2)
+
+    def longer(self, share: float) -> StepLatency:
+        """The same engine if every step took `share` longer, as it may by the fit's own error."""
+        factor = 1 + share
+        return replace(
+            self, f_s=tuple(f * factor for f in self.f_s), a_s=self.a_s * factor, b_s=self.b_s * factor,
+            d_s=self.d_s * factor, e_s=self.e_s * factor, h_s=self.h_s * factor,
+        )  # fmt: skip
 
     def slowed(self, prefill: float, decode: float) -> StepLatency:
         """The same engine on a power-capped GPU (Splitwise section III-G).
