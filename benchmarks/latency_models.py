@@ -1,6 +1,6 @@
 """How far every family of step times is off, on two data sets that were not written for this planner.
 
-    python benchmarks/latency_models.py [--reference ../shared/reference] [--only splitwise|oracles|speed]
+    python benchmarks/latency_models.py [--reference DIR] [--only splitwise|oracles|choice|speed]
 
 Splitwise's measurements (splitwise/perf_model.csv, MIT; TP 4 and 8), each row predicted by a fit that has not
 seen its cell:
@@ -10,6 +10,7 @@ seen its cell:
     80:20   a fifth of the rows, drawn at random ten times; repeats of a cell lie on both sides
 Step oracles of Vidur (vidur/oracle_*.csv, 577 steps each): fitted on 57 of them chosen by their inputs
 alone (`corrected.informative_rows`), judged on the other 520.
+`choice` is what `planner.models.choice.choose` makes of each whole table, in five folds of distinct steps.
 
 Prints Markdown, as in docs/models.md. CPU seconds of this process.
 """
@@ -26,7 +27,7 @@ import numpy as np
 import pandas as pd
 
 from planner.catalog import read_catalog
-from planner.models.choice import families, fitted, operator_columns
+from planner.models.choice import choose, families, fitted, operator_columns
 from planner.models.families.common import OPERATORS
 from planner.models.families.corrected import informative_rows
 from planner.models.families.splitwise import SplitwiseSimLookup
@@ -40,6 +41,7 @@ SPLITWISE = [
     ("bloom-176b", "a100-80gb", 8), ("bloom-176b", "h100-80gb", 8), ("llama2-70b", "a100-80gb", 4),
     ("llama2-70b", "a100-80gb", 8), ("llama2-70b", "h100-80gb", 4), ("llama2-70b", "h100-80gb", 8),
 ]  # fmt: skip
+SPLITWISE_TP2 = [("llama2-70b", "a100-80gb", 2), ("llama2-70b", "h100-80gb", 2)]
 CATALOG_NAMES = {
     "bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf",
     "a100-80gb": "a100-80g", "h100-80gb": "h100-80g",
@@ -52,27 +54,32 @@ PREDICTED_STEPS, FITTED_ROWS = 1_000_000, 10_000
 def main() -> None:
     parser = argparse.ArgumentParser(description="Errors of every family of step times.")
     parser.add_argument("--reference", type=Path, default=REFERENCE)
-    parser.add_argument("--only", choices=("splitwise", "oracles", "speed"))
+    parser.add_argument("--only", choices=("splitwise", "oracles", "choice", "speed"))
     args = parser.parse_args()
     if args.only in (None, "splitwise"):
-        print_splitwise(args.reference / "splitwise" / "perf_model.csv")
+        path = args.reference / "splitwise" / "perf_model.csv"
+        print_splitwise(path, SPLITWISE)
+        print("\nTP 2, batches below 16: no constant of ours was set on these two")
+        print_splitwise(path, SPLITWISE_TP2)
     if args.only in (None, "oracles"):
         print_oracles(sorted((args.reference / "vidur").glob("oracle_*.csv")))
+    if args.only in (None, "choice"):
+        print_choices(args.reference)
     if args.only in (None, "speed"):
         print_speed()
 
 
-def print_splitwise(path: Path) -> None:
+def print_splitwise(path: Path, tables: list[tuple[str, str, int]]) -> None:
     """One row per family, one column per (LLM, GPU, TP): prefill / decode MAPE in %."""
     catalog = read_catalog()
     results: dict[str, list[Array]] = {}
-    for model, hardware, tp in SPLITWISE:
+    for model, hardware, tp in tables:
         table = splitwise_table(path, model, hardware, tp)
         shape = roofline(catalog.llm(CATALOG_NAMES[model]), catalog.gpu(CATALOG_NAMES[hardware]), tp)
         for name, family in (families(shape) | {"splitwise-sim": SplitwiseSimLookup()}).items():
             results.setdefault(name, []).append(splitwise_errors(family, table))
         results.setdefault("(repeats)", []).append(repeats(table))
-    names = [f"{model} {hardware[:4]} TP{tp}" for model, hardware, tp in SPLITWISE]
+    names = [f"{model} {hardware[:4]} TP{tp}" for model, hardware, tp in tables]
     for title, left, right in (
         ("cells: prefill / decode", 0, 1),
         ("steps: prefill", 2, 2),
@@ -124,6 +131,26 @@ def repeats(table: StepTable) -> Array:
 
 def distinct(X: Array) -> Array:
     return np.unique(X, axis=0, return_inverse=True)[1].ravel()
+
+
+def print_choices(reference: Path) -> None:
+    """What is chosen for each table, how far off it is, as itself and as five numbers, and where it falls."""
+    path = reference / "splitwise" / "perf_model.csv"
+    tables = {f"{m} {hw[:4]} TP{tp}": splitwise_table(path, m, hw, tp) for m, hw, tp in SPLITWISE}
+    for oracle in sorted((reference / "vidur").glob("oracle_*.csv")):
+        tables[oracle.stem.removeprefix("oracle_").replace("llama-2-", "")] = oracle_table(oracle)
+    regimes = ("all", "prefill", "decode_small", "decode_large", "mixed")
+    titles = ("table", "chosen", *regimes, "five numbers", "falls in")
+    print("\n| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
+    for name, table in tables.items():
+        choice = choose(table)
+        errors = choice.held_out[choice.family]
+        cells = [f"{100 * errors[r].mape_frac:.1f}" if r in errors else "-" for r in regimes]
+        five = f"{100 * choice.converted['all'].mape_frac:.1f}" if choice.converted else "itself"
+        found, checked = sum(f.found for f in choice.falls), sum(f.checked for f in choice.falls)
+        worst = max(100 * f.worst_frac for f in choice.falls)
+        row = [name, choice.family, *cells, five, f"{found} of {checked}, {worst:.1f} %"]
+        print("| " + " | ".join(row) + " |")
 
 
 def print_oracles(paths: list[Path]) -> None:
