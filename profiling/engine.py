@@ -24,6 +24,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +90,10 @@ class VllmEngine:
         whole = read_config(config)
         (self._folder / "config.json").write_text(json.dumps(sharded(whole, tp)))
         _prepare_environment()
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM's own, about torch
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
 
         longest = int(_text(whole).get("max_position_embeddings", max_model_len))
         wanted: dict[str, Any] = dict(
@@ -101,7 +104,9 @@ class VllmEngine:
             async_scheduling=False, disable_log_stats=True, seed=0,
         )  # fmt: skip
         try:
-            engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
         except (ValueError, RuntimeError, NotImplementedError) as error:
             raise InputError(f"{config}: vLLM cannot start on it: {_first_line(error)}") from error
         self._engine, self._gpu = engine, gpu
@@ -122,9 +127,9 @@ class VllmEngine:
         )
         self._fill_cache()
 
-    def measure(self, step: Step) -> Measurement:
+    def measure(self, step: Step, *, quick: bool = False) -> Measurement:
         """The median over repeats of the step; raises StepNotRunError if the engine never ran it as asked."""
-        repeats = Repeats(step, self._gpu)
+        repeats = Repeats(step, self._gpu, quick)
         try:
             if step.decodes:
                 self._measure_decodes(step, repeats)

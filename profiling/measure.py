@@ -105,17 +105,21 @@ class Meter(Protocol):
     limits: Limits
     host_is: str
 
-    def measure(self, step: Step) -> Measurement: ...
+    def measure(self, step: Step, *, quick: bool = False) -> Measurement: ...
 
     def close(self) -> None: ...
 
 
 @dataclass
 class Repeats:
-    """The runs of one step: how many are enough, which were not the step, and their median."""
+    """The runs of one step: how many are enough, which were not the step, and their median.
+
+    `quick` is for the reference: three to five runs. With a `gpu` there are more, for its power counters.
+    """
 
     step: Step
     gpu: GpuPower | None = None
+    quick: bool = False
     least: int = 3
     most: int = 9
     seconds: float = 10.0
@@ -125,9 +129,11 @@ class Repeats:
 
     def __post_init__(self) -> None:
         self.start_s = time.monotonic()
+        if self.quick:
+            self.gpu, self.most = None, 5
+        elif self.gpu is not None:
+            self.most = 25
         self.power = Power(self.gpu)
-        if self.gpu is not None:
-            self.most = 25  # long enough for the power counters
 
     def more(self) -> bool:
         if len(self.runs) >= self.most or self.discarded > 5:
@@ -203,6 +209,16 @@ def profile(
     gpu_name = gpu or machine.catalog_name(about["device"], catalog)
     row = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))
     idle_w = None if watts is None else watts.idle_w()
+    wanted = {
+        "llm": name,
+        "gpu": gpu_name if row is None else row.name,
+        "tp": str(tp),
+        "dtype": dtype,
+        "engine": engine + (" (eager)" if enforce_eager else ""),
+        **about,
+    }
+    if out.exists() and out.stat().st_size:
+        _refuse_other(out, wanted)  # before an engine starts for nothing
     progress(f"starting {engine} on {about['device']}")
     settings: dict[str, Any] = dict(
         tp=tp, dtype=dtype, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
@@ -212,12 +228,7 @@ def profile(
     try:
         limits = meter.limits
         header = {
-            "llm": name,
-            "gpu": gpu_name if row is None else row.name,
-            "tp": str(tp),
-            "dtype": dtype,
-            "engine": engine + (" (eager)" if enforce_eager else ""),
-            **about,
+            **wanted,
             "limits": f"{limits.step_tokens} tokens and {limits.sequences} sequences per step, "
             f"{limits.context_tokens} of context",
             "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
@@ -265,7 +276,7 @@ def measure_into(
     done = _asked(known) if known is not None else []
     refused: list[Step] = []
     first = [step for step in design.start(meter.limits, start_steps, seed) if step not in set(done)]
-    agreed, quiet_s = 0, min(meter.measure(REFERENCE).t_s for _ in range(MOST_TRIES))
+    agreed, quiet_s = 0, min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
     if known is not None:
         quiet_s = min(quiet_s, float(known.steps.reference_s.min()))
     while spent_s + clock() - start_s < budget_s and len(done) < most_steps:
@@ -306,7 +317,7 @@ def _measure(meter: Meter, step: Step, quiet_s: float) -> tuple[Measurement, flo
     """The step, again while the reference says that something disturbs; and the quickest reference so far."""
     best, spent_s = None, 0.0
     for _ in range(MOST_TRIES):
-        measured, reference = meter.measure(step), meter.measure(REFERENCE)
+        measured, reference = meter.measure(step), meter.measure(REFERENCE, quick=True)
         spent_s += measured.spent_s + reference.spent_s
         measured = replace(measured, reference_s=reference.t_s)
         quiet_s = min(quiet_s, reference.t_s)
@@ -382,18 +393,14 @@ def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
     try:
         llm = llm_from_config(path)
     except CatalogError:
-        return path, None, _folder_name(path)
+        return path, None, str(path)
     names = [row.name for row in catalog.llms.values() if _shape(row) == _shape(llm)]
-    return path, llm, names[0] if names else _folder_name(path)
+    return path, llm, names[0] if names else str(path)  # `plan fit` reads its shape there
 
 
 def _shape(llm: Llm) -> tuple[object, ...]:
     return (llm.layers, llm.hidden, llm.heads, llm.kv_heads, llm.head_dim, llm.ffn, llm.vocab, llm.experts,
             llm.experts_per_token, llm.dtype_bytes)  # fmt: skip
-
-
-def _folder_name(path: Path) -> str:
-    return (path if path.is_dir() else path.parent).resolve().name
 
 
 def _resume(out: Path, header: Mapping[str, str]) -> StepTable | None:
@@ -406,6 +413,14 @@ def _resume(out: Path, header: Mapping[str, str]) -> StepTable | None:
     if not text.endswith("\n"):  # the run ended within a line
         text = text[: text.rfind("\n") + 1]
         os.truncate(out, len(text.encode()))
+    _refuse_other(out, header)
+    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    return read_step_table(out) if len(rows) > 1 else None
+
+
+def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
+    """Raise unless `out` is a table of the machine, engine and LLM that `header` names."""
+    text = out.read_text(encoding="utf-8", errors="replace")
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     about = {}
     for line in text.splitlines():
@@ -415,12 +430,11 @@ def _resume(out: Path, header: Mapping[str, str]) -> StepTable | None:
     if not rows or rows[0] != ",".join((*COLUMNS, *MORE_COLUMNS)):
         raise InputError(f"{out}: exists and is no table of this profiler; name another file with -o")
     for key in IDENTITY:
-        if about.get(key, "") != header.get(key, ""):
+        if key in header and about.get(key, "") != header[key]:
             raise InputError(
                 f"{out}: holds steps with {key} {about.get(key, 'unknown')!r}, this run has "
-                f"{header.get(key, 'unknown')!r}; name another file with -o"
+                f"{header[key]!r}; name another file with -o"
             )
-    return read_step_table(out) if len(rows) > 1 else None
 
 
 def _asked(table: StepTable) -> list[Step]:

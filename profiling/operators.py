@@ -115,9 +115,9 @@ class TorchOperators:
         )
         self._make()
 
-    def measure(self, step: Step) -> Measurement:
+    def measure(self, step: Step, *, quick: bool = False) -> Measurement:
         """The median over repeats of the operators of this step."""
-        repeats = Repeats(step, self._gpu)
+        repeats = Repeats(step, self._gpu, quick)
         with self._torch.inference_mode():
             layers, rest = self._prepare(step)
             with repeats.power:

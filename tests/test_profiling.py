@@ -64,7 +64,7 @@ class FakeMeter:
     def clock(self) -> float:
         return self.now_s
 
-    def measure(self, step: Step) -> Measurement:
+    def measure(self, step: Step, *, quick: bool = False) -> Measurement:
         assert self.limits.hold(step)
         self.calls += 1
         self.asked.append(step)
@@ -186,10 +186,10 @@ def test_every_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
     """The tenth call (three references, then a row and a reference each) is interrupted: 3 rows stay."""
 
     class Interrupted(FakeMeter):
-        def measure(self, step: Step) -> Measurement:
+        def measure(self, step: Step, *, quick: bool = False) -> Measurement:
             if self.calls == 9:
                 raise KeyboardInterrupt
-            return super().measure(step)
+            return super().measure(step, quick=quick)
 
     meter = Interrupted()
     with pytest.raises(KeyboardInterrupt):
@@ -244,10 +244,10 @@ def test_a_disturbed_step_is_measured_again(tmp_path: Path) -> None:
 
 def test_steps_the_engine_refuses_are_left_out(tmp_path: Path) -> None:
     class Picky(FakeMeter):
-        def measure(self, step: Step) -> Measurement:
+        def measure(self, step: Step, *, quick: bool = False) -> Measurement:
             if step.cached:
                 raise StepNotRunError("no")
-            return super().measure(step)
+            return super().measure(step, quick=quick)
 
     small = Limits(step_tokens=64, sequences=4, context_tokens=256, kv_tokens=4096, block_tokens=16)
     meter = Picky(small, noise_frac=0.05)
