@@ -75,9 +75,12 @@ def test_aladdins_kv_and_gpu_forms() -> None:
     kv = AladdinKv().fit(lengths, 3 * lengths.sum(axis=1) + 5)
     assert kv.predict(np.array([[10.0, 10.0]])) == pytest.approx(65)
     gpus = np.array([[1.0], [2], [4], [8]])
-    assert AladdinGpus().fit(gpus, 0.08 / gpus[:, 0] + 0.01).predict(np.array([[16.0]])) == pytest.approx(
-        0.015
-    )
+    model = AladdinGpus().fit(gpus, 0.08 / gpus[:, 0] + 0.01)
+    assert model.predict(gpus) == pytest.approx([0.09, 0.05, 0.03, 0.02])
+    for fitted, beyond in ((kv, [[2000.0, 1.0]]), (model, [[16.0]])):
+        with pytest.raises(ExtrapolationError, match="measure"):
+            fitted.predict(np.array(beyond))
+    assert model.set_params(beyond="extrapolate").predict(np.array([[16.0]])) == pytest.approx(0.015)
 
 
 @pytest.mark.parametrize("seed", range(3))
