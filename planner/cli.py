@@ -547,6 +547,9 @@ def fit(
         str | None,
         typer.Option(help="The engine's own part of each step, '2 ms'; default: what the table measured."),
     ] = None,
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Try every family of models; take the best on held-out steps.")
+    ] = False,
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -563,9 +566,10 @@ def fit(
     with Progress():
         fitted = fit_table(
             read_step_table(table), Facts(llm, gpu, tp), read_catalog(catalog), where=str(table),
-            host_overhead_s=overhead_s,
+            host_overhead_s=overhead_s, choose_family=choose,
         )  # fmt: skip
-        files.write_file(out, fit_yaml(fitted, command=f"plan fit {table} -o {out}"))
+        command = f"plan fit {table} -o {out}" + (" --choose" if choose else "")
+        files.write_file(out, fit_yaml(fitted, command=command))
     if json_output:
         _print_json({"file": str(out)} | fitted.as_dict())
     else:
@@ -577,6 +581,14 @@ def fit(
             ],
             f"{fitted.llm} on {fitted.tp} x {fitted.gpu}: held-out errors",
         )  # fmt: skip
+        if fitted.families:
+            _print_rows(
+                [
+                    {"family": name} | {regime: f"{100 * e.mape_frac:.2f} %" for regime, e in errors.items()}
+                    for name, errors in fitted.families.items()
+                ],
+                "every family, mean error on held-out steps",
+            )
         _print_mapping({"written to": str(out), **({"notes": fitted.notes} if fitted.notes else {})}, "")
 
 

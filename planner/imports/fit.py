@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +43,36 @@ class Fitted:
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
     date: str | None = None  # of the measurement
+    families: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)  # all that were tried
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "llm": self.llm, "gpu": self.gpu, "tp": self.tp, "basis": self.latency.basis,
             "uncertainty_frac": self.latency.uncertainty_frac,
             "errors": {regime: asdict(errors) for regime, errors in self.errors.items()},
+            "families": {
+                name: {regime: asdict(errors) for regime, errors in family.items()}
+                for name, family in self.families.items()
+            },
             "notes": list(self.notes),
         }  # fmt: skip
 
 
 def fit_table(
-    table: StepTable, facts: Facts, catalog: Catalog, *, where: str, host_overhead_s: float | None = None
+    table: StepTable,
+    facts: Facts,
+    catalog: Catalog,
+    *,
+    where: str,
+    host_overhead_s: float | None = None,
+    choose_family: bool = False,
 ) -> Fitted:
     """Fit `table`; facts come before its `#` lines.
 
     `host_overhead_s` is the engine's own part of every step. It is taken out of the measured times, or added
     to those of a table of kernel times. None is what the table measured (the median of its column host_s).
+    With `choose_family` every family of `planner.models.families` is tried and the one that predicts held-out
+    steps best is taken; its times hold the host's part, which is then not told apart.
     """
     about = table.about
     llm, gpu, tp = fields.setup(
@@ -85,10 +98,19 @@ def fit_table(
         latency: StepLatency = model.fit(table.X, table.y).latency_
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+    notes, families = _notes(table), {}
+    if choose_family:
+        from planner.models.choice import choose
+
+        choice = choose(table, folds=FOLDS)
+        families = dict(choice.held_out)
+        errors = dict(choice.converted or choice.held_out[choice.family])
+        latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
+        notes = (*notes, str(choice))
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
     if is_kernel_time:
         latency = replace(latency, h_s=host_overhead_s)
-    return Fitted(llm, gpu, tp, source, latency, errors, _notes(table), about.get("date"))
+    return Fitted(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families)
 
 
 def _measured_host_s(table: StepTable) -> float:
