@@ -336,6 +336,17 @@ def test_fit_recovers_the_times_and_goes_into_a_catalog_and_a_fleet(tmp_path: Pa
     assert read_fleet(fleet, read_catalog()).pools[0].type.latency == latency
 
 
+def test_choosing_among_families_says_what_each_missed_by() -> None:
+    """The times are of the five-number form, so some family meets them on held-out steps."""
+    table = true_table(np.random.default_rng(0), rows=150)
+    fitted = fit_table(table, Facts(), read_catalog(), where="t", choose_family=True)
+    assert {"aladdin", "distserve", "splitwise", "five numbers", "vidur"} <= set(fitted.families)
+    assert fitted.errors["all"].mape_frac < 0.03
+    assert fitted.latency.mape_frac == fitted.errors["all"].mape_frac
+    assert any("held-out steps" in note for note in fitted.notes)
+    assert set(fitted.as_dict()["families"]) == set(fitted.families)
+
+
 @pytest.mark.parametrize(("host", "added"), [("included", -0.002), (NOT_INCLUDED, 0.0)])
 def test_host_overhead_is_told_apart_or_added(host: str, added: float) -> None:
     """2 ms of every measured step are the host's; kernel times do not have them yet."""
