@@ -183,6 +183,7 @@ def simulate(
     from planner.planning import asked_traffic
     from planner.simulator import judge
     from planner.simulator import simulate as run
+    from planner.simulator.energy import expected_power
     from planner.slo import read_task
     from planner.traces import read_trace
     from planner.traffic import rescale
@@ -211,9 +212,10 @@ def simulate(
         promise = task.slo if task is not None else Slo(())
         simulation = run(engines, requests, limits=promise.limits, record=True, closed_loop=closed_loop)
         verdict = judge(simulation, promise) if task is not None else None
+        power = expected_power(engines, simulation)
     if out is not None:
         files.write_file(out, output.requests_csv(simulation))
-    summary = output.simulation_summary(simulation, verdict)
+    summary = output.simulation_summary(simulation, verdict) | {"power": output.power_document(power)}
     if json_output:
         _print_json(summary)
     else:
@@ -363,7 +365,8 @@ def _print_simulation(summary: dict[str, Any], title: str) -> None:
         key: summary[key] for key in ("finished", "rejected", "unfinished", "preemptions") if summary[key]
     }
     rates = {key: round(summary[key], 3) for key in ("requests_per_s", "output_tokens_per_s") if summary[key]}
-    _print_mapping(counts | rates, "")
+    watts = {"expected_w": round(summary["power"]["expected_w"], 1)} if summary["power"] else {}
+    _print_mapping(counts | rates | watts, "")
     if summary["slo"]:
         lines = [
             {

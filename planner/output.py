@@ -23,6 +23,7 @@ from planner.models.latency import StepLatency
 from planner.plan import Plan
 from planner.report import render as render_report
 from planner.report import spread
+from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured
 from planner.simulator.simulate import STATUS, Simulation
 from planner.units import percentile_name
@@ -63,7 +64,7 @@ def plan_yaml(plan: Plan) -> str:
         "llm": fleet.llm.name,
         "cost_usd_per_h": fleet.price_usd_per_h,
         "power_w": fleet.power_w,
-        "power": power_document(plan),
+        "power": power_document(plan.power),
         "gpus": fleet.gpus,
         "objective": {
             "name": plan.certificate.objective,
@@ -132,12 +133,11 @@ def fleet_document(fleet: Fleet) -> Document:
     }
 
 
-def power_document(plan: Plan) -> Document | None:
+def power_document(power: ExpectedPower | None) -> Document | None:
     """Watts of the fleet's GPUs and Joules of what they did, in the measured window; None if unrecorded."""
-    power = plan.power
     if power is None:
         return None
-    return {
+    document: Document = {
         "provisioned_w": power.provisioned_w,
         "expected_w": power.mean_w,
         "expected_idle_w": power.idle_w,
@@ -145,6 +145,8 @@ def power_document(plan: Plan) -> Document | None:
         "thousand_output_tokens_j": power.thousand_tokens_j,
         "basis": power.basis,
     }
+    plain: Document = _plain(document)
+    return plain
 
 
 def slo_document(slo: Slo) -> Document:
@@ -185,7 +187,7 @@ def certificate_json(plan: Plan) -> str:
         "status": plan.status,
         "certificate": _certificate(plan),
         "fleet": _fleet_summary(plan.fleet),
-        "power": power_document(plan),
+        "power": power_document(plan.power),
         "slo": slo_document(plan.slo),
         "simulated": _verdict(plan.verdict),
         "alternatives": _alternatives(plan),
@@ -217,7 +219,7 @@ def to_json(plan: Plan) -> Document:
             "llm": fleet.llm.name,
             "cost_usd_per_h": fleet.price_usd_per_h,
             "power_w": fleet.power_w,
-            "power": power_document(plan),
+            "power": power_document(plan.power),
             "gpus": fleet.gpus,
             **_fleet_summary(fleet),
             "slo": slo_document(plan.slo),

@@ -99,10 +99,9 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     max_model_len: int
     prices_note: str
+    warnings: tuple[str, ...] = ()  # what a reader must know before trusting the figures
 
     @property
     def power(self) -> ExpectedPower | None:
         """What the fleet draws in its simulation; None where that kept no record of its steps."""
         return expected_power(self.fleet, self.simulation)
-
-    warnings: tuple[str, ...] = ()  # what a reader must know before trusting the figures
