@@ -89,7 +89,7 @@ def test_a_prefix_said_to_be_cached_costs_what_a_cached_prefix_costs(
     assert all(ran.requests == ((128, 1024),) for turn in turns for ran in turn)
     hit_s, said_s = np.median([[ran.t_s for ran in turn] for turn in turns[2:]], axis=0)
     say(f"128 tokens after 1024 cached ones: {1e3 * hit_s:.2f} ms on a hit, {1e3 * said_s:.2f} ms as said")
-    assert 0.67 < said_s / hit_s < 1.5
+    assert 0.5 < said_s / hit_s < 2.0  # 1.0 on a quiet machine
 
 
 def test_the_profile_predicts_steps_it_has_not_seen(
