@@ -115,6 +115,7 @@ def plan(
     if level0.search.best is None:
         raise _infeasible(problem, level0)
 
+    _prefer_uncapped(problem, level0)
     _check_minimal(level0.search, oracle)
     best, value, cuts, beyond_exact, lower = _beyond(problem, level0)
     fleet = oracle.fleet(best)
@@ -210,7 +211,9 @@ def _level0(problem: _Problem) -> _Level0:
     search = Search(problem.limits)
     problem.progress(f"level 0: {len(mixed)} mixed pools")
     ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
-    first_of_kind = {(item.option.type.gpu.name, item.option.type.tp): item for item in reversed(ordered)}
+    first_of_kind: dict[tuple[str, int], Bounded] = {}
+    for item in ordered:  # of equal offers the first stays, so the most promising come first
+        first_of_kind.setdefault((item.option.type.gpu.name, item.option.type.tp), item)
     first_incumbent(list(first_of_kind.values()), oracle.holds, search, side_by_side, problem.out_of_time)
     if search.best is not None:
         leader = search.best[0][0].type
@@ -369,6 +372,32 @@ def _stripped(fleet: Counts, oracle: Oracle) -> Counts:
                 break
             counts[option.name] -= 1
     return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
+
+
+def _prefer_uncapped(problem: _Problem, level0: _Level0) -> None:
+    """Of equal offers take the GPUs without a power cap: they are never slower, and cost the same."""
+    search = level0.search
+    assert search.best is not None
+    named = {option.name: option for option in level0.options}
+    counts = tuple(
+        (named.get(f"{option.role} {replace(option.type, gpu=uncapped).name}", option), count)
+        if (uncapped := _uncapped(option, level0)) is not None
+        else (option, count)
+        for option, count in search.best
+    )
+    is_equal = abs(objective(counts) - search.value) <= 1e-9 * search.value
+    if counts == search.best or not is_equal:
+        return
+    if problem.limits.broken([(option.type, count) for option, count in counts]) is None:
+        if problem.oracle.holds([counts])[0]:
+            search.best = counts
+
+
+def _uncapped(option: Option, level0: _Level0) -> Gpu | None:
+    """The GPU of which this option's is a capped variant, if it may be used as well."""
+    base = option.type.gpu.base
+    gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}
+    return gpus.get(base) if base != option.type.gpu.name else None
 
 
 def _check_minimal(search: Search, oracle: Oracle) -> None:
