@@ -27,7 +27,7 @@ from planner.models.memory import kv_cache_tokens
 from planner.planning import plan
 from planner.report import describe
 from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
-from planner.simulator.simulate import measured_window, simulate
+from planner.simulator.replay import measured_window, simulate
 from planner.slo import parse_task
 from planner.traces import Trace, read_trace
 from planner.traffic import rescale

@@ -20,7 +20,7 @@ import numpy as np
 from planner.catalog import read_catalog
 from planner.domain import Fleet, Limit, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.simulator.simulate import simulate
+from planner.simulator.replay import simulate
 from planner.traces import Trace, read_trace
 from planner.traffic import rescale
 

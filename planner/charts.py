@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from planner.domain import Fleet, Limit, Metric
 from planner.simulator.metrics import gaps_s, request_values_s
-from planner.simulator.simulate import Simulation
+from planner.simulator.replay import Simulation
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]

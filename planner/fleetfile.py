@@ -24,7 +24,7 @@ from planner.errors import InputError
 from planner.files import read_yaml
 from planner.models.latency import StepLatency
 from planner.models.memory import memory
-from planner.simulator.simulate import BATCHING, ROUTING
+from planner.simulator.replay import BATCHING, ROUTING
 from planner.slo import refuse_unknown
 from planner.units import LARGEST, quantity
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.domain import Metric, Slo
-from planner.simulator.simulate import measured_window
+from planner.simulator.replay import measured_window
 from planner.traces import Trace
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import Verdict, judge
-from planner.simulator.simulate import Simulation, fresh_requests, keeps, simulate
+from planner.simulator.replay import Simulation, fresh_requests, keeps, simulate
 from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.traces import Trace

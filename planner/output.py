@@ -25,7 +25,7 @@ from planner.report import render as render_report
 from planner.report import spread
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured
-from planner.simulator.simulate import STATUS, Simulation
+from planner.simulator.replay import STATUS, Simulation
 from planner.units import percentile_name
 
 Document = dict[str, Any]

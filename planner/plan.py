@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.domain import Fleet, Slo
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
-from planner.simulator.simulate import Simulation
+from planner.simulator.replay import Simulation
 from planner.traces import Trace
 
 

@@ -30,7 +30,7 @@ from planner.options import (
 from planner.oracle import Oracle, side_by_side
 from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
 from planner.simulator.metrics import Verdict
-from planner.simulator.simulate import Simulation
+from planner.simulator.replay import Simulation
 from planner.slo import Objective, Task
 from planner.solvers.level0 import (
     Bounded,

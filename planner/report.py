@@ -13,7 +13,7 @@ from planner.domain import Fleet, Limit, Metric, Pool
 from planner.manifests.engine import VLLM_VERSION, is_capped, running
 from planner.plan import Alternative, Plan
 from planner.simulator.metrics import Line, measured
-from planner.simulator.simulate import spared
+from planner.simulator.replay import spared
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]

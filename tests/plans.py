@@ -11,7 +11,7 @@ from planner.domain import Fleet, Limit, Pool, Role, Slo, WorkerType
 from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
 from planner.simulator import kernel
 from planner.simulator.metrics import judge
-from planner.simulator.simulate import Simulation
+from planner.simulator.replay import Simulation
 from planner.traces import Trace
 
 CATALOG = read_catalog()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from planner.domain import Fleet, Limit, WorkerType
-from planner.simulator.simulate import _weights, measured_window, spared
+from planner.simulator.replay import _weights, measured_window, spared
 from planner.traces import Trace
 
 BLOCK = 16

@@ -17,7 +17,7 @@ from test_simulator import (
 
 from planner.domain import Fleet, Limit, Metric, Slo
 from planner.simulator.metrics import gaps_s, judge, measured, percentile_s, request_values_s, value_s
-from planner.simulator.simulate import measured_window, simulate, spared
+from planner.simulator.replay import measured_window, simulate, spared
 from planner.traces import Trace
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)

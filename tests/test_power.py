@@ -24,7 +24,7 @@ from planner.models.power_fit import (
 )
 from planner.simulator import kernel
 from planner.simulator.energy import ExpectedPower, expected_power
-from planner.simulator.simulate import Simulation, simulate
+from planner.simulator.replay import Simulation, simulate
 
 # 100 bytes/s, 1000 FLOPs/s, 200 W: small enough for a sheet of paper. A layer of 144 weights, a head of 40.
 LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, vocab=10, context_tokens=64)

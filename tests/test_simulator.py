@@ -15,7 +15,7 @@ from planner.domain import Fleet, Gpu, Limit, Llm, Metric, Network, Policies, Po
 from planner.errors import InputError
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import gaps_s, judge
-from planner.simulator.simulate import ROUTING, Simulation, simulate
+from planner.simulator.replay import ROUTING, Simulation, simulate
 from planner.traces import Trace
 
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")

@@ -1,9 +1,9 @@
 """Discrete-event check of a fleet: exact engine steps over a trace.
 
-kernel.py runs the events, simulate.py dresses them in numpy, metrics.py judges the result against an SLO.
+kernel.py runs the events, replay.py dresses them in numpy, metrics.py judges the result against an SLO.
 """
 
 from planner.simulator.metrics import Verdict, judge
-from planner.simulator.simulate import Simulation, simulate
+from planner.simulator.replay import Simulation, simulate
 
 __all__ = ["Simulation", "Verdict", "judge", "simulate"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Llm, WorkerType
 from planner.models.power import Power, shipped_power
-from planner.simulator.simulate import Simulation
+from planner.simulator.replay import Simulation
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from planner.domain import Limit, Metric, Slo
 from planner.simulator import kernel
-from planner.simulator.simulate import Simulation, spared
+from planner.simulator.replay import Simulation, spared
 
 Floats = npt.NDArray[np.float64]
 BACKLOG_LIMIT_S = 60.0
