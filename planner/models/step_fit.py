@@ -6,7 +6,7 @@ Apart from `latency.py` because scikit-learn takes most of a second to import an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -81,19 +81,26 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         return self
 
     def predict(self, X: Array) -> Array:
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        if self.beyond == "raise" and (X > self.x_max_).any():
-            row = X[(X > self.x_max_).any(axis=1)][0]
-            raise ExtrapolationError(
-                f"step latency: asked for N, A_p, D, K, P = {row.tolist()}, profiled up to "
-                f"{self.x_max_.tolist()}; profile further, or fit with beyond='extrapolate'"
-            )
-        return self.latency_.step_s(*X.T)
+        return self.latency_.step_s(*profiled(self, X).T)
 
     def errors_by_regime(self, X: Array, y: Array) -> dict[str, Errors]:
         """Errors on these rows, which should not be those of the fit; see `held_out_errors`."""
         return errors_by_regime(X, y, self.predict(X))
+
+
+def profiled(model: Any, X: Array) -> Array:
+    """The steps to predict, checked: `model` is fitted and, unless its `beyond` says otherwise, none of them
+    lies outside what it has seen (`x_max_`), else ExtrapolationError.
+    """
+    check_is_fitted(model)
+    X = validate_data(model, X, reset=False, dtype=np.float64)
+    if model.beyond == "raise" and (X > model.x_max_).any():
+        row = X[(X > model.x_max_).any(axis=1)][0]
+        raise ExtrapolationError(
+            f"step latency: asked for N, A_p, D, K, P = {row.tolist()}, profiled up to "
+            f"{model.x_max_.tolist()}; profile further, or fit with beyond='extrapolate'"
+        )
+    return X
 
 
 def held_out_errors(

@@ -11,10 +11,11 @@ from typing import Self
 import numpy as np
 from scipy.optimize import nnls
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from planner.errors import ExtrapolationError, InputError
 from planner.models.latency import Array, StepLatency
+from planner.models.step_fit import profiled
 
 OPERATORS = ("token_s", "communication_s", "prefill_attention_s", "decode_attention_s")
 
@@ -35,15 +36,7 @@ class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Array) -> Array:
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        if self.beyond == "raise" and (X > self.x_max_).any():
-            row = X[(X > self.x_max_).any(axis=1)][0]
-            raise ExtrapolationError(
-                f"step latency: asked for N, A_p, D, K, P = {row.tolist()}, profiled up to "
-                f"{self.x_max_.tolist()}; profile further, or fit with beyond='extrapolate'"
-            )
-        return self._predict(X)
+        return self._predict(profiled(self, X))
 
     def _checked(self, X: Array, y: Array) -> tuple[Array, Array]:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
