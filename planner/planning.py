@@ -16,7 +16,7 @@ from planner.catalog import Catalog
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
-from planner.obliged import obliged
+from planner.obliged import Obliged, obliged
 from planner.options import (
     MAX_NUM_SEQS,
     OBJECTIVE_UNITS,
@@ -110,7 +110,10 @@ def plan(
 
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     oracle = Oracle(llm, asked, slo, task.network, Policies(), task.spare_workers)
-    problem = _Problem(task, llm, slo, asked, lengths, types, limits, oracle, deadline, progress)
+    problem = _Problem(
+        task, llm, slo, asked, lengths, types, limits, oracle, obliged(slo, asked),
+        obliged(slo, asked, trust_gaps=True), deadline, progress,
+    )  # fmt: skip
     level0 = _level0(problem)
     if level0.search.best is None:
         raise _infeasible(problem, level0)
@@ -173,6 +176,8 @@ class _Problem:
     types: tuple[WorkerType, ...]
     limits: Limits
     oracle: Oracle
+    obliged: Obliged  # under any policy: what level 0 starts from
+    trusted: Obliged  # if gaps keep pace with their limit: what the stated bound counts
     deadline: float
     progress: Progress
 
@@ -248,7 +253,7 @@ def _level0(problem: _Problem) -> _Level0:
 def _link_too_slow(problem: _Problem) -> str | None:
     """Whether the link cannot keep up with the KV blocks at any pool sizes: no steady state then."""
     lengths, network = problem.lengths, problem.task.network
-    seconds = obliged(problem.slo, problem.trace, trust_gaps=True).whole_s
+    seconds = problem.trusted.whole_s
     blocks = np.ceil(lengths.input_tokens / KV_BLOCK_TOKENS) * lengths.requests * (lengths.output_tokens > 1)
     bytes_per_s = blocks.sum() * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / seconds
     if bytes_per_s <= network.bandwidth_bytes_per_s:
@@ -261,10 +266,8 @@ def _link_too_slow(problem: _Problem) -> str | None:
 
 def _bounded(problem: _Problem, option: Option) -> Bounded:
     spare = problem.task.spare_workers
-    least = least_workers(option, problem.lengths, obliged(problem.slo, problem.trace)) + spare
-    likely = (
-        least_workers(option, problem.lengths, obliged(problem.slo, problem.trace, trust_gaps=True)) + spare
-    )
+    least = least_workers(option, problem.lengths, problem.obliged) + spare
+    likely = least_workers(option, problem.lengths, problem.trusted) + spare
     return Bounded(option, least, problem.limits.most(option.type), likely)
 
 
@@ -305,7 +308,7 @@ def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, boo
         _envelopes(level0.options),
         to_classes(problem.trace),
         problem.limits,
-        obliged=obliged(problem.slo, problem.trace, trust_gaps=True),
+        obliged=problem.trusted,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         link_bytes_per_s=task.network.bandwidth_bytes_per_s,
     )
@@ -587,7 +590,7 @@ def _assumptions(
     problem: _Problem, slo_note: str | None, simulation: Simulation, *, trusts_separation: bool
 ) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
-    work = obliged(problem.slo, trace, trust_gaps=True)
+    work = problem.trusted
     window_s, residences = _residences(simulation)
     length = (
         f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
