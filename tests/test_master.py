@@ -193,3 +193,18 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(seed: int) -
     if search.best is not None:
         assert holds_one(search.best)
         assert limits.broken([(o.type, n) for o, n in search.best]) is None
+
+
+def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
+    """Nothing ever holds: the count that the refutation names is one that was asked for."""
+    asked = set()
+
+    def never(fleets: object) -> list[bool]:
+        asked.update(counts[0][1] for counts in fleets)  # type: ignore[attr-defined]
+        return [False for _ in fleets]  # type: ignore[attr-defined]
+
+    mixed = option("mixed", 1.0)
+    search = Search(Limits({"g": None}))
+    search_one_pool([Bounded(mixed, 1, np.inf, likely=3)], never, search, serial, lambda: False)
+    assert search.best is None and search.beyond[mixed.name] in asked
+    assert search.refuted[mixed.name].startswith(f"{search.beyond[mixed.name]} workers fail")

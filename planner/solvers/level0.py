@@ -170,11 +170,14 @@ def search_one_pool(
             start = max(item.least, search.beyond.get(name, 0) + 1)
             least = _least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item)
             if least is None:
-                search.beyond[name] = max(start - 1, int(min(most, item.too_many)))
+                simulated = int(most) if math.isfinite(most) else item.too_many
+                search.beyond[name] = max(start - 1, simulated)
                 search.refuted[name] = f"{search.beyond[name]} workers fail in simulation"
-                if most == item.most:
+                if not math.isfinite(most):
+                    search.refuted[name] += ", more were not tried"
+                elif most == item.most:
                     search.refuted[name] += ", more are not available"
-                elif math.isfinite(most):
+                else:
                     search.refuted[name] += ", one more costs as much as the best fleet"
                 return
             found[name] = ((option, least),)
@@ -358,9 +361,9 @@ def _least_that_holds(holds: Callable[[int], bool], least: int, most: float, ite
     else:
         high = max(least, math.ceil(_FIRST_PRICE * item.likely))
         while not holds(high):
-            failed, high = high, math.ceil(1.5 * high)
-            if high > item.too_many:
+            if high >= item.too_many:
                 return None
+            failed, high = high, min(math.ceil(1.5 * high), item.too_many)
     middle = item.likely  # far too few fail fast, so it pays to look low first
     while high - failed > 1:
         if not failed < middle < high:
