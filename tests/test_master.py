@@ -197,7 +197,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(seed: int) -
 
 def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
     """Nothing ever holds: the count that the refutation names is one that was asked for."""
-    asked = set()
+    asked: set[int] = set()
 
     def never(fleets: object) -> list[bool]:
         asked.update(counts[0][1] for counts in fleets)  # type: ignore[attr-defined]
