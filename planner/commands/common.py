@@ -1,0 +1,114 @@
+"""What the commands share: options, progress on stderr, tables and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from planner.errors import InputError
+from planner.slo import is_path
+from planner.units import show_s
+
+QUIET_S = 1.0  # work shorter than this is not talked about
+PIPE_COLUMNS = 500
+
+TRACE_HELP = "The traffic: CSV or JSONL, plain or .gz."
+# readable=False: files.py says what is wrong with a file, so that every kind of it ends alike
+SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
+CatalogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--catalog", readable=False, help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", readable=False, help="The file to write.")]
+
+
+class Progress:
+    """Tells stages on stderr once the work takes longer than a moment."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.start_s = time.monotonic()
+        self.status = self.console.status("") if sys.stderr.isatty() else None
+
+    def __call__(self, message: str) -> None:
+        elapsed_s = time.monotonic() - self.start_s
+        if self.status is not None:
+            self.status.update(message)
+            self.status.start()
+        elif elapsed_s > QUIET_S:
+            self.console.print(f"[{elapsed_s:5.1f} s] {message}", markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.status is not None:
+            self.status.stop()  # also after an error: the terminal gets its cursor back
+
+
+def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
+    """Refuse to write over what is being read."""
+    for path in outputs:
+        for given in inputs:
+            if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
+                raise InputError(f"{given}: would be written over; name another place with -o")
+
+
+def scaling(how: str) -> Any:
+    if how not in ("superpose", "compress", "thin"):
+        raise InputError(f"--scale: expected superpose, compress or thin, found {how!r}")
+    return how
+
+
+def stdout_console(*, soft_wrap: bool = False) -> Console:
+    """Of the terminal's width; a pipe has none, and a name folded to fit one could not be searched for."""
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
+
+
+def print_rows(rows: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(str(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(short(value) for value in row.values()))
+    stdout_console().print(table)
+
+
+def print_mapping(document: dict[str, Any], title: str) -> None:
+    table = Table(title=title or None, show_header=False, title_justify="left")
+    for key, value in document.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k}: {short(v)}" for k, v in value.items()) or "-"
+        elif isinstance(value, list | tuple):
+            value = "\n".join(short(item) for item in value) or "-"
+        table.add_row(str(key), short(value))
+    stdout_console().print(table)
+
+
+def short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def seconds_cell(value: Any) -> str:
+    return "-" if value is None else show_s(value)

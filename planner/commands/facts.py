@@ -1,0 +1,129 @@
+"""`plan trace` and `plan catalog`: describe what is given, print what is known."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.catalog import Catalog, read_catalog
+from planner.commands.common import (
+    CatalogOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    print_json,
+    print_mapping,
+    print_rows,
+)
+from planner.errors import InputError
+from planner.units import percentile_name, show_s
+
+
+def describe_trace(
+    trace: Annotated[Path, typer.Argument(readable=False, help="CSV or JSONL, plain or .gz.")],
+    seed: SeedOption = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
+    from planner.traces import read_trace
+    from planner.workload import describe
+
+    with Progress():
+        summary = describe(read_trace(trace, seed=seed)).as_dict()
+    if json_output:
+        print_json(summary)
+    else:
+        print_mapping(summary, str(trace))
+
+
+def show_catalog(
+    what: Annotated[str, typer.Argument(help="gpus, llms, slos or latency.")] = "gpus",
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Print what the planner knows: GPUs with prices, LLM shapes, SLO presets, step-time fits."""
+    known = read_catalog(catalog)
+    tables = {"gpus": _gpu_rows, "llms": _llm_rows, "slos": _slo_rows, "latency": _latency_rows}
+    if what not in tables:
+        raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
+    rows = tables[what](known)
+    if json_output:
+        if what != "latency":  # a fit says in its basis where it comes from
+            rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
+        print_json({what: rows})
+    else:
+        print_rows(rows, what)
+
+
+def _provenance(known: Catalog, name: str) -> dict[str, Any]:
+    """Where a row of the catalog comes from."""
+    return {key: value for key, value in asdict(known.provenance[name]).items() if value}
+
+
+def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": gpu.name, "USD/h": gpu.price_usd_per_h, "memory GB": round(gpu.memory_bytes / 1e9, 1),
+            "GB/s": gpu.bandwidth_bytes_per_s / 1e9, "dense TFLOP/s": gpu.dense_flops_per_s / 1e12,
+            "link GB/s": gpu.link_bytes_per_s / 1e9, "W": gpu.power_w, "per node": gpu.gpus_per_node,
+            "priced": known.provenance[gpu.name].price_date,
+        }
+        for gpu in known.gpus.values()
+    ]  # fmt: skip
+
+
+def _llm_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "llm": llm.name, "parameters B": round(llm.parameters / 1e9, 2), "layers": llm.layers,
+            "hidden": llm.hidden, "heads": llm.heads, "KV heads": llm.kv_heads, "ffn": llm.ffn,
+            "vocab": llm.vocab, "context": llm.context_tokens, "experts": llm.experts,
+            "KV bytes/token": llm.kv_bytes_per_token,
+        }
+        for llm in known.llms.values()
+    ]  # fmt: skip
+
+
+def _slo_rows(known: Catalog) -> list[dict[str, Any]]:
+    rows = []
+    for preset in known.slos.values():
+        limits = [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
+        if preset.slowdowns is not None:
+            reference = f"{preset.slowdowns.gpu} tp{preset.slowdowns.tp}"
+            limits += [
+                f"{line.metric} {percentile_name(line.percentile_frac)} <= {line.factor:g} x {reference}"
+                for line in preset.slowdowns.limits
+            ]
+        rows.append(
+            {
+                "preset": preset.name,
+                "limits": "; ".join(limits),
+                "served": preset.served,
+                "source": preset.source,
+            }
+        )
+    return rows
+
+
+def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
+    rows = []
+    for llm in known.llms.values():
+        for gpu in known.gpus.values():
+            for tp in (tp for tp in (1, 2, 4, 8) if tp <= gpu.gpus_per_node and llm.heads % tp == 0):
+                latency = known.latency(llm, gpu, tp)
+                if gpu.name != gpu.base or latency.basis.startswith("roofline"):
+                    continue
+                error = "-" if latency.mape_frac is None else f"{100 * latency.mape_frac:.1f} %"
+                rows.append(
+                    {
+                        "llm": llm.name,
+                        "gpu": gpu.name,
+                        "tp": tp,
+                        "held-out error": error,
+                        "basis": latency.basis,
+                    }
+                )
+    return rows
