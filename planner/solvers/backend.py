@@ -1,34 +1,179 @@
-"""Run a PuLP problem on HiGHS (CBC where HiGHS is missing) and say honestly what came back.
+"""Run a PuLP problem and say honestly what came back.
 
-Habits of solvers that live here and nowhere else: after a time limit PuLP's `status` still says "Optimal"
-(only `sol_status` tells), and integers come back as 3.9999999.
+HiGHS solves; CBC (bundled with PuLP) where HiGHS is missing; OR-tools (SCIP) to check both. Habits of solvers
+that live here and nowhere else: after a time limit PuLP's `status` still says "Optimal" (only `sol_status`
+tells), its HiGHS calls an unbounded problem infeasible and a stopped simplex a solution, CBC keeps its bound to
+itself, and integers come back as 3.9999999.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import pulp
 
 from planner.errors import PlannerError
 
+Engine = Literal["highs", "cbc", "ortools"]
+Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
-def solve(problem: pulp.LpProblem, *, time_limit_s: float = 30.0, gap_frac: float = 0.0) -> bool | None:
+FEASIBILITY_TOLERANCE = 1e-6  # of a row, beside its largest term
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known after a run; the values of an "optimal" or "feasible" one are in the variables.
+
+    No solution is better than `bound` (None: nothing proven); at an optimum it is the objective, to the gap asked.
+    """
+
+    status: Status
+    bound: float | None
+
+
+def run(
+    problem: pulp.LpProblem,
+    *,
+    time_limit_s: float = 30.0,
+    gap_frac: float = 0.0,
+    engine: Engine = "highs",
+) -> Outcome:
+    """Solve in place, on one thread. "feasible": stopped, with a point that keeps every constraint."""
+    if engine == "highs" and not pulp.HiGHS(msg=False).available():
+        engine = "cbc"
+    solvers = {"highs": _highs, "cbc": _cbc, "ortools": _ortools}
+    outcome = solvers[engine](problem, time_limit_s, gap_frac)
+    if outcome.status == "feasible" and not _keeps_constraints(problem):
+        return Outcome("unknown", outcome.bound)
+    if outcome.status == "optimal" and outcome.bound is None:
+        return Outcome("optimal", pulp.value(problem.objective))
+    return outcome
+
+
+def solve(
+    problem: pulp.LpProblem,
+    *,
+    time_limit_s: float = 30.0,
+    gap_frac: float = 0.0,
+    engine: Engine = "highs",
+) -> bool | None:
     """Solve in place. True: optimal to `gap_frac`; False: stopped with a feasible point; None: infeasible."""
-    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac)
-    if not solver.available():
-        solver = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac)
-    problem.solve(solver)
-    if problem.sol_status == pulp.LpSolutionOptimal:
-        return True
-    if problem.sol_status == pulp.LpSolutionIntegerFeasible:
-        return False
-    if problem.status in (pulp.LpStatusInfeasible, pulp.LpStatusUndefined):
-        return None
-    raise PlannerError(
-        f"the solver gave no answer to {problem.name!r} in {time_limit_s:g} s "
-        f"({pulp.LpStatus[problem.status]}); allow it more time"
-    )
+    status = run(problem, time_limit_s=time_limit_s, gap_frac=gap_frac, engine=engine).status
+    if status == "unbounded":
+        raise PlannerError(f"{problem.name!r} has no finite optimum: a limit is missing")
+    if status == "unknown":
+        raise PlannerError(
+            f"the solver gave no answer to {problem.name!r} in {time_limit_s:g} s; allow it more time"
+        )
+    return None if status == "infeasible" else status == "optimal"
 
 
 def whole(variable: pulp.LpVariable) -> int:
     """The value of an integer variable."""
     return round(variable.value() or 0.0)
+
+
+def _highs(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
+    problem.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
+    highs = problem.solverModel
+    name = highs.getModelStatus().name
+    if name == "kUnboundedOrInfeasible":
+        return _unbounded_or_infeasible(problem, time_limit_s, "highs")
+    bound = None
+    if any(variable.cat == pulp.LpInteger for variable in problem.variables()):
+        sign = -1 if problem.sense == pulp.LpMaximize else 1
+        mip_bound = sign * highs.getInfo().mip_dual_bound + problem.objective.constant
+        bound = mip_bound if abs(mip_bound) < 1e100 else None
+    return Outcome(_status(problem, is_unbounded=name == "kUnbounded"), bound)
+
+
+def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
+    path = pulp.PULP_CBC_CMD.pulp_cbc_path
+    problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
+    return Outcome(_status(problem, is_unbounded=problem.status == pulp.LpStatusUnbounded), None)
+
+
+def _status(problem: pulp.LpProblem, *, is_unbounded: bool) -> Status:
+    if is_unbounded:
+        return "unbounded"
+    if problem.sol_status == pulp.LpSolutionOptimal:
+        return "optimal"
+    if problem.sol_status == pulp.LpSolutionIntegerFeasible:
+        return "feasible"
+    return "infeasible" if problem.status == pulp.LpStatusInfeasible else "unknown"
+
+
+def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
+    from ortools.linear_solver.python import model_builder
+
+    model, infinity = model_builder.Model(), float("inf")
+    variables = problem.variables()
+    columns = {
+        variable.name: model.new_var(
+            -infinity if variable.lowBound is None else variable.lowBound,
+            infinity if variable.upBound is None else variable.upBound,
+            variable.cat == pulp.LpInteger,
+            variable.name,
+        )
+        for variable in variables
+    }
+
+    def linear(terms: pulp.LpAffineExpression) -> model_builder.LinearExpr:
+        return model_builder.LinearExpr.weighted_sum(
+            [columns[variable.name] for variable in terms], list(terms.values())
+        )
+
+    for row in problem.constraints():
+        low, high = row.getLb(), row.getUb()
+        model.add_linear_constraint(
+            linear(row), -infinity if low is None else low, infinity if high is None else high
+        )
+    objective = linear(problem.objective) + problem.objective.constant
+    if problem.sense == pulp.LpMaximize:
+        model.maximize(objective)
+    else:
+        model.minimize(objective)
+    solver = model_builder.Solver("scip")
+    solver.set_time_limit_in_seconds(time_limit_s)
+    solver.set_solver_specific_parameters(f"limits/gap = {gap_frac:g}")
+    status = solver.solve(model)
+    if status in (model_builder.SolveStatus.OPTIMAL, model_builder.SolveStatus.FEASIBLE):
+        problem.assignVarsVals(
+            {variable.name: solver.value(columns[variable.name]) for variable in variables}
+        )
+        is_optimal = status == model_builder.SolveStatus.OPTIMAL
+        return Outcome("optimal" if is_optimal else "feasible", solver.best_objective_bound)
+    if status == model_builder.SolveStatus.INFEASIBLE:
+        return Outcome("infeasible", None)
+    if status == model_builder.SolveStatus.UNBOUNDED:
+        return _unbounded_or_infeasible(problem, time_limit_s, "ortools")
+    return Outcome("unknown", None)
+
+
+def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engine: Engine) -> Outcome:
+    """Presolve knows that there is no optimum, not why: is there a point at all?"""
+    objective, sense = problem.objective, problem.sense
+    problem.setObjective(pulp.LpAffineExpression())
+    status = run(problem, time_limit_s=time_limit_s, engine=engine).status
+    problem.setObjective(objective)
+    problem.sense = sense
+    known: dict[Status, Status] = {
+        "optimal": "unbounded",
+        "feasible": "unbounded",
+        "infeasible": "infeasible",
+    }
+    return Outcome(known.get(status, "unknown"), None)
+
+
+def _keeps_constraints(problem: pulp.LpProblem) -> bool:
+    """Whether the values in the variables are a solution: a stopped solver may leave anything there."""
+    for variable in problem.variables():
+        value = variable.value()
+        if value is None or not variable.valid(FEASIBILITY_TOLERANCE * max(1.0, abs(value))):
+            return False
+    for row in problem.constraints():
+        largest = max([1.0, *(abs(factor * variable.value()) for variable, factor in row.items())])
+        if not row.valid(FEASIBILITY_TOLERANCE * largest):
+            return False
+    return True
