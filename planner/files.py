@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import json
 import os
 import shutil
 import stat
@@ -20,6 +21,7 @@ import yaml
 from planner.errors import InputError
 
 MAX_LINE_BYTES = 4 * 2**20
+MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # the parser recurses, and a stack that overflows takes the process along
 MAX_YAML_VALUES = 200_000  # with every alias written out
@@ -123,6 +125,33 @@ def read_yaml(path: Path) -> dict[str, Any]:
         kind = "empty" if document is None else f"a {type(document).__name__}"
         raise InputError(f"{path}: the top level is {kind}, expected a mapping of keys to values")
     return document
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file whose top level is an object; a key given twice or a number that is none is refused."""
+    with open_text(path) as stream:
+        raw = stream.read(MAX_JSON_BYTES + 1)
+    if len(raw) > MAX_JSON_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_JSON_BYTES // 2**20} MiB, which no JSON of ours is")
+    try:
+        document = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not valid JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: the top level is a {type(document).__name__}, expected an object")
+    return document
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return document
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -2,8 +2,8 @@
 
 HiGHS solves; CBC (bundled with PuLP) where HiGHS is missing; OR-tools (SCIP) to check both. Habits of solvers
 that live here and nowhere else: after a time limit PuLP's `status` still says "Optimal" (only `sol_status`
-tells), its HiGHS calls an unbounded problem infeasible and a stopped simplex a solution, CBC keeps its bound to
-itself, and integers come back as 3.9999999.
+tells), its HiGHS calls an unbounded problem infeasible and a stopped simplex a solution, CBC keeps its bound
+to itself, and integers come back as 3.9999999.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEASIBILITY_TOLERANCE = 1e-6  # of a row, beside its largest term
 class Outcome:
     """What is known after a run; the values of an "optimal" or "feasible" one are in the variables.
 
-    No solution is better than `bound` (None: nothing proven); at an optimum it is the objective, to the gap asked.
+    No solution is better than `bound` (None: nothing proven); at an optimum it is the objective, to the gap.
     """
 
     status: Status
