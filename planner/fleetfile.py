@@ -46,13 +46,18 @@ MAX_WORKERS = 10_000
 MAX = {"max_num_batched_tokens": 2**20, "max_num_seqs": 2**14, "kv_tokens": 10**9}  # memory of the simulator
 
 
-def read_fleet(path: Path, catalog: Catalog) -> Fleet:
-    """The fleet in `path`; raises InputError naming the file, the worker and the field."""
+def read_fleet(path: Path, catalog: Catalog, *, policies: Section | None = None) -> Fleet:
+    """The fleet in `path`; raises InputError naming the file, the worker and the field.
+
+    `policies` (keys of the section) take the place of what the file's section says.
+    """
     document = read_yaml(path)
     where = str(path)
+    if policies:
+        document["policies"] = {**_section(document.get("policies"), None, f"{where}: policies"), **policies}
     refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
     llm = _llm(document, path, catalog)
-    policies, budget_tokens = _policies(document.get("policies"), f"{where}: policies")
+    decided, budget_tokens = _policies(document.get("policies"), f"{where}: policies")
     prices = _prices(document.get("prices"), catalog, f"{where}: prices")
     rows = document.get("workers")
     if not isinstance(rows, list) or not rows:
@@ -62,6 +67,11 @@ def read_fleet(path: Path, catalog: Catalog) -> Fleet:
         here = f"{where}: workers[{number}]"
         if not isinstance(row, dict):
             raise InputError(f"{here}: expected keys and values such as gpu: h100-80g, found {row!r}")
+        if policies and "max_num_batched_tokens" in policies and "max_num_batched_tokens" in row:
+            raise InputError(
+                f"{here}: max_num_batched_tokens: this worker states its own "
+                f"({row['max_num_batched_tokens']}), so the policy would change nothing; drop one of the two"
+            )
         pool = _pool(row, llm, catalog, prices, budget_tokens, path.parent, here, number)
         if any(pool.name == other.name for other in pools):
             raise InputError(f"{here}: name: {pool.name!r} is given twice; give each pool its own name")
@@ -70,7 +80,7 @@ def read_fleet(path: Path, catalog: Catalog) -> Fleet:
         raise InputError(f"{where}: workers: {workers} in all, must be at most {MAX_WORKERS}")
     network = _network(document.get("network"), f"{where}: network")
     try:
-        return Fleet(llm, tuple(pools), policies, network)
+        return Fleet(llm, tuple(pools), decided, network)
     except InputError as error:
         raise InputError(f"{where}: workers: {error}") from None
 

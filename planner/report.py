@@ -48,14 +48,23 @@ def render(plan: Plan) -> str:
             _section("Where the figures come from", _sources(plan)),
         ]
     )
+    return page(
+        title,
+        body,
+        f"Written by fleetplan from a simulation of {_count(len(plan.trace), 'request')}, seed "
+        f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what was proved; "
+        "manifests/ deploys it.",
+    )
+
+
+def page(title: str, body: str, footer: str) -> str:
+    """A self-contained HTML page in the report's style; `body` is HTML, the others are text."""
     return (
         f'<!doctype html>\n<html lang=en>\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n"
-        f"<footer>Written by fleetplan from a simulation of {_count(len(plan.trace), 'request')}, seed "
-        f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what was proved; "
-        "manifests/ deploys it.</footer>\n</main>\n</body>\n</html>\n"
+        f"<footer>{escape(footer)}</footer>\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -170,7 +179,7 @@ def _fleet_table(fleet: Fleet) -> str:
     text += "." + "".join(
         f" {name} means nvidia-smi -pl {gpu.power_w:g} on its nodes." for name, gpu in capped.items()
     )
-    return _table(head, rows, numeric=range(2, 10), skip=(3,)) + f"<p class=note>{escape(text)}</p>"
+    return table(head, rows, numeric=range(2, 10), skip=(3,)) + f"<p class=note>{escape(text)}</p>"
 
 
 def _slo_table(plan: Plan) -> str:
@@ -198,7 +207,7 @@ def _slo_table(plan: Plan) -> str:
     start_s, end_s = plan.simulation.window_s
     window = f" Measured from {show_s(start_s)} to {show_s(end_s)} of the trace, after the warm-up."
     note = f"<p class=note>{escape(steady + rejected + window)}</p>"
-    return _table(head, rows, numeric=range(2, 5)) + note + _percentiles(plan)
+    return table(head, rows, numeric=range(2, 5)) + note + _percentiles(plan)
 
 
 def _percentiles(plan: Plan) -> str:
@@ -219,7 +228,7 @@ def _percentiles(plan: Plan) -> str:
     rows = [
         (name, *(f"{mark}{_seconds(seconds)}" for seconds in found.values())) for name, mark, found in spreads
     ]
-    return f"<div class=below>{_table(head, rows, numeric=range(1, 5))}</div>"
+    return f"<div class=below>{table(head, rows, numeric=range(1, 5))}</div>"
 
 
 def _value(line: Line) -> str:
@@ -287,7 +296,7 @@ def _alternatives(plan: Plan) -> str:
     chart = charts.chart_svg(charts.bars_chart(bars, certificate.unit))
     caption = f"{certificate.unit} of the plan (blue) and its alternatives; an open bar is a lower bound."
     return (
-        _table(head, rows, numeric=(2, 3))
+        table(head, rows, numeric=(2, 3))
         + f'<figure class=wide role="img" aria-label="{escape(caption)}">{chart}'
         + f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
@@ -341,14 +350,14 @@ def _proof(plan: Plan) -> str:
         f"{_count(certificate.simulations, 'simulation')}, {_count(certificate.cuts, 'cut')}, seed "
         f"{certificate.seed}.",
     ]
-    neighbours = _table(
+    neighbours = table(
         ("One worker fewer of", "Type", "Holds", "Why"),
         [
             (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", n.reason)
             for n in certificate.neighbours
         ],
     )
-    refuted = _table(("Ruled out", "How we know"), [(r.label, r.reason) for r in certificate.refuted])
+    refuted = table(("Ruled out", "How we know"), [(r.label, r.reason) for r in certificate.refuted])
     return (
         _bullets(lines)
         + ("<h3>Neighbours</h3>" + neighbours if certificate.neighbours else "")
@@ -391,7 +400,7 @@ def _sources(plan: Plan) -> str:
         _power(plan),
     ]
     head = ("Pool", "Worker type", "Step times from", "Held-out error")
-    return _table(head, rows) + _bullets(facts)
+    return table(head, rows) + _bullets(facts)
 
 
 def _power(plan: Plan) -> str:
@@ -415,13 +424,14 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
 
-def _table(
+def table(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     numeric: Iterable[int] = (),
     skip: Iterable[int] = (),
 ) -> str:
+    """An HTML table of text; the columns `numeric` without `skip` are set to the right."""
     right = set(numeric) - set(skip)
 
     def cells(tag: str, row: Sequence[str]) -> str:

@@ -49,7 +49,8 @@ class Trace:
     `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
     `tenant` indexes `tenants`, which is empty where the trace names none.
-    `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace.
+    `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace. `spread_s` is
+    how far `read_trace` spread coarse stamps by its seed, 0 where the seed changed nothing.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Trace:
     tenants: tuple[str, ...] = ()
     dropped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    spread_s: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
@@ -415,7 +417,8 @@ class _Rows:
                 f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
                 "more than 100 years; give times in seconds"
             )
-        if self.format.is_coarse and (quantum_s := clock_quantum_s(arrival_s)):
+        quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
+        if quantum_s:
             rng = np.random.default_rng(seed)
             arrival_s = np.sort(arrival_s + rng.uniform(0.0, quantum_s, len(arrival_s)))
             arrival_s -= arrival_s[0]
@@ -447,7 +450,7 @@ class _Rows:
         )
         everything = np.arange(len(ticks)) if order is None else order
         in_order = in_file_order.select(everything, arrival_s=arrival_s)
-        return replace(in_order, dropped=dropped, notes=tuple(notes))
+        return replace(in_order, dropped=dropped, notes=tuple(notes), spread_s=quantum_s)
 
     def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
         """Positions in order of arrival, None where the file has that order, and a note on it."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -32,6 +32,21 @@ Lengths = Callable[[np.random.Generator, int], IntArray]
 
 SAME_FRAC = 1e-9  # factors this near to 1 change nothing
 MAX_REQUESTS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which traffic is meant: a trace at this rate (None: its own), and which part of it."""
+
+    rate_rps: float | None = None
+    how: Scaling = "superpose"
+    part: str = "whole"
+
+    def of(self, trace: Trace, *, seed: int) -> Trace:
+        """The requests meant; the seed draws what `rescale` draws."""
+        if self.rate_rps is not None:
+            trace = rescale(trace, self.rate_rps, how=self.how, rng=np.random.default_rng(seed))
+        return window(trace, self.part)
 
 
 def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: np.random.Generator) -> Trace:
