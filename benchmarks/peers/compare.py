@@ -1,0 +1,121 @@
+"""Common to the cross-checks with other simulators: our results beside a peer's, request by request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import InputError, PlannerError
+
+Array = NDArray[np.float64]
+Columns = Mapping[str, Array]  # name of a result -> its value per request
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a case must keep; None: printed, not judged."""
+
+    request_s: float | None  # largest deviation of any result of any request
+    percentile_frac: float | None  # largest relative deviation of any percentile
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our results beside the peer's."""
+
+    largest: dict[str, float]  # per column, over the requests
+    p99: dict[str, float]
+    percentiles: dict[str, tuple[float, ...]]  # relative, at PERCENTILES
+
+    def keeps(self, bounds: Bounds) -> bool:
+        worst_frac = max(abs(frac) for fracs in self.percentiles.values() for frac in fracs)
+        return not (
+            (bounds.request_s is not None and max(self.largest.values()) > bounds.request_s)
+            or (bounds.percentile_frac is not None and worst_frac > bounds.percentile_frac)
+        )
+
+    def __str__(self) -> str:
+        requests = ", ".join(f"{name} {self.largest[name]:.1e}/{self.p99[name]:.1e}" for name in self.largest)
+        percentiles = ", ".join(
+            f"{name} {'/'.join(f'{100 * frac:+.4f}' for frac in fracs)}"
+            for name, fracs in self.percentiles.items()
+        )
+        return f"max/P99 deviation in s: {requests}; P50/P90/P99 deviation in %: {percentiles}"
+
+
+def compare(ours: Columns, theirs: Columns, metrics: Sequence[str]) -> Comparison:
+    """Deviation of every column of `theirs`, and of the percentiles of `metrics`.
+
+    A value that only one of the two has deviates without bound.
+    """
+    largest, p99 = {}, {}
+    for name, values in theirs.items():
+        gaps = np.abs(ours[name] - values)
+        gaps[np.isnan(ours[name]) & np.isnan(values)] = 0.0
+        gaps[np.isnan(gaps)] = np.inf
+        largest[name], p99[name] = float(gaps.max()), float(np.percentile(gaps, 99, method="higher"))
+    percentiles = {}
+    for name in metrics:
+        mine, its = np.percentile(ours[name], PERCENTILES), np.percentile(theirs[name], PERCENTILES)
+        percentiles[name] = tuple(np.where(np.isnan(mine), np.inf, mine / its - 1.0).tolist())
+    return Comparison(largest, p99, percentiles)
+
+
+def judge(
+    name: str,
+    ours: Columns,
+    theirs: Columns,
+    metrics: Sequence[str],
+    bounds: Bounds,
+    cpu_s: tuple[float, float],
+) -> bool:
+    """Print the line of a case; True if its bounds are kept. `cpu_s`: ours, the peer's."""
+    comparison = compare(ours, theirs, metrics)
+    is_kept = comparison.keeps(bounds)
+    count = len(next(iter(theirs.values())))
+    print(
+        f"{'ok  ' if is_kept else 'MISS'} {name}: {count} requests; {comparison}; CPU s {cpu_s[0]:.2f}, ",
+        end="",
+    )
+    print(f"peer {cpu_s[1]:.2f}", flush=True)
+    return is_kept
+
+
+def each_case(directory: Path, run: Callable[[Path], bool | None]) -> int:
+    """Run every case of a folder, a JSON file each; the exit code. `run` returns None for what is no case.
+
+    A case that cannot be read, like a folder without one, is an error and never skipped.
+    """
+    verdicts: list[bool] = []
+    if not directory.is_dir():
+        print(f"error: {directory}: no such folder", file=sys.stderr)
+        return 1
+    for path in sorted(directory.glob("*.json")):
+        try:
+            verdict = run(path)
+        except PlannerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            verdict = False
+        if verdict is not None:
+            verdicts.append(verdict)
+    if not verdicts:
+        print(f"error: {directory}: holds no case", file=sys.stderr)
+        return 1
+    print(f"{sum(verdicts)} of {len(verdicts)} cases agree")
+    return 0 if all(verdicts) else 1
+
+
+def lookup(path: Path, mapping: Any, *keys: str) -> Any:
+    """A value deep in a case file, or one clear line."""
+    for key in keys:
+        if not isinstance(mapping, Mapping) or key not in mapping:
+            raise InputError(f"{path}: has no {'.'.join(keys)}")
+        mapping = mapping[key]
+    return mapping
