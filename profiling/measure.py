@@ -368,7 +368,7 @@ def _all_reduce_note(llm: Llm | None, gpu: Gpu | None, tp: int) -> str:
 
 
 def _engine(engine: str) -> str:
-    from profiling.engine import is_installed
+    from profiling.vllm_install import is_installed
 
     if engine not in ("auto", "vllm", "torch"):
         raise InputError(f"--engine: expected auto, vllm or torch, found {engine!r}")

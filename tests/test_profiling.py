@@ -22,11 +22,12 @@ from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.tables import COLUMNS, read_step_table
 from profiling import design
 from profiling.design import Limits
-from profiling.engine import Ran, is_installed, sharded
+from profiling.engine import Ran, sharded
 from profiling.machine import catalog_name, describe
 from profiling.measure import Measurement, Repeats, StepNotRunError, measure_into, summary
 from profiling.power import GpuPower, Power
 from profiling.silicon import Step
+from profiling.vllm_install import is_installed
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny-llm"
 LIMITS = Limits(step_tokens=2048, sequences=64, context_tokens=8192, kv_tokens=200_000, block_tokens=16)

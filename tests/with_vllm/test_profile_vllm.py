@@ -13,9 +13,10 @@ import pytest
 from planner.models.step_fit import PiecewiseLinearStepLatency, errors_by_regime
 from planner.models.tables import StepTable
 from profiling import design, measure
-from profiling.engine import VllmEngine, is_installed
+from profiling.engine import VllmEngine
 from profiling.measure import StepNotRunError, measure_into, summary
 from profiling.silicon import Step
+from profiling.vllm_install import is_installed
 
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
