@@ -1,0 +1,122 @@
+"""Which worker takes a request: one small function per policy, over what the router knows of each worker.
+
+The loads are the simulator's: prompt tokens assigned and not yet prefilled, requests, and prompt tokens of
+those requests. What no worker can ever hold (prompt and output beyond its KV cache) is sent nowhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from planner.domain import KV_BLOCK_TOKENS, Role, WorkerType
+
+
+@dataclass(slots=True)
+class Load:
+    """One worker as the router sees it. `token_s`, `sequence_s`, `context_s`: seconds that a pending prompt
+    token, a request and a prompt token of a running request put in the way of one more request."""
+
+    name: str
+    role: Role
+    kv_tokens: int
+    token_s: float
+    sequence_s: float
+    context_s: float
+    is_up: bool = True
+    pending_tokens: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def wait_s(self) -> float:
+        """The queue's length in seconds, which makes workers of different GPUs comparable."""
+        return (
+            self.token_s * self.pending_tokens
+            + self.sequence_s * self.requests
+            + self.context_s * self.prompt_tokens
+        )
+
+    def takes(self, input_tokens: int) -> None:
+        if self.role != "decode":
+            self.pending_tokens += input_tokens
+        self.requests += 1
+        self.prompt_tokens += input_tokens
+
+    def has_prefilled(self, input_tokens: int) -> None:
+        if self.role != "decode":
+            self.pending_tokens -= input_tokens
+
+    def is_rid_of(self, input_tokens: int) -> None:
+        self.requests -= 1
+        self.prompt_tokens -= input_tokens
+
+
+def load_of(name: str, role: Role, engine: WorkerType) -> Load:
+    """An idle worker. One that prefills is measured by the prompt tokens before it, at its speed, and one
+    token per request (Splitwise section IV-A); one that decodes by the length of its step."""
+    latency, budget, seats = engine.latency, engine.max_num_batched_tokens, engine.max_num_seqs
+    token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
+    if role != "decode":
+        return Load(name, role, engine.kv_tokens, token_s, token_s, 0.0)
+    sequence_s = float(latency.step_s(seats) - latency.step_s(1)) / seats + latency.b_s
+    return Load(name, role, engine.kv_tokens, 0.0, sequence_s + 1e-12, latency.d_s)
+
+
+@dataclass(slots=True)
+class Dice:
+    """What the policies remember or draw: whose turn it is, and a seeded generator."""
+
+    turn: int = 0
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+
+Policy = Callable[[Sequence[Load], int, Dice], Load]
+
+
+def round_robin(loads: Sequence[Load], tokens: int, dice: Dice) -> Load:
+    for _ in loads:
+        load = loads[dice.turn % len(loads)]
+        dice.turn += 1
+        if fits(load, tokens):
+            return load
+    raise ValueError("no worker fits")
+
+
+def least_outstanding(loads: Sequence[Load], tokens: int, dice: Dice) -> Load:
+    return min((load for load in loads if fits(load, tokens)), key=lambda load: load.requests)
+
+
+def join_shortest_queue(loads: Sequence[Load], tokens: int, dice: Dice) -> Load:
+    return min((load for load in loads if fits(load, tokens)), key=lambda load: load.wait_s)
+
+
+def power_of_two(loads: Sequence[Load], tokens: int, dice: Dice) -> Load:
+    """The shorter queue of two drawn at random (TetriInfer section 3.3.4)."""
+    fitting = [load for load in loads if fits(load, tokens)]
+    return min(dice.rng.sample(fitting, min(2, len(fitting))), key=lambda load: load.wait_s)
+
+
+def best_fit(loads: Sequence[Load], tokens: int, dice: Dice) -> Load:
+    """The fullest worker whose KV cache still has room for the request now, else the emptiest (after
+    Aladdin's best fit, by KV tokens alone)."""
+    fitting = [load for load in loads if fits(load, tokens)]
+    roomy = [load for load in fitting if load.prompt_tokens + tokens <= load.kv_tokens]
+    if roomy:
+        return min(roomy, key=lambda load: load.kv_tokens - load.prompt_tokens)
+    return max(fitting, key=lambda load: load.kv_tokens - load.prompt_tokens)
+
+
+POLICIES: dict[str, Policy] = {
+    "round-robin": round_robin,
+    "least-outstanding": least_outstanding,
+    "jsq": join_shortest_queue,
+    "power-of-two": power_of_two,
+    "best-fit": best_fit,
+}
+
+
+def fits(load: Load, tokens: int) -> bool:
+    """Whether an otherwise empty worker could hold the request's prompt and output, in whole blocks."""
+    return -(-tokens // KV_BLOCK_TOKENS) <= load.kv_tokens // KV_BLOCK_TOKENS

@@ -1,0 +1,197 @@
+"""What an engine did, told by the engine: every step with its load and time, every request with its tokens.
+
+A client that shares its cores with the engine cannot be trusted with the time between two tokens, so the
+engine core itself writes them down, one JSON object per line:
+
+    {"step": [start_s, end_s, n_prefill, prefill_tokens, cached_tokens, prefill_pairs, n_decode, kv_tokens]}
+    {"request": "r7", "queued_s": 1.2, "scheduled_s": 1.3, "token_s": [1.4, 1.41], "preemptions": 0}
+
+Times are CLOCK_MONOTONIC, which all processes of a machine share. A step starts when it was scheduled or the
+one before it ended, whichever came later (engines schedule ahead), and ends when its tokens are on the
+host. A request is written when it has finished.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.models.tables import COLUMNS
+
+STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt_tokens: int
+    queued_s: float
+    scheduled_s: float = -1.0
+    preemptions: int = 0
+    token_s: list[float] = field(default_factory=list)
+
+
+class StepLog:
+    """Writes the lines. Engines call it; see `hook_vllm` and runtime/rehearsal.py."""
+
+    def __init__(self, path: Path) -> None:
+        self.stream: IO[str] = path.open("a", encoding="utf-8")
+        self.requests: dict[str, _Request] = {}
+        self.last_end_s = 0.0
+
+    def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
+        self.requests[name] = _Request(prompt_tokens, now_s)
+
+    def scheduled(self, name: str, now_s: float) -> None:
+        if (request := self.requests.get(name)) and request.scheduled_s < 0:
+            request.scheduled_s = now_s
+
+    def preempted(self, name: str) -> None:
+        if request := self.requests.get(name):
+            request.preemptions += 1
+
+    def step(self, scheduled_s: float, end_s: float, chunks: Iterable[tuple[str, int, int]]) -> None:
+        """`chunks`: (request, new tokens, tokens computed before) of all that were in the step."""
+        prefills = new = cached = pairs = decodes = attended = 0
+        for name, n, c in chunks:
+            request = self.requests.get(name)
+            if n == 1 and c > 0 and request is not None and c >= request.prompt_tokens - 1:
+                decodes += 1
+                attended += c + 1
+            else:
+                prefills += 1
+                new += n
+                cached += c
+                pairs += n * (2 * c + n + 1) // 2
+        start_s = max(scheduled_s, self.last_end_s)
+        self.last_end_s = end_s
+        row = [round(start_s, 6), round(end_s, 6), prefills, new, cached, pairs, decodes, attended]
+        self._write({"step": row})
+
+    def token(self, name: str, tokens: int, now_s: float) -> None:
+        if request := self.requests.get(name):
+            request.token_s += [round(now_s, 6)] * tokens
+
+    def finished(self, name: str) -> None:
+        if (request := self.requests.pop(name, None)) is None:
+            return
+        self._write(
+            {
+                "request": name,
+                "queued_s": round(request.queued_s, 6),
+                "scheduled_s": round(request.scheduled_s, 6),
+                "token_s": request.token_s,
+                "preemptions": request.preemptions,
+            }
+        )
+        self.stream.flush()
+
+    def forget(self, name: str) -> None:
+        self.requests.pop(name, None)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self.stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request as its engine saw it; times are CLOCK_MONOTONIC."""
+
+    queued_s: float
+    scheduled_s: float
+    token_s: npt.NDArray[np.float64]
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLog:
+    """All that one worker wrote. `steps` has STEP_COLUMNS and `t_s`, in order of time."""
+
+    steps: pd.DataFrame
+    requests: Mapping[str, Served]
+
+
+def read_step_logs(paths: Iterable[Path]) -> EngineLog:
+    """The logs of one worker, one per time it was started; a last line cut off by a kill is left out."""
+    steps: list[list[float]] = []
+    requests: dict[str, Served] = {}
+    for path in sorted(paths):
+        for line in path.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if "step" in row:
+                steps.append(row["step"])
+            else:
+                requests[row["request"]] = Served(
+                    row["queued_s"], row["scheduled_s"], np.array(row["token_s"]), row["preemptions"]
+                )
+    table = pd.DataFrame(steps, columns=list(STEP_COLUMNS)).sort_values("start_s", ignore_index=True)
+    table["t_s"] = table.end_s - table.start_s
+    return EngineLog(table, requests)
+
+
+def hook_vllm(path: Path) -> None:
+    """Have every engine core of this process write to `path` (vLLM 0.26 to 0.33, engine v1)."""
+    from vllm.v1.engine.core import EngineCore
+
+    start = EngineCore.__init__
+
+    def started(core: Any, *args: Any, **kwargs: Any) -> None:
+        start(core, *args, **kwargs)
+        _hook_scheduler(core.scheduler, StepLog(path))
+
+    EngineCore.__init__ = started
+
+
+def _hook_scheduler(scheduler: Any, log: StepLog) -> None:
+    add, schedule, update = scheduler.add_request, scheduler.schedule, scheduler.update_from_output
+    finish = scheduler.finish_requests
+    planned: dict[int, tuple[float, list[tuple[str, int, int]]]] = {}
+
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        log.queued(request.request_id, request.num_prompt_tokens, time.monotonic())
+        return add(request, *args, **kwargs)
+
+    def scheduled(*args: Any, **kwargs: Any) -> Any:
+        now_s = time.monotonic()
+        output = schedule(*args, **kwargs)
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        for name in computed:
+            log.scheduled(name, now_s)
+        cached = output.scheduled_cached_reqs
+        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for name in getattr(output, "preempted_req_ids", None) or ():
+            log.preempted(name)
+        if output.total_num_scheduled_tokens:
+            chunks = [(name, n, computed[name]) for name, n in output.num_scheduled_tokens.items()]
+            planned[id(output)] = now_s, chunks
+        return output
+
+    def updated(output: Any, *args: Any, **kwargs: Any) -> Any:
+        now_s = time.monotonic()
+        results = update(output, *args, **kwargs)
+        if found := planned.pop(id(output), None):
+            log.step(found[0], now_s, found[1])
+        for result in results.values():
+            for one in result.outputs:
+                log.token(one.request_id, len(one.new_token_ids), now_s)
+                if one.finish_reason is not None:
+                    log.finished(one.request_id)
+        return results
+
+    def finished(names: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in [names] if isinstance(names, str) else names or ():
+            log.forget(name)
+        return finish(names, *args, **kwargs)
+
+    scheduler.add_request, scheduler.schedule = add_request, scheduled
+    scheduler.update_from_output, scheduler.finish_requests = updated, finished
