@@ -18,6 +18,7 @@ import typer
 from planner import __version__
 from planner.catalog import read_catalog
 from planner.commands import facts, measurements
+from planner.commands.allocate import allocate
 from planner.commands.common import (
     CatalogOption,
     JsonOption,
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 for _name, _command in (
     ("simulate", simulate),
+    ("allocate", allocate),
     ("trace", facts.describe_trace),
     ("catalog", facts.show_catalog),
     ("import", measurements.import_measurements),

@@ -1,0 +1,71 @@
+"""`plan allocate`: the cheapest mix of worker types whose sustainable rates are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.commands.common import JsonOption, print_json, print_rows, stdout_console
+
+
+def allocate(
+    instance: Annotated[
+        Path, typer.Argument(help="JSON: buckets with rates, worker types with prices, stock and rates.")
+    ],
+    json_output: JsonOption = False,
+    time_limit: Annotated[
+        float,
+        typer.Option("--time-limit", min=0.01, help="Seconds after which the best mix so far is given."),
+    ] = 60.0,
+) -> None:
+    """Find the cheapest mix of worker types that carries all buckets, and each bucket's split.
+
+    Exit code 3: a bucket that no type serves, or too small a stock. 4: not proven cheapest in time.
+    """
+    from planner.errors import InputError
+    from planner.files import read_json
+    from planner.solvers import allocation
+
+    document = read_json(instance)
+    try:
+        asked = allocation.parse_instance(document)
+    except InputError as error:
+        raise InputError(f"{instance}: {error}") from None
+    found = allocation.allocate(asked, time_limit_s=time_limit)
+    answer = to_json(asked, found)
+    if json_output:
+        print_json(answer)
+    else:
+        _print(answer)
+    if not found.is_optimal:
+        raise typer.Exit(4)
+
+
+def to_json(asked: Any, found: Any) -> dict[str, Any]:
+    """The answer as one object: counts of the types used, shares of the buckets with traffic."""
+    shares = {
+        bucket: {name: float(x) for name, x in zip(asked.types, row, strict=True) if x > 0}
+        for bucket, row in zip(asked.buckets, found.share, strict=True)
+    }
+    return {
+        "status": "optimal" if found.is_optimal else "best found",
+        "cost_usd_per_h": found.cost_usd_per_h,
+        "bound_usd_per_h": found.bound_usd_per_h,
+        "counts": {name: count for name, count in zip(asked.types, found.counts, strict=True) if count},
+        "shares": {bucket: share for bucket, share in shares.items() if share},
+    }
+
+
+def _print(answer: dict[str, Any]) -> None:
+    print_rows([{"type": name, "workers": count} for name, count in answer["counts"].items()], "mix")
+    rows = [
+        {"bucket": bucket, "split": ", ".join(f"{100 * x:.4g} % {name}" for name, x in share.items())}
+        for bucket, share in answer["shares"].items()
+    ]
+    print_rows(rows, "routing")
+    proof = "the cheapest" if answer["status"] == "optimal" else "not proven cheapest"
+    stdout_console(soft_wrap=True).print(
+        f"{answer['cost_usd_per_h']:.6g} USD/h, {proof} (bound {answer['bound_usd_per_h']:.6g})", markup=False
+    )

@@ -1,0 +1,269 @@
+"""Cheapest mix of workers that carries the traffic, when each type's sustainable rates are known.
+
+Sets   i  request bucket      j  worker type
+Data   r_i   arrival rate of bucket i                                          [requests/s]
+       k_ij  rate that one worker of j sustains on i within the SLO, 0 if none  [requests/s]
+       c_j   price of one worker of j                                          [USD/h]
+       s_j   workers of j there are (None: unlimited);   f  slices per bucket (None: any share)
+Vars   x_ij in [0, 1] share of bucket i sent to j, a multiple of 1/f if f is given;   n_j integer >= 0
+
+  min   sum_j c_j n_j
+  s.t.  served_i     sum_j x_ij = 1
+        capacity_j   sum_i (r_i / k_ij) x_ij <= n_j
+        stock_j      n_j <= s_j
+
+After Griggs et al. 2024 (Mélange, arXiv:2404.14527), whose f equal slices of a bucket are binaries: identical
+slices are merged here into one integer, and with f None the split is free, so no f is cheaper. A type that
+costs no less and sustains no more than an unlimited other one is left out. Rates add up linearly and workers
+are filled to the brim: queueing is the business of the k_ij.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pulp
+
+from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.solvers.backend import Engine, Outcome, run, whole
+
+Floats = npt.NDArray[np.float64]
+
+MOST_WORKERS = 1e6  # of one type for one bucket; a rate this small is a way of writing 0
+SMALLEST_SHARE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The data above. `rate_rps` (I,) of the buckets; `sustained_rps` (I, J), 0 where a type cannot serve."""
+
+    buckets: tuple[str, ...]
+    types: tuple[str, ...]
+    rate_rps: Floats
+    sustained_rps: Floats
+    price_usd_per_h: Floats
+    stock: tuple[int | None, ...]
+    slice_factor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """`counts` per type and `share` (I, J) of each bucket; no mix is cheaper than `bound_usd_per_h`."""
+
+    counts: tuple[int, ...]
+    share: Floats
+    cost_usd_per_h: float
+    bound_usd_per_h: float
+    is_optimal: bool
+
+
+def parse_instance(document: Mapping[str, Any]) -> Instance:
+    """Read the JSON form: buckets with a rate, types with a price, a stock and a rate per bucket."""
+    _only(document, {"buckets", "types", "slice_factor"}, "")
+    buckets, types = _rows(document, "buckets"), _rows(document, "types")
+    for where, row in buckets:
+        _only(row, {"name", "rate_rps"}, f"{where}: ")
+    rate_rps = np.array([_amount(row.get("rate_rps"), f"{where}: rate_rps") for where, row in buckets])
+    rates = []
+    for where, row in types:
+        _only(row, {"name", "cost_usd_per_h", "stock", "rate_rps"}, f"{where}: ")
+        row_rates = row.get("rate_rps")
+        if not isinstance(row_rates, list) or len(row_rates) != len(buckets):
+            raise InputError(
+                f"{where}: rate_rps: expected a list of {len(buckets)} rates, one per bucket and 0 where it "
+                f"cannot serve, found {row_rates!r}"
+            )
+        rates.append([_amount(rate, f"{where}: rate_rps[{i}]") for i, rate in enumerate(row_rates)])
+    factor = document.get("slice_factor")
+    instance = Instance(
+        _names(buckets),
+        _names(types),
+        rate_rps,
+        np.array(rates).T,
+        np.array([_amount(row.get("cost_usd_per_h"), f"{where}: cost_usd_per_h") for where, row in types]),
+        tuple(_whole(row.get("stock"), f"{where}: stock", least=0) for where, row in types),
+        _whole(factor, "slice_factor", least=1),
+    )
+    for i, j in np.argwhere(instance.rate_rps[:, None] > MOST_WORKERS * instance.sustained_rps).tolist():
+        if instance.sustained_rps[i, j] > 0:
+            raise InputError(
+                f"type {instance.types[j]!r} sustains {instance.sustained_rps[i, j]:g} requests/s of "
+                f"{instance.buckets[i]!r}, which would take more than {MOST_WORKERS:g} workers; write 0 if "
+                "it cannot serve them"
+            )
+    return instance
+
+
+def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine = "highs") -> Allocation:
+    """Solve the model above; what the time limit leaves is feasible, with `is_optimal` False.
+
+    Raises InfeasibleError: "latency" for a bucket that no type serves, "capacity" for too small a stock.
+    """
+    r, k = instance.rate_rps, instance.sustained_rps
+    for i in np.flatnonzero((r > 0) & ~(k > 0).any(axis=1)).tolist():
+        raise InfeasibleError(
+            f"no worker type serves bucket {instance.buckets[i]!r}: all {len(instance.types)} have rate 0; "
+            "relax its SLO, or add a type that holds it",
+            kind="latency",
+            constraint=f"bucket {instance.buckets[i]}",
+            relaxation="an SLO or a type with which some worker serves it",
+        )
+    problem, n, x = _formulate(instance)
+    outcome = run(problem, time_limit_s=time_limit_s, engine=engine)
+    if outcome.status == "infeasible":
+        raise _short_of(instance, time_limit_s)
+    if outcome.status == "optimal":
+        return _allocation(instance, n, x, outcome)
+    relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
+    relaxation = run(relaxed, engine=engine)
+    if relaxation.status == "infeasible":
+        raise _short_of(instance, time_limit_s)
+    if outcome.bound is None or (relaxation.bound or 0.0) > outcome.bound:
+        outcome = Outcome(outcome.status, relaxation.bound)
+    if outcome.status == "feasible":
+        return _allocation(instance, n, x, outcome)
+    if relaxation.status != "optimal" or instance.slice_factor is not None:
+        raise PlannerError(f"no allocation was found in {time_limit_s:g} s; allow more with --time-limit")
+    for variable in relaxed_n:  # rounded up, a relaxed mix is a mix: every stock is whole
+        variable.varValue = float(np.ceil(variable.value() - 1e-9))
+    return _allocation(instance, relaxed_n, relaxed_x, outcome)
+
+
+Shares = dict[tuple[int, int], pulp.LpVariable]
+
+
+def _formulate(
+    instance: Instance, *, is_integer: bool = True, may_exceed_stock: bool = False
+) -> tuple[pulp.LpProblem, list[pulp.LpVariable], Shares]:
+    """The model; `may_exceed_stock` asks instead for the fewest workers beyond the stock (variables e_j)."""
+    r, k, c, f = instance.rate_rps, instance.sustained_rps, instance.price_usd_per_h, instance.slice_factor
+    buckets, types = np.flatnonzero(r > 0).tolist(), range(len(c))
+    category = "Integer" if is_integer else "Continuous"
+    used = _undominated(instance) if not may_exceed_stock else np.ones(len(c), bool)
+
+    problem = pulp.LpProblem("allocation", pulp.LpMinimize)
+    n = [
+        problem.add_variable(
+            f"n_{j}", 0, None if may_exceed_stock else instance.stock[j] if used[j] else 0, cat=category
+        )
+        for j in types
+    ]
+    slices = {  # f x_ij, so that merged slices are whole numbers
+        (i, j): problem.add_variable(f"x_{i}_{j}", 0, f or 1, cat=category if f else "Continuous")
+        for i in buckets
+        for j in types
+        if k[i, j] > 0 and used[j]
+    }
+    if may_exceed_stock:
+        e = {
+            j: problem.add_variable(f"e_{j}", 0, cat=category) for j in types if instance.stock[j] is not None
+        }
+        problem += pulp.lpSum(e.values()), "beyond_stock"
+        for j, e_j in e.items():
+            problem += n[j] - e_j <= instance.stock[j], f"stock_{j}"
+    else:
+        problem += pulp.lpSum(c[j] * n[j] for j in types), "cost"
+    for i in buckets:
+        problem += pulp.lpSum(slices[i, j] for j in types if (i, j) in slices) == (f or 1), f"served_{i}"
+    for j in types:
+        load = pulp.lpSum(r[i] / k[i, j] / (f or 1) * slices[i, j] for i in buckets if (i, j) in slices)
+        problem += load - n[j] <= 0, f"capacity_{j}"
+    return problem, n, slices
+
+
+def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
+    """Types that no unlimited other one replaces at the same price or less; of equals the first stays."""
+    k, c = instance.sustained_rps, instance.price_usd_per_h
+    used = np.ones(len(c), bool)
+    for j in range(len(c)):
+        for other in range(len(c)):
+            if other == j or not used[other] or instance.stock[other] is not None:
+                continue
+            if c[other] <= c[j] and (k[:, other] >= k[:, j]).all():
+                used[j] = False
+                break
+    return used
+
+
+def _allocation(instance: Instance, n: list[pulp.LpVariable], x: Shares, outcome: Outcome) -> Allocation:
+    counts = tuple(whole(n_j) for n_j in n)
+    share = np.zeros(instance.sustained_rps.shape)
+    for (i, j), x_ij in x.items():
+        value = x_ij.value() or 0.0
+        share[i, j] = round(value) / instance.slice_factor if instance.slice_factor else max(value, 0.0)
+    share[share < SMALLEST_SHARE] = 0.0
+    total = share.sum(axis=1, keepdims=True)
+    share = np.divide(share, total, out=share, where=total > 0)
+    cost = float(np.dot(counts, instance.price_usd_per_h))
+    is_optimal = outcome.status == "optimal"
+    bound = cost if is_optimal else min(cost, max(outcome.bound or 0.0, 0.0))
+    return Allocation(counts, share, cost, bound, is_optimal or bound >= cost * (1 - 1e-9))
+
+
+def _short_of(instance: Instance, time_limit_s: float) -> PlannerError:
+    """Why the stock does not suffice: the fewest workers that would have to be added, of which types."""
+    problem, _, _ = _formulate(instance, may_exceed_stock=True)
+    outcome = run(problem, time_limit_s=time_limit_s)
+    if outcome.status not in ("optimal", "feasible"):
+        return PlannerError(
+            f"the stock is too small, and {time_limit_s:g} s did not suffice to say by how much"
+        )
+    values = problem.variablesDict()
+    missing = {
+        j: whole(values[f"e_{j}"]) for j in range(len(instance.types)) if f"e_{j}" in values
+    }  # fmt: skip
+    short = [j for j, count in missing.items() if count]
+    names = ", ".join(f"{instance.types[j]} ({instance.stock[j]})" for j in short)
+    more = " and ".join(f"{missing[j]} more of {instance.types[j]}" for j in short)
+    fewest = "the fewest" if outcome.status == "optimal" else "enough"
+    return InfeasibleError(
+        f"the stock of {names} does not carry the traffic; {more} would ({fewest} workers that do)",
+        kind="capacity",
+        constraint="stock of " + ", ".join(instance.types[j] for j in short),
+        relaxation=more,
+    )
+
+
+def _rows(document: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
+    rows = document.get(key)
+    if not isinstance(rows, list) or not rows:
+        raise InputError(f"{key}: expected a list with at least one entry, found {rows!r}")
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise InputError(f"{key}[{i}]: expected an object, found {row!r}")
+    return [(f"{key}[{i}]", row) for i, row in enumerate(rows)]
+
+
+def _names(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, ...]:
+    names: list[str] = []
+    for where, row in rows:
+        name = row.get("name")
+        if not isinstance(name, str) or not name:
+            raise InputError(f"{where}: name: expected text, found {name!r}")
+        if name in names:
+            raise InputError(f"{where}: name: {name!r} is given twice")
+        names.append(name)
+    return tuple(names)
+
+
+def _only(row: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(set(row) - known):
+        raise InputError(f"{where}unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
+
+
+def _amount(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        raise InputError(f"{where}: expected a number >= 0, found {value!r}")
+    return float(value)
+
+
+def _whole(value: object, where: str, *, least: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 10**9:
+        raise InputError(f"{where}: expected a whole number >= {least} or null, found {value!r}")
+    return value
