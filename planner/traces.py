@@ -49,8 +49,8 @@ class Trace:
     `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
     `tenant` indexes `tenants`, which is empty where the trace names none.
-    `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace. `spread_s` is
-    how far `read_trace` spread coarse stamps by its seed, 0 where the seed changed nothing.
+    `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace. `coarse_s`
+    is the step of a clock whose stamps are still to be `spread`, 0 where they need not.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Trace:
     tenants: tuple[str, ...] = ()
     dropped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    spread_s: float = 0.0
+    coarse_s: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
@@ -169,8 +169,8 @@ _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 
 
-def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
-    """Read any of FORMATS. `seed` serves the spreading of coarse clocks alone, and is named in the notes.
+def read_trace(path: str | Path, *, seed: int | None = 0) -> Trace:
+    """Read any of FORMATS. `seed` serves to `spread` coarse clocks alone; without one they stay coarse.
 
     Raises TraceError (or its parent InputError for what is no readable text) naming file, line and column.
     """
@@ -179,7 +179,22 @@ def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
         first, at = _first_line(path, stream)
         if first[:1] == b"[":
             raise TraceError(f"{path}, line {at}: is one JSON list; expected JSONL, one object per line")
-        return (_read_jsonl if first[:1] == b"{" else _read_csv)(path, stream, first, at, seed)
+        trace = (_read_jsonl if first[:1] == b"{" else _read_csv)(path, stream, first, at)
+    return trace if seed is None else spread(trace, seed=seed)
+
+
+def spread(trace: Trace, *, seed: int) -> Trace:
+    """A trace of a coarse clock with its stamps spread over the clock's step; any other as it is."""
+    quantum_s = trace.coarse_s
+    if not quantum_s:
+        return trace
+    jitter_s = np.random.default_rng(seed).uniform(0.0, quantum_s, len(trace))
+    arrival_s = np.sort(trace.arrival_s + jitter_s)
+    note = (
+        f"{quantum_s:g} s quantised stamps: uniform jitter of 0 to {quantum_s:g} s (seed {seed}), "
+        "rows kept in their order"
+    )
+    return replace(trace, arrival_s=arrival_s - arrival_s[0], notes=(*trace.notes, note), coarse_s=0.0)
 
 
 def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
@@ -190,7 +205,7 @@ def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
     raise TraceError(f"{path}: is empty; expected a trace with one of the headers {_accepted()}")
 
 
-def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, seed: int) -> Trace:
+def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int) -> Trace:
     try:
         names = next(csv.reader([header.decode()]))
     except csv.Error as error:
@@ -232,7 +247,7 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, see
             numbers, blank, {name: table[column] for name, column in zip(rows.needed, needed, strict=True)}
         )
         line += len(block)
-    return rows.trace(seed)
+    return rows.trace()
 
 
 def _ids_of_text(text: object) -> list[int] | None:
@@ -245,7 +260,7 @@ def _ids_of_text(text: object) -> list[int] | None:
         return None
 
 
-def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, seed: int) -> Trace:
+def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int) -> Trace:
     _object(path, at, first)
     # as pairs, so that a key given twice is seen
     rows = _Rows(path, [key for key, _ in json.loads(first, object_pairs_hook=list)], f"{path}, line {at}")
@@ -263,7 +278,7 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, se
             np.array([not line.strip() for _, line in block]),
             {name: pd.Series(column, dtype=object) for name, column in columns.items()},
         )
-    return rows.trace(seed)
+    return rows.trace()
 
 
 def _blocks(at: int, first: bytes, rest: io.BufferedReader) -> Iterator[list[tuple[int, bytes]]]:
@@ -397,7 +412,7 @@ class _Rows:
     def _refuse(self, line: int, name: str, expected: str, found: str) -> None:
         raise TraceError(f"{self.path}, line {line}, column {name}: expected {expected}, found {found}")
 
-    def trace(self, seed: int) -> Trace:
+    def trace(self) -> Trace:
         """What was gathered, in order of arrival."""
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         if not sum(map(len, self.ticks)):
@@ -418,14 +433,6 @@ class _Rows:
                 "more than 100 years; give times in seconds"
             )
         quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
-        if quantum_s:
-            rng = np.random.default_rng(seed)
-            arrival_s = np.sort(arrival_s + rng.uniform(0.0, quantum_s, len(arrival_s)))
-            arrival_s -= arrival_s[0]
-            notes.append(
-                f"{quantum_s:g} s quantised stamps: uniform jitter of 0 to {quantum_s:g} s (seed {seed}), "
-                "rows kept in their order"
-            )
         if self.llm is not None:
             llms = Counter(self.texts[self.llm])
             if len(llms) > 1:
@@ -450,7 +457,7 @@ class _Rows:
         )
         everything = np.arange(len(ticks)) if order is None else order
         in_order = in_file_order.select(everything, arrival_s=arrival_s)
-        return replace(in_order, dropped=dropped, notes=tuple(notes), spread_s=quantum_s)
+        return replace(in_order, dropped=dropped, notes=tuple(notes), coarse_s=quantum_s)
 
     def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
         """Positions in order of arrival, None where the file has that order, and a note on it."""
