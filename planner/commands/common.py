@@ -14,8 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from planner.catalog import Catalog
+from planner.domain import Slo
 from planner.errors import InputError
-from planner.slo import is_path
+from planner.slo import is_path, read_task
+from planner.traffic import Asked
 from planner.units import show_s
 
 QUIET_S = 1.0  # work shorter than this is not talked about
@@ -34,6 +37,17 @@ CatalogOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", readable=False, help="The file to write.")]
+RateOption = Annotated[
+    float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
+]
+ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
+WindowOption = Annotated[
+    str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="Of the cluster: auto or ray://host:10001, tcp://host:8786 for dask."),
+]
 
 
 class Progress:
@@ -66,6 +80,23 @@ def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
         for given in inputs:
             if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
                 raise InputError(f"{given}: would be written over; name another place with -o")
+
+
+def asked_of(
+    slo: Path | None, known: Catalog, *, rate: float | None, scale: str, window: str | None, command: str
+) -> tuple[Slo | None, Asked]:
+    """What is promised and which traffic is meant: the options' if any is given, else the SLO file's."""
+    asked = Asked(rate, scaling(scale), window or "whole")
+    if slo is None:
+        return None, asked
+    task = read_task(slo, known)
+    if task.slowdowns is not None:
+        raise InputError(
+            f"{slo}: `{command}` needs limits in seconds, found the relative preset {task.preset!r}"
+        )
+    if rate is None and window is None:
+        asked = Asked(task.rate_rps, task.scale, task.window or "whole")
+    return task.slo, asked
 
 
 def scaling(how: str) -> Any:

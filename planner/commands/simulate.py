@@ -10,16 +10,20 @@ import typer
 from planner.catalog import read_catalog
 from planner.commands.common import (
     TRACE_HELP,
+    AddressOption,
     CatalogOption,
     JsonOption,
     Progress,
+    RateOption,
+    ScaleOption,
     SeedOption,
     SloOption,
+    WindowOption,
+    asked_of,
     keep_inputs,
     print_json,
     print_mapping,
     print_rows,
-    scaling,
     seconds_cell,
 )
 from planner.errors import InputError
@@ -39,67 +43,67 @@ def simulate(
             "--closed-loop", min=0, help="Keep this many requests in flight instead of arrival times."
         ),
     ] = 0,
-    rate: Annotated[
-        float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
-    ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")] = "superpose",
-    window: Annotated[
-        str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
-    ] = None,
+    rate: RateOption = None,
+    scale: ScaleOption = "superpose",
+    window: WindowOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
+    seeds: Annotated[
+        int,
+        typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on."),
+    ] = 1,
+    executor: Annotated[
+        str | None,
+        typer.Option("--executor", help="Where, with --seeds: loky (default), serial, ray or dask."),
+    ] = None,
+    address: AddressOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Simulate a fleet on a trace, request by request, and hold it against an SLO if one is given.
 
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise: `--window
-    whole` takes the trace as it is, such as the requests.csv of a plan.
+    whole` takes the trace as it is, such as the requests.csv of a plan. With --seeds every figure comes with
+    its 95 % interval, and -o writes the first seed's requests.
     """
-    import numpy as np
-
     from planner import files, output
-    from planner.domain import Slo
+    from planner.executors import Executor
     from planner.fleetfile import read_fleet
-    from planner.planning import asked_traffic
-    from planner.simulator import judge
-    from planner.simulator import simulate as run
-    from planner.simulator.energy import expected_power
-    from planner.slo import read_task
-    from planner.traces import read_trace
-    from planner.traffic import rescale
-    from planner.traffic import window as part_of
+    from planner.outcome import outcome
+    from planner.seeds import Question, document, over_seeds
+    from planner.traces import read_trace, spread
 
+    where = Executor(executor or "loky", address)
+    if seeds == 1 and (executor or address):
+        raise InputError("--executor: one seed is simulated here; ask for several with --seeds")
     if out is not None:
         files.check_output_file(out)
         keep_inputs([out], fleet, trace, slo)
     with Progress() as progress:
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
-        task = read_task(slo, known) if slo is not None else None
-        if task is not None and task.slowdowns is not None:
-            raise InputError(
-                f"{slo}: `simulate` needs limits in seconds, found the relative preset {task.preset!r}"
-            )
-        how = scaling(scale)
-        requests = read_trace(trace, seed=seed)
-        if task is not None and rate is None and window is None:
-            requests, _ = asked_traffic(requests, task, seed=seed)
+        promise, asked = asked_of(slo, known, rate=rate, scale=scale, window=window, command="simulate")
+        read = read_trace(trace, seed=None)
+        if seeds == 1:
+            requests = asked.of(spread(read, seed=seed), seed=seed)
+            progress(f"simulating {len(requests)} requests on {engines.workers} workers")
+            found = outcome(engines, requests, promise, closed_loop=closed_loop)
+            answer = found.summary()
+            table = output.requests_csv(found.simulation) if out is not None else None
         else:
-            if rate is not None:
-                requests = rescale(requests, rate, how=how, rng=np.random.default_rng(seed))
-            requests = part_of(requests, "whole" if window is None else window)
-        progress(f"simulating {len(requests)} requests on {engines.workers} workers")
-        promise = task.slo if task is not None else Slo(())
-        simulation = run(engines, requests, limits=promise.limits, record=True, closed_loop=closed_loop)
-        verdict = judge(simulation, promise) if task is not None else None
-        power = expected_power(engines, simulation)
-    if out is not None:
-        files.write_file(out, output.requests_csv(simulation))
-    summary = output.simulation_summary(simulation, verdict) | {"power": output.power_document(power)}
+            progress(f"simulating {seeds} seeds of {len(read)} requests on {engines.workers} workers")
+            question = Question(engines, read, asked, promise, closed_loop)
+            runs = over_seeds(
+                question, range(seed, seed + seeds), executor=where, with_requests=out is not None
+            )
+            answer, table = document(runs), runs[0].requests_csv
+    if out is not None and table is not None:
+        files.write_file(out, table)
     if json_output:
-        print_json(summary)
+        print_json(answer)
+    elif seeds == 1:
+        _print_simulation(answer, f"{answer['requests']} requests on {engines.workers} workers")
     else:
-        _print_simulation(summary, f"{len(requests)} requests on {engines.workers} workers")
+        _print_seeds(answer, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
 
 
 def _print_simulation(summary: dict[str, Any], title: str) -> None:
@@ -128,3 +132,43 @@ def _print_simulation(summary: dict[str, Any], title: str) -> None:
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
         if not summary["slo"]["is_steady"]:
             print_mapping({"steady": "no: the backlog grows"}, "")
+
+
+def _print_seeds(found: dict[str, Any], title: str) -> None:
+    many = len(found["seeds"])
+    rows = [
+        {"metric": name[:-2], **{key: _interval_cell(value) for key, value in found[name].items()}}
+        for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
+        if name in found
+    ]
+    print_rows(rows, f"{title}: mean ± 95 % interval over the seeds")
+    counts = {
+        key: f"{found[key]['least']:.6g} to {found[key]['most']:.6g}"
+        for key in ("requests", "rejected", "unfinished", "preemptions", "output_tokens_per_s", "expected_w")
+        if found[key]["most"]
+    }
+    print_mapping(counts, "")
+    if found["slo"]:
+        lines = [
+            {
+                "limit": line["limit"], "promised": seconds_cell(line["limit_s"]),
+                "simulated": _interval_cell(line["simulated_s"]),
+                "within": f"{100 * line['kept_frac']['mean']:.2f} %",
+                "kept by": f"{line['kept_by']} of {many} seeds",
+            }
+            for line in found["slo"]["lines"]
+        ]  # fmt: skip
+        print_rows(lines, f"SLO: kept by {found['slo']['kept_by']} of {many} seeds")
+        if found["slo"]["steady"] < many:
+            print_mapping(
+                {"steady": f"{found['slo']['steady']} of {many}; the backlog of the others grows"}, ""
+            )
+    for note in found["notes"]:
+        print_mapping({"mind": note}, "")
+
+
+def _interval_cell(value: dict[str, float | None]) -> str:
+    if value["mean"] is None or value["high"] is None:
+        return "-"
+    half_s = value["high"] - value["mean"]
+    return f"{seconds_cell(value['mean'])} ± {seconds_cell(float(f'{half_s:.1g}'))}"
