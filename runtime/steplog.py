@@ -8,7 +8,8 @@ engine core itself writes them down, one JSON object per line:
 
 Times are CLOCK_MONOTONIC, which all processes of a machine share. A step starts when it was scheduled or the
 one before it ended, whichever came later (engines schedule ahead), and ends when its tokens are on the
-host. A request is written when it has finished.
+host. A request is written when it has finished. This module runs inside the engine, so it imports little;
+runtime/enginelog.py reads what it writes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-
-import numpy as np
-import numpy.typing as npt
-import pandas as pd
-
-from planner.models.tables import COLUMNS
-
-STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
 
 
 @dataclass(slots=True)
@@ -98,45 +91,6 @@ class StepLog:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self.stream.write(json.dumps(line, separators=(",", ":")) + "\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One request as its engine saw it; times are CLOCK_MONOTONIC."""
-
-    queued_s: float
-    scheduled_s: float
-    token_s: npt.NDArray[np.float64]
-    preemptions: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLog:
-    """All that one worker wrote. `steps` has STEP_COLUMNS and `t_s`, in order of time."""
-
-    steps: pd.DataFrame
-    requests: Mapping[str, Served]
-
-
-def read_step_logs(paths: Iterable[Path]) -> EngineLog:
-    """The logs of one worker, one per time it was started; a last line cut off by a kill is left out."""
-    steps: list[list[float]] = []
-    requests: dict[str, Served] = {}
-    for path in sorted(paths):
-        for line in path.read_bytes().splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if "step" in row:
-                steps.append(row["step"])
-            else:
-                requests[row["request"]] = Served(
-                    row["queued_s"], row["scheduled_s"], np.array(row["token_s"]), row["preemptions"]
-                )
-    table = pd.DataFrame(steps, columns=list(STEP_COLUMNS)).sort_values("start_s", ignore_index=True)
-    table["t_s"] = table.end_s - table.start_s
-    return EngineLog(table, requests)
 
 
 def hook_vllm(path: Path) -> None:

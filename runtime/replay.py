@@ -1,0 +1,235 @@
+"""Sends a trace's requests to the router at their own times, whatever comes back (open loop).
+
+Every prompt is made of token ids of its own, so no prefix cache helps and no tokenizer is needed; every
+answer has exactly the trace's length (ignore_eos). What happens to each request goes into a journal, line by
+line, so that a run that is interrupted can go on with the requests that are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import aiohttp
+import numpy as np
+
+from planner.errors import InputError
+from planner.traces import Trace
+from runtime.router import WORKER_HEADER
+
+Status = Literal["finished", "rejected", "failed"]
+FIRST_TOKEN, TOKENS = 3, 997  # prompts are of the token ids 3 to 999, which every vocabulary has
+LEAD_S = 1.0  # from the start of a replay to its first request
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request as the client saw it. Seconds since the start of its part of the run; `token_s` are the
+    arrivals of its tokens, `reason` why it did not finish, `workers` who served it (prefill, decode)."""
+
+    request: int
+    part: int
+    due_s: float
+    sent_s: float
+    end_s: float
+    status: Status
+    reason: str
+    workers: tuple[str, ...]
+    token_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One uninterrupted stretch of a run; `start_s` is CLOCK_MONOTONIC, `requests` those that were sent."""
+
+    part: int
+    start_s: float
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What is known of a run so far."""
+
+    parts: tuple[Part, ...]
+    sent: dict[int, Sent]
+
+    def missing(self, trace: Trace) -> list[int]:
+        return [i for i in range(len(trace)) if i not in self.sent]
+
+
+class JournalFile:
+    """journal.jsonl: a line that names the run, then parts, sends and outcomes, each on disk at once."""
+
+    def __init__(self, path: Path, run: dict[str, Any]) -> None:
+        """`run` identifies the run; a journal of another one is refused."""
+        self.path, self.run = path, run
+        self.stream: IO[str] | None = None
+
+    def read(self) -> Journal:
+        """Raises InputError where the file belongs to another run."""
+        if not self.path.exists():
+            return Journal((), {})
+        starts: list[tuple[int, float]] = []
+        sends: dict[int, list[int]] = {}
+        sent: dict[int, Sent] = {}
+        for number, line in enumerate(self.path.read_text().splitlines()):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # cut off when the run was interrupted
+            if number == 0 and row != {"run": self.run}:
+                raise InputError(
+                    f"{self.path}: belongs to another run (other plan, trace or options); name another "
+                    "folder with -o, or remove this one"
+                )
+            if "start_s" in row:
+                starts.append((row["part"], row["start_s"]))
+                sends[row["part"]] = []
+            elif "sends" in row:
+                sends[row["part"]].append(row["sends"])
+            elif "request" in row:
+                row["workers"], row["token_s"] = tuple(row["workers"]), tuple(row["token_s"])
+                sent[row["request"]] = Sent(**row)
+        return Journal(tuple(Part(part, start_s, tuple(sends[part])) for part, start_s in starts), sent)
+
+    def write(self, row: dict[str, Any]) -> None:
+        if self.stream is None:
+            is_new = not self.path.exists()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.stream = self.path.open("a")
+            self.stream.write("" if is_new else "\n")  # after a line that was cut off
+            if is_new:
+                self.write({"run": self.run})
+        self.stream.write(json.dumps(row, separators=(",", ":")) + "\n")
+        self.stream.flush()
+
+
+async def replay(
+    trace: Trace,
+    requests: Sequence[int],
+    url: str,
+    model: str,
+    journal: JournalFile,
+    *,
+    part: int = 0,
+    key: str | None = None,
+    seed: int = 0,
+    timeout_s: float = TIMEOUT_S,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Sent]:
+    """Send these `requests` of the trace, the first one LEAD_S from now; returns when each has ended."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as client:
+        start_s = time.monotonic() + LEAD_S
+        first_s = float(trace.arrival_s[requests[0]]) if requests else 0.0
+        journal.write({"part": part, "start_s": start_s})
+        done: list[Sent] = []
+        running: set[asyncio.Task[None]] = set()
+
+        async def one(request: int, due_s: float, body: bytes) -> None:
+            expected = int(trace.output_tokens[request])
+            sent = await _send(client, url, body, request, part, start_s, due_s, expected)
+            journal.write(asdict(sent))
+            done.append(sent)
+
+        try:
+            for request in requests:
+                body = _body(trace, request, model, seed)
+                due_s = float(trace.arrival_s[request]) - first_s
+                await asyncio.sleep(max(start_s + due_s - time.monotonic(), 0.0))
+                journal.write({"part": part, "sends": request})
+                task = asyncio.ensure_future(one(request, due_s, body))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                progress(f"sent {request + 1} of {len(trace)} requests, {len(running)} in flight")
+            await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
+    return done
+
+
+def _body(trace: Trace, request: int, model: str, seed: int) -> bytes:
+    outputs = int(trace.output_tokens[request])
+    return json.dumps(
+        {
+            "model": model,
+            "prompt": prompt(int(trace.input_tokens[request]), request, seed),
+            "max_tokens": outputs, "min_tokens": outputs, "ignore_eos": True, "temperature": 0,
+            "stream": True, "return_token_ids": True,
+        }
+    ).encode()  # fmt: skip
+
+
+def prompt(tokens: int, request: int, seed: int) -> list[int]:
+    """Token ids that no two requests share from the start on, with certainty up to 994009 requests."""
+    ids = np.random.default_rng((seed, request)).integers(TOKENS, size=tokens) + FIRST_TOKEN
+    own = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
+    ids[:2] = own[-min(tokens, 2) :]
+    return ids.tolist()  # type: ignore[no-any-return]
+
+
+async def _send(
+    client: aiohttp.ClientSession,
+    url: str,
+    body: bytes,
+    request: int,
+    part: int,
+    start_s: float,
+    due_s: float,
+    expected: int,
+) -> Sent:
+    def now_s() -> float:
+        return round(time.monotonic() - start_s, 6)
+
+    sent_s, reason = now_s(), ""
+    token_s: list[float] = []
+    workers: tuple[str, ...] = ()
+    status: Status = "failed"
+    headers = {"Content-Type": "application/json", "X-Request-Id": name_of(part, request)}
+    try:
+        async with client.post(f"{url}/v1/completions", data=body, headers=headers) as answer:
+            workers = tuple(name for name in answer.headers.get(WORKER_HEADER, "").split(",") if name)
+            if answer.status != 200:
+                status = "rejected" if answer.status in (400, 429, 503) else "failed"
+                reason = f"HTTP {answer.status}: {(await answer.text())[:200]}"
+            else:
+                async for line in answer.content:
+                    tokens, error = _tokens(line)
+                    token_s += [now_s()] * tokens
+                    reason = error or reason
+                if not reason and len(token_s) != expected:
+                    reason = f"{len(token_s)} of {expected} tokens came"
+                status = "failed" if reason else "finished"
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+    return Sent(request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s))
+
+
+def _tokens(line: bytes) -> tuple[int, str]:
+    """How many tokens a line of a stream brings, and the error it reports."""
+    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        return 0, ""
+    event = json.loads(line[6:])
+    if "error" in event:
+        return 0, str(event["error"])[:200]
+    return sum(len(choice.get("token_ids") or ()) for choice in event.get("choices", ())), ""
+
+
+def name_of(part: int, request: int) -> str:
+    """The X-Request-Id under which engines log it."""
+    return f"p{part}r{request}"
+
+
+def lateness_s(sent: Iterable[Sent]) -> float:
+    """How late the client sent its latest request: beyond a few ms it could not keep up."""
+    return max((one.sent_s - one.due_s for one in sent), default=0.0)
