@@ -1,9 +1,9 @@
 """DistServe's simulator once more, as plainly as we can: prefill and decode instances of pipeline ranks.
 
 An instance is a ring of ranks. Each runs one batch at a time: the prefills that wait for it before the
-decodes. Rank 0 forms prefill batches; a later rank takes over a prefill batch as it was formed, but decodes as
-they come, so that micro-batches which meet in its queue become one. A token of a decode is made when its batch
-leaves the last rank; then the request queues at rank 0 for the next.
+decodes. Rank 0 forms prefill batches; a later rank takes over a prefill batch as it was formed, but decodes
+as they come, so that micro-batches which meet in its queue become one. A token of a decode is made when its
+batch leaves the last rank; then the request queues at rank 0 for the next.
 
 At equal times arrivals come before all else, then events in the order in which they were caused. A rank that
 is woken starts after whatever else was already due at that time. Times in ms, as in the fitted coefficients.

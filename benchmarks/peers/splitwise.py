@@ -1,0 +1,369 @@
+"""Our simulator against Splitwise-sim, request by request.
+
+    python benchmarks/peers/splitwise.py DIR [--honest]
+
+DIR holds, for each case, the command line and totals of a run of Splitwise-sim (CASE.json) and what became of
+each request (CASE.csv.gz); beside them perf_knots.csv, the step times as that program looks them up, and
+perf_model.csv, the measurements they come from. Machines, pools, scheduler, model and tensor parallelism are
+read from the command line. A line per case; exit code 1 if a case cannot be read or misses its bound: 1e-6 s
+per request where nothing is shared out (one machine, or one of each role), 2 % of P50, P90 and P99 of TTFT,
+TBT and E2E in pools. TBT is theirs: (E2E - TTFT) over all output tokens. Their files have nine digits, so
+that an arrival after 100 s is known to 5e-7 s, and with it all that follows.
+
+That program looks decode times up by the number of sequences, in a table indexed by prompt tokens, so that 64
+sequences cost what one costs. With --honest every case is simulated a second time with decode steps of
+c + b * sequences + k * context tokens, fitted to perf_model.csv, and both are printed side by side, with the
+nine limits of the paper (slowdown over an idle A100 machine).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.interpolate import interp1d
+
+sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
+
+from reference_splitwise import Cluster, Fit, Limits, Lookup, Machine, Request
+
+from benchmarks.peers.compare import PERCENTILES, Array, Bounds, Columns, each_case, judge, lookup
+from planner.errors import InputError
+from planner.files import open_input, read_json
+from profiling.shipped import splitwise_table
+
+EXACT = Bounds(request_s=1e-6, percentile_frac=0.02)
+POOLED = Bounds(request_s=None, percentile_frac=0.02)
+METRICS = ("ttft", "tbt", "e2e")
+STAMPS = ("prompt_start", "prompt_end", "token_start", "token_end", "kv_start", "kv_end")
+RESULTS = (*METRICS, "queue_time", "second_token_wait", *STAMPS)
+RUNNERS = ("prompt_runner", "token_runner")
+INPUTS = ("arrival_timestamp", "prompt_size", "token_size")
+GPUS = 8  # of a server
+GPU_BYTES = 80 * 2**30
+LIMITS = {
+    "ttft": (2, 3, 6),
+    "tbt": (1.25, 1.5, 5),
+    "e2e": (1.25, 1.5, 5),
+}  # slowdown at PERCENTILES, table VI
+BASIS = "a100-80gb"  # slowdown over a machine of these
+
+# What names on the command line stand for in that program's configuration
+MODELS = {  # weights; KV per token: 2 (K, V) * 2 bytes * hidden size * layers
+    "bloom-176b": (329_000_000_000, 2 * 2 * 14336 * 70),
+    "llama2-70b": (135_000_000_000, 2 * 2 * 8192 * 80),
+}
+SERVERS = {"dgx-a100": "a100-80gb", "dgx-h100": "h100-80gb", "dgx-h100-pcap": "h100-80gb-pcap"}
+CLUSTERS = {"half_half": ("dgx-a100", "dgx-h100"), "hhcap_half_half": ("dgx-h100-pcap", "dgx-h100")}
+TOKEN_SERVER = {"splitwise": "dgx-a100", "splitwise_hhcap": "dgx-h100-pcap"}  # of heterogeneous pools
+BYTES_PER_S = {"token_jsq": np.inf, "mixed_pool": 200 * 2**30, "kv_token_jsq": 10 * 200 * 2**30}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a machine is: hardware as in the tables; role prompt, token or none."""
+
+    hardware: str
+    role: str
+    tensor_parallel: int
+    gpus: int  # whose memory it has
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of theirs. `arrival_s`, `input_tokens`, `output_tokens`: (R,)."""
+
+    name: str
+    folder: Path
+    model: str
+    policy: str
+    machines: tuple[Kind, ...]
+    arrival_s: Array
+    input_tokens: Array
+    output_tokens: Array
+    peer: Columns  # their results, in s; *_runner: the machine's number
+    peer_cpu_s: float
+
+    @property
+    def bounds(self) -> Bounds:
+        roles = [machine.role for machine in self.machines]
+        return EXACT if len(roles) == len(set(roles)) else POOLED
+
+
+# --- reading a case
+
+
+def read_case(path: Path) -> Case:
+    document = read_json(path)
+    try:
+        settings = dict(override.split("=", 1) for override in lookup(path, document, "overrides"))
+        cpu_s = float(lookup(path, document, "user_s"))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: is not a case of Splitwise-sim ({error})") from None
+    for key in ("trace.filename", "seed"):  # the requests are in the table, and nothing is drawn
+        settings.pop(key, None)
+    command = Command(path, settings)
+    model = command.name("applications.0.model_architecture", MODELS)
+    command.name("applications.0.model_size", (f"{model}-fp16",))
+    command.name("performance_model", ("db",))
+    policy = command.name("applications.0.scheduler", BYTES_PER_S)
+    machines = read_machines(command, policy)
+    if settings:
+        raise InputError(f"{path}: overrides not known: {', '.join(sorted(settings))}")
+    arrival, inputs, outputs, peer = read_requests(path.with_suffix(".csv.gz"), machines)
+    return Case(path.stem, path.parent, model, policy, machines, arrival, inputs, outputs, peer, cpu_s)
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command line of a run; what has been understood is taken out of `settings`."""
+
+    path: Path
+    settings: dict[str, str]
+
+    def name(self, key: str, known: Collection[str], default: str | None = None) -> str:
+        value = self.settings.pop(key, default)
+        if value is None or value not in known:
+            raise InputError(f"{self.path}: {key} is {value}, must be one of {', '.join(known)}")
+        return value
+
+    def number(self, key: str, default: int) -> int:
+        value = self.settings.pop(key, str(default))
+        if not re.fullmatch(r"\d+", value):
+            raise InputError(f"{self.path}: {key} is {value}, must be a whole number")
+        return int(value)
+
+    def names(self, key: str, default: str) -> list[str]:
+        return re.findall(r"[\w-]+", self.settings.pop(key, default))
+
+    def tensor_parallel(self, key: str) -> int:
+        return int(self.name(f"start_state.{key}.tensor_parallelism", ("2", "4", "8"), str(GPUS)))
+
+
+def read_machines(command: Command, policy: str) -> tuple[Kind, ...]:
+    """In that program's order: as the cluster lists its servers; homogeneous pools take the first ones."""
+    kinds = CLUSTERS[command.name("cluster", CLUSTERS)]
+    counts = [command.number(f"cluster.servers.{i}.count", 1) for i in range(len(kinds))]
+    servers = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+    state = command.name("start_state", ("baseline", *TOKEN_SERVER))
+    if (state == "baseline") != (policy == "token_jsq"):
+        raise InputError(f"{command.path}: start_state {state} does not go with scheduler {policy}")
+    if state == "baseline":
+        tp = command.tensor_parallel("instance")
+        machines = [Kind(SERVERS[server], "", tp, GPUS) for server in servers]
+    else:
+        tp_of = {role: command.tensor_parallel(role) for role in ("prompt", "token")}
+        roles = read_roles(command, state, servers)
+        machines = [
+            Kind(SERVERS[server], role, tp_of[role], tp_of[role])
+            for server, role in zip(servers, roles, strict=False)
+            for _ in range(GPUS // tp_of[role])
+        ]
+    if not machines:
+        raise InputError(f"{command.path}: the cluster has no machine")
+    return tuple(machines)
+
+
+def read_roles(command: Command, state: str, servers: list[str]) -> list[str]:
+    if (
+        command.name("start_state.split_type", ("homogeneous", "heterogeneous"), "homogeneous")
+        == "homogeneous"
+    ):
+        prompts, tokens = (
+            command.number(f"start_state.{role}.num_instances", 1) for role in ("prompt", "token")
+        )
+        if prompts + tokens > len(servers):
+            raise InputError(f"{command.path}: {prompts} + {tokens} machines asked of {len(servers)} servers")
+        return ["prompt"] * prompts + ["token"] * tokens
+    role_of = {
+        name: role
+        for role, default in (("token", TOKEN_SERVER[state]), ("prompt", "dgx-h100"))
+        for name in command.names(f"start_state.{role}.instance_names", default)
+    }
+    if strangers := set(servers) - role_of.keys():
+        raise InputError(f"{command.path}: start_state {state} has no role for {', '.join(strangers)}")
+    return [role_of[server] for server in servers]
+
+
+def read_requests(path: Path, machines: Sequence[Kind]) -> tuple[Array, Array, Array, Columns]:
+    """Arrivals, inputs, outputs, and what that program made of them."""
+    names = [f"{machine.hardware}_{i}" for i, machine in enumerate(machines)]
+    try:
+        with open_input(path) as stream:
+            table = pd.read_csv(stream)
+        arrival, inputs, outputs = (table[name].to_numpy(float) for name in INPUTS)
+        peer = {name: table[name].to_numpy(float) for name in RESULTS}
+        peer |= {name: table[name].map(names.index).to_numpy(float) for name in RUNNERS}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path}: is not a table of Splitwise-sim's results ({error})") from None
+    except KeyError as error:
+        raise InputError(f"{path}: has no column {error}") from None
+    if not len(table):
+        raise InputError(f"{path}: holds no requests")
+    return arrival, inputs, outputs, peer
+
+
+# --- step times
+
+
+@cache
+def lookup_steps(folder: Path, model: str, hardware: str, tp: int) -> Lookup:
+    """Both times by tokens, linear between the knots and beyond them."""
+    path = folder / "perf_knots.csv"
+    try:
+        with open_input(path) as stream:
+            table = pd.read_csv(stream)
+        is_asked = (table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == tp)
+        rows = table[is_asked]
+        if rows.empty:
+            raise InputError(f"{path}: has no {model} on {tp} x {hardware}")
+        times = (rows.prompt_time_s, rows.token_time_s)
+        lines = [interp1d(rows.batch_tokens, time_s, fill_value="extrapolate") for time_s in times]
+    except (AttributeError, ValueError) as error:
+        raise InputError(f"{path}: is not a table of step times ({error})") from None
+    prompt_s, token_s = (cache(lambda tokens, line=line: float(line(tokens))) for line in lines)
+    return Lookup(prompt_s, token_s)
+
+
+@cache
+def honest_steps(folder: Path, model: str, hardware: str, tp: int) -> Fit:
+    """Decode steps by least squares of relative error; prompts as they are looked up."""
+    steps = splitwise_table(folder / "perf_model.csv", model, hardware, tp).steps
+    decodes = steps[steps.n_decode > 0]
+    X = np.column_stack([np.ones(len(decodes)), decodes.n_decode, decodes.kv_tokens])
+    relative = X / decodes.t_s.to_numpy()[:, None]
+    (c_s, b_s, k_s), *_ = np.linalg.lstsq(relative, np.ones(len(X)), rcond=None)
+    return Fit(lookup_steps(folder, model, hardware, tp).prompt_s, float(c_s), float(b_s), float(k_s))
+
+
+# --- running it
+
+
+def simulate_case(case: Case, *, honest: bool = False) -> Columns:
+    """Our results, in s, named as in the case's table."""
+    steps_of = honest_steps if honest else lookup_steps
+    weights_bytes, kv_bytes = MODELS[case.model]
+    machines = [
+        Machine(
+            index,
+            steps_of(case.folder, case.model, kind.hardware, kind.tensor_parallel),
+            Limits(kind.gpus * GPU_BYTES, weights_bytes, kv_bytes),
+            kind.role,
+        )
+        for index, kind in enumerate(case.machines)
+    ]
+    columns = (case.arrival_s, case.input_tokens, case.output_tokens)
+    requests = [Request(arrival, int(i), int(o)) for arrival, i, o in zip(*columns, strict=True)]
+    try:
+        Cluster(machines, case.policy, BYTES_PER_S[case.policy], requests).run()
+    except ValueError as error:
+        raise InputError(f"{case.folder / case.name}: {error}") from None
+
+    def column(name: str) -> Array:
+        return np.array([getattr(request, name) for request in requests], float)
+
+    first, finish, token_start = column("first_token_s"), column("finish_s"), column("token_start_s")
+    return {
+        "ttft": first - case.arrival_s,
+        "tbt": (finish - first) / case.output_tokens,
+        "e2e": finish - case.arrival_s,
+        "queue_time": column("prompt_start_s") - case.arrival_s,
+        "second_token_wait": token_start - first,
+        "prompt_start": column("prompt_start_s"),
+        "prompt_end": first,
+        "token_start": token_start,
+        "token_end": finish,
+        "kv_start": column("kv_start_s"),
+        "kv_end": column("kv_end_s"),
+        "prompt_runner": column("prompt_machine"),
+        "token_runner": column("token_machine"),
+    }
+
+
+def slowdowns(case: Case, results: Columns) -> dict[str, Array]:
+    """At PERCENTILES, over a machine of A100 that has nothing else to do, by that program's step times."""
+    steps = lookup_steps(case.folder, case.model, BASIS, GPUS)
+    prompt_s = np.array([steps.prompt_s(tokens) for tokens in case.input_tokens])
+    token_s = np.array([steps.token_s(tokens) for tokens in case.input_tokens])  # its own reading of them
+    alone = {"ttft": prompt_s, "tbt": token_s, "e2e": prompt_s + token_s * (case.output_tokens - 1)}
+    return {name: np.percentile(results[name] / alone[name], PERCENTILES) for name in METRICS}
+
+
+# --- the same cases with honest decodes
+
+
+@dataclass(frozen=True)
+class Design:
+    """A case's P50, P90 and P99 and slowdowns, by the looked up and by the fitted decode times."""
+
+    case: Case
+    percentiles_s: tuple[dict[str, Array], dict[str, Array]]
+    slowdowns: tuple[dict[str, Array], dict[str, Array]]
+
+    def keeps_limits(self, honest: bool) -> bool:
+        return all((self.slowdowns[honest][name] < LIMITS[name]).all() for name in METRICS)
+
+
+def design(case: Case, looked_up: Columns) -> Design:
+    results = looked_up, simulate_case(case, honest=True)
+    by_name = [{name: np.percentile(result[name], PERCENTILES) for name in METRICS} for result in results]
+    return Design(case, (by_name[0], by_name[1]), (slowdowns(case, results[0]), slowdowns(case, results[1])))
+
+
+def print_designs(designs: Sequence[Design]) -> None:
+    """Designs that serve the same requests, below each other."""
+    same: dict[tuple[str, bytes], list[Design]] = {}
+    for one in designs:
+        requests = np.stack([one.case.arrival_s, one.case.input_tokens, one.case.output_tokens])
+        same.setdefault((one.case.model, requests.tobytes()), []).append(one)
+    for (model, _), group in same.items():
+        print(
+            f"\n{model}, {len(group[0].case.arrival_s)} requests: lookup | honest; times in s at P50/P90/P99"
+        )
+        for one in group:
+            texts = []
+            for name in METRICS:
+                sides = ["/".join(f"{value:.4g}" for value in side[name]) for side in one.percentiles_s]
+                texts.append(f"{name} {sides[0]} | {sides[1]}")
+            kept = " | ".join("kept" if one.keeps_limits(honest) else "missed" for honest in (False, True))
+            print(f"  {one.case.name}: {'; '.join(texts)}; the nine limits {kept}")
+        for name in METRICS if len(group) > 1 else ():
+            orders = [
+                [one.case.name for one in sorted(group, key=lambda one: one.percentiles_s[side][name][1])]
+                for side in (0, 1)
+            ]
+            verdict = "the order stays" if orders[0] == orders[1] else f"but honestly {' < '.join(orders[1])}"
+            print(f"  {name} P90: {' < '.join(orders[0])}; {verdict}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Our simulator against Splitwise-sim, request by request.")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--honest", action="store_true", help="then the same cases with honest decode times")
+    arguments = parser.parse_args()
+    designs: list[Design] = []
+
+    def run(path: Path) -> bool:
+        case = read_case(path)
+        start = time.process_time()
+        ours = simulate_case(case)
+        cpu_s = time.process_time() - start
+        if arguments.honest:
+            designs.append(design(case, ours))
+        return judge(case.name, ours, case.peer, METRICS, case.bounds, (cpu_s, case.peer_cpu_s))
+
+    exit_code = each_case(arguments.directory, run)
+    print_designs(designs)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
