@@ -1,0 +1,105 @@
+"""Aladdin's rule for the number of workers, N = ceil(k5 r + c5), and when to learn it anew.
+
+The rule is fitted on (arrival rate, workers that sufficed) above a rate R, below which too few requests
+arrive in a heartbeat to stand for the traffic's lengths (eq. 7 of arXiv:2405.06856). The paper asks for
+change-point detection without saying which: `change_points` is Page's two-sided CUSUM (Biometrika 1954) in
+its self-starting form (Hawkins, The Statistician 1987), a few lines that work heartbeat by heartbeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InputError
+
+DRIFT_SIGMA = 0.5  # half the shift worth finding, in standard deviations
+THRESHOLD_SIGMA = 8.0  # with that drift: one false alarm in some ten thousand heartbeats
+CEILING_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRule:
+    """N = ceil(slope r + offset), offset possibly negative; below `least_rps` what it says there."""
+
+    slope_workers_per_rps: float
+    offset_workers: float
+    least_rps: float
+
+    def workers(self, rate_rps: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Workers at these rates, at least one."""
+        rate = np.maximum(np.asarray(rate_rps, float), self.least_rps)
+        line = self.slope_workers_per_rps * rate + self.offset_workers
+        workers: npt.NDArray[np.int64] = np.maximum(np.ceil(line - CEILING_SLACK), 1).astype(np.int64)
+        return workers
+
+
+def fit_worker_rule(
+    rate_rps: npt.ArrayLike, workers: npt.ArrayLike, *, least_rps: float = 0.0, covers: bool = False
+) -> WorkerRule:
+    """Least squares through pairs with rate > `least_rps`; `covers` lifts the line onto the highest of them.
+
+    A count that was rounded up lies half a worker above its line on average, which is taken off first, so
+    that a planted rule is recovered; lifted, the rule gives no fewer workers than any observed pair.
+    """
+    rate, count = np.asarray(rate_rps, float), np.asarray(workers, float)
+    used = rate > least_rps
+    if rate.shape != count.shape or len(np.unique(rate[used])) < 2:
+        raise InputError(
+            f"the worker rule needs pairs at two rates above {least_rps:g} requests/s, "
+            f"found {len(np.unique(rate[used]))}"
+        )
+    slope, offset = np.polyfit(rate[used], count[used] - 0.5, 1)
+    slope = max(float(slope), 0.0)
+    if covers:  # ceil(line) >= count once the line is above count - 1
+        offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + 1e-6)
+    return WorkerRule(slope, float(offset), least_rps)
+
+
+def change_points(
+    values: npt.ArrayLike,
+    *,
+    learn: int = 20,
+    drift_sigma: float = DRIFT_SIGMA,
+    threshold_sigma: float = THRESHOLD_SIGMA,
+) -> list[tuple[int, int]]:
+    """Where the level of a series shifts: (index where the shift began, index where it was noticed).
+
+    Every value is held against the mean and spread of all before it since the last shift, from the `learn`-th
+    on.
+    """
+    series = np.asarray(values, float)
+    if learn < 2 or not np.isfinite(series).all():
+        raise InputError("change points: needs finite values, and at least 2 of them to learn a level from")
+    found: list[tuple[int, int]] = []
+    start = 0
+    while (alarm := _first_shift(series[start:], learn, drift_sigma, threshold_sigma)) is not None:
+        found.append((start + alarm[0], start + alarm[1]))
+        start += alarm[1]  # from here on it is surely the new level
+    return found
+
+
+def _first_shift(
+    series: npt.NDArray[np.float64], learn: int, drift_sigma: float, threshold_sigma: float
+) -> tuple[int, int] | None:
+    """The first shift of a series, None too where it is too short to learn a level from."""
+    if len(series) <= learn:
+        return None
+    sums, began = {1: 0.0, -1: 0.0}, {1: learn, -1: learn}
+    mean = float(series[:learn].mean())
+    squares = float(((series[:learn] - mean) ** 2).sum())
+    for i in range(learn, len(series)):
+        spread = max(np.sqrt(squares / (i - 1)), 1e-9 * max(abs(mean), 1.0))
+        z = (series[i] - mean) / spread * np.sqrt(i / (i + 1))
+        for side in sums:
+            sums[side] = max(0.0, sums[side] + side * z - drift_sigma)
+            if sums[side] == 0.0:
+                began[side] = i + 1
+            elif sums[side] > threshold_sigma:
+                return began[side], i
+        step = series[i] - mean
+        mean += step / (i + 1)
+        squares += step * (series[i] - mean)
+    return None
