@@ -7,7 +7,7 @@ Altair is imported inside the functions: it takes most of a second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ MAX_GAPS = 2_000_000  # beyond this the curve of gaps takes every k-th run of en
 WIDTH, HEIGHT = 400, 210
 
 # As drawn for a light page, and the name of the CSS variable that takes its place in a report.
-BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#e69f00"
 INK, MUTED, SOFT, GRID = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8"
 THEME = {
     BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple",
@@ -99,7 +99,50 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
     low, high = _span(value_s, [limit.limit_s for limit in limits])
     if len(share):
         value_s, share = np.append(np.maximum(value_s, low), high), np.append(share, share[-1])
-    what = "gaps" if metric == "tbt" else "requests"
+    x, y = _distribution_axes(metric, low, high)
+    line = (
+        alt.Chart(_rows(x=value_s, y=share))
+        .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-after")
+        .encode(x=x, y=y)
+    )
+    return alt.layer(line, *_limit_layers(limits, low, high)).properties(width=WIDTH, height=HEIGHT)
+
+
+def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[Limit]) -> Any:
+    """One distribution per name on shared axes, each in a colour and dash of its own (of 12), and the limits.
+
+    A name without values keeps its place in the legend.
+    """
+    import altair as alt
+
+    every = np.concatenate([curve.value_s[curve.value_s > 0] for curve in curves.values()])
+    low, high = _span(every, [limit.limit_s for limit in limits])
+    rows: list[dict[str, Any]] = []
+    for name, curve in curves.items():
+        positive = curve.value_s > 0
+        if not positive.any():
+            continue
+        value_s = np.append(np.maximum(curve.value_s[positive], low), high)
+        share = np.append(curve.share[positive], curve.share[positive][-1])
+        rows += [{"x": x, "y": y, "name": name} for x, y in zip(*_rounded(value_s, share), strict=True)]
+    names = list(curves)
+    x, y = _distribution_axes(metric, low, high)
+    line = (
+        alt.Chart(_data(rows))
+        .mark_line(strokeWidth=1.8, interpolate="step-after")
+        .encode(
+            x=x, y=y,
+            color=alt.Color("name:N", sort=names, legend=_legend(len(names), columns=2), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("name:N", sort=names, legend=_legend(len(names), columns=2),
+                                      scale=_dashes(names)),
+        )
+    )  # fmt: skip
+    return alt.layer(line, *_limit_layers(limits, low, high)).properties(width=WIDTH, height=HEIGHT)
+
+
+def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
+    import altair as alt
+
     x = alt.X(
         "x:Q",
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
@@ -108,14 +151,16 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
     y = alt.Y(
         "y:Q",
         scale=alt.Scale(domain=[0, 1]),
-        axis=alt.Axis(title=f"share of {what}", format="%", tickCount=6),
+        axis=alt.Axis(title=f"share of {'gaps' if metric == 'tbt' else 'requests'}", format="%", tickCount=6),
     )
-    line = (
-        alt.Chart(_rows(x=value_s, y=share))
-        .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-after")
-        .encode(x=x, y=y)
-    )
-    layers = [line]
+    return x, y
+
+
+def _limit_layers(limits: Sequence[Limit], low: float, high: float) -> list[Any]:
+    """A line at each limit, a circle at the share that must lie to its left."""
+    import altair as alt
+
+    layers: list[Any] = []
     for limit in limits:
         at_s, wanted = limit.limit_s, limit.percentile_frac
         near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
@@ -133,7 +178,7 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
                        fontSize=11)
             .encode(x="x:Q", y="y:Q", text="text:N"),
         ]  # fmt: skip
-    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+    return layers
 
 
 def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
@@ -324,16 +369,16 @@ def _rounded(*columns: Floats) -> list[list[Any]]:
     return [_rounded_one(column) for column in columns]
 
 
-def _legend(entries: int) -> Any:
+def _legend(entries: int, *, columns: int = 4) -> Any:
     import altair as alt
 
-    return alt.Legend(title=None, orient="top", columns=4, symbolType="stroke") if entries > 1 else None
+    return alt.Legend(title=None, orient="top", columns=columns, symbolType="stroke") if entries > 1 else None
 
 
 def _scale(names: Sequence[str]) -> Any:
     import altair as alt
 
-    colours = [BLUE, VERMILLION, GREEN, PURPLE]
+    colours = [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, INK]
     return alt.Scale(domain=list(names), range=[colours[k % len(colours)] for k in range(len(names))])
 
 

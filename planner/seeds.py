@@ -1,9 +1,9 @@
 """One fleet under many seeds: how much of a simulated figure is chance.
 
 A seed draws what is random in the traffic: the shift of every copy of a superposed trace and the requests of
-the last one, the requests that thinning keeps, where the stamps of a coarse clock are spread. A trace of a fine
-clock at its own rate has none of these, so every seed gives the same run, and the answer says so. Each run is
-what `plan simulate --seed` gives alone.
+the last one, the requests that thinning keeps, where the stamps of a coarse clock are spread. A trace of a
+fine clock at its own rate has none of these, so every seed gives the same run, and the answer says so. Each
+run is what `plan simulate --seed` gives alone.
 
 The interval of a figure is Student's, 95 %, for its mean over the seeds. It covers what the seed draws, not
 what another day's trace would bring.
