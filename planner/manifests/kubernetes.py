@@ -1,14 +1,17 @@
-"""Plain Kubernetes: per pool a Deployment and a headless Service, and a router that finds the pods.
+"""Plain Kubernetes: per pool a Deployment, a headless Service and a PodDisruptionBudget, and a router.
 
 The router watches pods by label (so it needs a Role of its own) rather than a Service's address: a Service
-spreads connections blindly, and the plan's routing would be lost.
+spreads connections blindly, and the plan's routing would be lost. Other targets that run pods take theirs
+from here.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from planner.domain import Fleet, Gpu, Pool, Role
+from planner.errors import InputError
 from planner.files import to_yaml
 from planner.manifests import engine
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT
@@ -16,82 +19,161 @@ from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 Document = dict[str, Any]
 APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
 POWER_LIMIT = "fleetplan/gpu-power-limit-w"  # annotation of pods; label of the nodes that have the cap
+SECRET = "kubectl create secret generic hf-token-secret --from-literal=token=$HF_TOKEN"
+ENGINE = f"vLLM {engine.VLLM_VERSION}"
+
+_LABEL_NAME = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII
+)
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """kubernetes.yaml: everything to apply, in one file."""
-    about = f"# {fleet.llm.name} on {fleet.gpus} GPUs.   kubectl apply -f kubernetes.yaml\n"
-    return {"kubernetes.yaml": about + "---\n".join(map(to_yaml, documents(fleet, max_model_len)))}
+    return {"kubernetes.yaml": in_one_file("kubernetes.yaml", fleet, documents(fleet, max_model_len))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    return [
+        f"    {SECRET}",
+        "    kubectl apply -f kubernetes.yaml",
+        f"    kubectl port-forward service/{engine.llm_label(fleet)}-router {HTTP_PORT}",
+        "",
+        "Needs the GPU operator (device plugin and feature discovery, which labels the nodes).",
+    ]
+
+
+def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
+    """YAML to be applied with kubectl."""
+    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f {name}\n"
+    return about + "---\n".join(map(to_yaml, documents))
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
-    app = engine.llm_label(fleet)
+    engine.on_one_node(fleet, "kubernetes")
     pools: list[Document] = []
     for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
-        labels = {APP: app, PART: f"{app}-{name}", ROLE: f"{pool.role}"}
-        pools += [_workers(fleet, pool, labels, max_model_len), _headless(labels)]
-    routers = [_router(fleet, app, name, roles) for name, roles in engine.routers(fleet).items()]
-    return [*pools, *_discovery(app), *(document for router in routers for document in router)]
+        labels = labels_of(fleet, name, pool)
+        pools += [_workers(fleet, pool, labels, max_model_len), headless(labels), budget(labels)]
+    return [*pools, *router(fleet)]
+
+
+def labels_of(fleet: Fleet, name: str, pool: Pool) -> Document:
+    app = engine.llm_label(fleet)
+    return {APP: app, PART: f"{app}-{name}", ROLE: f"{pool.role}"}
 
 
 def node_labels(gpu: Gpu) -> Document:
     """What a node must carry: the GPU's label, and our own where its power is capped."""
     key, _, value = gpu.node_selector.rpartition("=")
-    selector: Document = {key or "nvidia.com/gpu.product": value}
+    key = key or "nvidia.com/gpu.product"
+    if not (_LABEL_NAME.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+        raise InputError(
+            f"GPU {engine.one_line(gpu.name)}: node_selector: expected a value of the node label "
+            f"nvidia.com/gpu.product, or LABEL=VALUE, found {gpu.node_selector[:200]!r}"
+        )
+    selector: Document = {key: value}
     if engine.is_capped(gpu):
         selector[POWER_LIMIT] = f"{gpu.power_w:g}"
     return selector
 
 
-def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
-    gpu = pool.type.gpu
-    resource = "amd.com/gpu" if engine.is_rocm(gpu) else "nvidia.com/gpu"
-    health = {"httpGet": {"path": "/health", "port": "http"}}
-    environment: list[Document] = [
-        {"name": "HF_TOKEN",
-         "valueFrom": {"secretKeyRef": {"name": "hf-token-secret", "key": "token", "optional": True}}},
-    ]  # fmt: skip
-    ports = [{"name": "http", "containerPort": HTTP_PORT}]
+def resource_of(gpu: Gpu) -> str:
+    return "amd.com/gpu" if engine.is_rocm(gpu) else "nvidia.com/gpu"
+
+
+def expanded(args: list[str]) -> list[str]:
+    """Arguments as a container gets them unharmed: Kubernetes would read $(NAME) as a variable."""
+    return [arg.replace("$", "$$") for arg in args]
+
+
+def environment(pool: Pool) -> list[Document]:
+    token = {"name": "hf-token-secret", "key": "token", "optional": True}
+    variables: list[Document] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}]
     if pool.role != "mixed":
-        environment += [
-            {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST",
-             "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        variables += [
+            {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
-        ]  # fmt: skip
+        ]
+    return variables
+
+
+def resources(pool: Pool) -> Document:
+    """The GPUs of one pod: a worker's share of one node."""
+    gpus = {resource_of(pool.type.gpu): str(pool.type.gpus // engine.nodes_of(pool.type))}
+    return {"limits": gpus, "requests": dict(gpus)}
+
+
+def container(pool: Pool, args: list[str], *, port: int = HTTP_PORT) -> Document:
+    """vLLM listening on `port`; `args` as Kubernetes is to read them."""
+    ports = [{"name": "http", "containerPort": port}]
+    if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
-    container: Document = {
+    return {
         "name": "vllm",
-        "image": engine.image(gpu),
-        # Kubernetes would expand $(NAME) in an argument
-        "args": [arg.replace("$", "$$") for arg in engine.engine_args(pool, fleet, max_model_len)],
-        "env": environment,
+        "image": engine.image(pool.type.gpu),
+        "command": ["vllm", "serve"],
+        "args": args,
+        "env": environment(pool),
         "ports": ports,
-        "resources": {
-            "limits": {resource: str(pool.type.gpus)},
-            "requests": {resource: str(pool.type.gpus)},
-        },
+        "resources": resources(pool),
+        **probes(),
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+
+
+def probes() -> Document:
+    health = {"httpGet": {"path": "/health", "port": "http"}}
+    return {
         "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": engine.START_S // 10},
         "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 3},
         "livenessProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
-    pod: Document = {
-        "metadata": {"labels": labels},
+
+
+def placement(fleet: Fleet, pool: Pool) -> Document:
+    """The part of a pod that says where: GPU, power cap (or none, where the fleet has both)."""
+    gpu = pool.type.gpu
+    where: Document = {
+        "nodeSelector": node_labels(gpu),
+        "tolerations": [{"key": resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}],
+    }
+    if keeps_off_capped(fleet, pool):
+        uncapped = {"matchExpressions": [{"key": POWER_LIMIT, "operator": "DoesNotExist"}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [uncapped]}}
+        where["affinity"] = {"nodeAffinity": required}
+    return where
+
+
+def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:
+    """Whether another pool caps the same GPU, so that this one must avoid those nodes."""
+    gpu = pool.type.gpu
+    return not engine.is_capped(gpu) and any(
+        other.type.gpu.base == gpu.base and engine.is_capped(other.type.gpu)
+        for other in engine.running(fleet)
+    )
+
+
+def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
+    """A pod template around the container `main`."""
+    metadata: Document = {"labels": labels}
+    if engine.is_capped(pool.type.gpu):
+        metadata["annotations"] = {POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}
+    return {
+        "metadata": metadata,
         "spec": {
-            "nodeSelector": node_labels(gpu),
-            "tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}],
+            **placement(fleet, pool),
             "terminationGracePeriodSeconds": 120,
-            "containers": [container],
+            "containers": [main],
             "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
         },
     }
-    if engine.is_capped(gpu):
-        pod["metadata"]["annotations"] = {POWER_LIMIT: f"{gpu.power_w:g}"}
-    elif any(other.type.gpu.base == gpu.base and engine.is_capped(other.type.gpu) for other in fleet.pools):
-        uncapped = {"matchExpressions": [{"key": POWER_LIMIT, "operator": "DoesNotExist"}]}
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [uncapped]}}
-        pod["spec"]["affinity"] = {"nodeAffinity": required}
+
+
+def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
+    args = [*engine.engine_args(pool, fleet, max_model_len), "--port", str(HTTP_PORT)]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -101,12 +183,12 @@ def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> 
             "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
             # no worker more than the plan has GPUs for, even while a new version rolls out
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-            "template": pod,
+            "template": pod(fleet, pool, labels, container(pool, expanded(args))),
         },
     }
 
 
-def _headless(labels: Document) -> Document:
+def headless(labels: Document) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -119,8 +201,27 @@ def _headless(labels: Document) -> Document:
     }
 
 
+def budget(labels: Document) -> Document:
+    """Drains take one worker of a pool at a time."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": labels[PART], "labels": labels},
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
+        },
+    }
+
+
+def router(fleet: Fleet) -> list[Document]:
+    """The routers, and their right to watch pods."""
+    app = engine.llm_label(fleet)
+    routers = [_router(fleet, app, name, roles) for name, roles in engine.routers(fleet).items()]
+    return [*_discovery(app), *(document for documents in routers for document in documents)]
+
+
 def _discovery(app: str) -> list[Document]:
-    """The right to watch pods, for the routers."""
     name, rbac = f"{app}-router", "rbac.authorization.k8s.io"
     metadata = {"name": name, "labels": {APP: app, PART: name}}
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}

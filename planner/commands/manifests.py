@@ -1,0 +1,53 @@
+"""`plan manifests`: the deployments of a plan that is already written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.catalog import read_catalog
+from planner.commands.common import CatalogOption, JsonOption, keep_inputs, print_json, stdout_console
+from planner.errors import InputError
+
+
+def write_manifests(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, or a fleet.yaml.")],
+    out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Folder for the manifests.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            help="vllm, compose, kubernetes, lws, disaggregatedset, llm-d, kserve, dynamo, ray-serve, "
+            "production-stack; or all that can express the plan.",
+        ),
+    ] = "all",
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write the deployments of a plan: for one target, or for all that can express it.
+
+    plan manifests out/plan.yaml --target lws -o deploy/
+    """
+    from planner import files, manifests
+    from planner.fleetfile import read_fleet, read_max_model_len
+
+    files.check_output_directory(out)
+    fleet = read_fleet(plan, read_catalog(catalog))
+    max_model_len = read_max_model_len(plan)
+    if max_model_len is None:
+        raise InputError(f"{plan}: max_model_len: missing; add the tokens of the longest request to serve")
+    rendered = manifests.render(fleet, max_model_len, target)
+    keep_inputs([out / name for name in rendered.files], plan)
+    names = manifests.TARGETS if target == "all" else [target]
+    files.write_files(
+        out, rendered.files, outdated=[pattern for name in names for pattern in manifests.OUTDATED[name]]
+    )
+    if json_output:
+        print_json({"directory": str(out), "files": list(rendered.files), "refused": rendered.refused})
+        return
+    console = stdout_console()
+    for why in rendered.refused.values():
+        console.print(f"not written: {why}", markup=False)
+    console.print(f"written to {out}: {', '.join(rendered.files)}", markup=False)

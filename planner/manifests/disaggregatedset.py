@@ -1,0 +1,57 @@
+"""DisaggregatedSet (of LWS): prefill and decode pools as roles of one object, rolled out together.
+
+The form llm-d's guide to disaggregation has beside its Helm charts. Every pool is a role with a spec of
+LeaderWorkerSet; the router is that of plain Kubernetes.
+"""
+
+from __future__ import annotations
+
+from planner.domain import Fleet
+from planner.errors import InputError
+from planner.manifests import engine, kubernetes, lws
+from planner.manifests.engine import HTTP_PORT
+from planner.manifests.kubernetes import APP, PART, Document
+
+ENGINE = f"vLLM {engine.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.10 or newer)"
+MAX_ROLES = 10
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """disaggregatedset.yaml: everything to apply, in one file."""
+    name = "disaggregatedset.yaml"
+    return {name: kubernetes.in_one_file(name, fleet, documents(fleet, max_model_len))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    return [
+        f"    {kubernetes.SECRET}",
+        "    kubectl apply -f disaggregatedset.yaml",
+        f"    kubectl port-forward service/{engine.llm_label(fleet)}-router {HTTP_PORT}",
+        "",
+        "Needs the LeaderWorkerSet controller with its DisaggregatedSet, and the GPU operator. Not beside "
+        "kubernetes.yaml or lws.yaml: same names.",
+    ]
+
+
+def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
+    """The objects, workers first."""
+    pools = engine.running(fleet)
+    if any(pool.role == "mixed" for pool in pools):
+        raise InputError("disaggregatedset: holds prefill and decode pools only, found a mixed one; take lws")
+    if len(pools) > MAX_ROLES:
+        raise InputError(f"disaggregatedset: holds at most {MAX_ROLES} pools, found {len(pools)}; take lws")
+    app = engine.llm_label(fleet)
+    roles: list[Document] = []
+    budgets: list[Document] = []
+    for name, pool in zip(engine.pool_labels(fleet), pools, strict=True):
+        labels = kubernetes.labels_of(fleet, name, pool)
+        roles.append({"name": name, "spec": lws.group_spec(fleet, pool, labels, max_model_len)})
+        budgets.append(kubernetes.budget(labels))
+    whole = {
+        "apiVersion": "disaggregatedset.x-k8s.io/v1",
+        "kind": "DisaggregatedSet",
+        "metadata": {"name": app, "labels": {APP: app, PART: app}},
+        "spec": {"slices": 1, "roles": roles},
+    }
+    return [whole, *budgets, *kubernetes.router(fleet)]

@@ -1,0 +1,110 @@
+"""NVIDIA Dynamo: a DynamoGraphDeployment (v1beta1) with a frontend and one component per pool.
+
+Pools of pairs and mixed pools are graphs apart: a frontend routes either through prefill workers or not. The
+operator looks for a container named `main`, and starts a worker that spans nodes by `multinode`.
+"""
+
+from __future__ import annotations
+
+from planner.domain import Fleet, Pool
+from planner.errors import InputError
+from planner.files import to_yaml
+from planner.manifests import engine, kubernetes
+from planner.manifests.kubernetes import Document
+
+DYNAMO_VERSION = "1.6.1"
+ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
+IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
+MAX_COMPONENTS = 25
+_ROUTER_MODES = {"jsq": "least-loaded", "least-outstanding": "least-loaded", "round-robin": "round-robin"}
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """dynamo.yaml: everything to apply, in one file."""
+    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f dynamo.yaml\n"
+    return {"dynamo.yaml": about + "---\n".join(map(to_yaml, documents(fleet, max_model_len)))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    return [
+        "    kubectl create secret generic hf-token-secret --from-literal=HF_TOKEN=$HF_TOKEN",
+        "    kubectl apply -f dynamo.yaml",
+        "    kubectl get dgd",
+        "",
+        "Needs Dynamo's operator. Each graph has a frontend of its own.",
+    ]
+
+
+def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
+    """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
+    engine.plain_name(fleet, "dynamo")
+    app = engine.llm_label(fleet)
+    pools = list(zip(engine.pool_labels(fleet), engine.running(fleet), strict=True))
+    if len(pools) >= MAX_COMPONENTS:
+        raise InputError(
+            f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found {len(pools)}"
+        )
+    graphs = []
+    for kind in ("disagg", "agg"):
+        own = [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]
+        if own:
+            components = [_frontend(fleet), *(_component(fleet, n, p, max_model_len) for n, p in own)]
+            graphs.append(
+                {
+                    "apiVersion": "nvidia.com/v1beta1",
+                    "kind": "DynamoGraphDeployment",
+                    "metadata": {"name": f"{app}-{kind}"},
+                    "spec": {"backendFramework": "vllm", "components": components},
+                }
+            )
+    return graphs
+
+
+def _frontend(fleet: Fleet) -> Document:
+    mode = _ROUTER_MODES.get(fleet.policies.routing, "least-loaded")
+    main = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["python3", "-m", "dynamo.frontend"],
+        "args": ["--router-mode", mode],
+        "envFrom": [{"secretRef": {"name": "hf-token-secret", "optional": True}}],
+    }
+    return {
+        "name": "frontend",
+        "type": "frontend",
+        "replicas": 1,
+        "podTemplate": {"spec": {"containers": [main]}},
+    }
+
+
+def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
+    if engine.is_rocm(pool.type.gpu):
+        raise InputError(
+            f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has {engine.one_line(pool.type.gpu.name)}"
+        )
+    args = ["--model", fleet.llm.name, *engine.to_args(engine.settings(pool, fleet, max_model_len))]
+    if pool.role != "mixed":
+        args += ["--disaggregation-mode", pool.role]
+    main = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["python3", "-m", "dynamo.vllm"],
+        "args": kubernetes.expanded(args),
+        "envFrom": [{"secretRef": {"name": "hf-token-secret", "optional": True}}],
+        "resources": kubernetes.resources(pool),
+    }
+    if pool.role != "mixed":
+        main["env"] = kubernetes.environment(pool)[1:]
+    template: Document = {"spec": {**kubernetes.placement(fleet, pool), "containers": [main]}}
+    if engine.is_capped(pool.type.gpu):
+        template["metadata"] = {"annotations": {kubernetes.POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}}
+    component: Document = {
+        "name": f"{pool.role}-{name}",
+        "type": "worker" if pool.role == "mixed" else pool.role,
+        "replicas": pool.count,
+        "podTemplate": template,
+    }
+    if (nodes := engine.nodes_of(pool.type)) > 1:
+        component["multinode"] = {"nodeCount": nodes}
+    return component

@@ -1,0 +1,75 @@
+"""KServe: an LLMInferenceService per mixed pool or pair of pools (the decode pool, the prefill pool inside).
+
+KServe starts vLLM itself, with TP and PP from `parallelism`; the other flags come in VLLM_ADDITIONAL_ARGS,
+which its container hands to a shell. Its own scheduler routes.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from planner.domain import Fleet, Pool
+from planner.files import to_yaml
+from planner.manifests import engine, kubernetes
+from planner.manifests.kubernetes import Document
+
+ENGINE = f"vLLM {engine.VLLM_VERSION}, KServe with LLMInferenceService v1alpha2 (0.21)"
+_KSERVE_TELLS = ("served-model-name", "tensor-parallel-size", "pipeline-parallel-size")
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """kserve.yaml: everything to apply, in one file."""
+    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f kserve.yaml\n"
+    return {"kserve.yaml": about + "---\n".join(map(to_yaml, documents(fleet, max_model_len)))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    lines = [f"    {kubernetes.SECRET}", "    kubectl apply -f kserve.yaml", "    kubectl get llmisvc"]
+    if len(engine.services(fleet, "kserve")) > 1:
+        lines += ["", "Each service has an address of its own; put a balancer in front of them."]
+    return lines
+
+
+def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
+    """One LLMInferenceService per service."""
+    engine.on_one_node(fleet, "kserve")
+    name, app = engine.hub_name(fleet, "kserve"), engine.llm_label(fleet)
+    found = engine.services(fleet, "kserve")
+    services: list[Document] = []
+    for label, (pool, prefill) in found.items():
+        spec: Document = {
+            "model": {"uri": f"hf://{name}", "name": name},
+            **_workload(fleet, pool, max_model_len),
+            "router": {"scheduler": {}, "route": {}, "gateway": {}},
+        }
+        if prefill is not None:
+            spec["prefill"] = _workload(fleet, prefill, max_model_len)
+        services.append(
+            {
+                "apiVersion": "serving.kserve.io/v1alpha2",
+                "kind": "LLMInferenceService",
+                "metadata": {"name": app if len(found) == 1 else f"{app}-{label}"},
+                "spec": spec,
+            }
+        )
+    return services
+
+
+def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
+    told = engine.settings(pool, fleet, max_model_len)
+    args = engine.to_args({key: value for key, value in told.items() if key not in _KSERVE_TELLS})
+    main = {
+        "name": "main",
+        "image": engine.image(pool.type.gpu),
+        "env": [
+            *kubernetes.environment(pool),
+            {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(args)},
+        ],
+        "resources": kubernetes.resources(pool),
+    }
+    return {
+        "replicas": pool.count,
+        "parallelism": {"tensor": pool.type.tp, "pipeline": pool.type.pp},
+        "template": {**kubernetes.placement(fleet, pool), "containers": [main]},
+    }

@@ -1,0 +1,118 @@
+"""llm-d by Helm: values of its chart llm-d-modelservice, one release per pool.
+
+The releases share the label llm-d.ai/model, by which llm-d's router finds the pods of all pools. Decode pods
+carry a routing sidecar on 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`), since
+the chart would derive flags of its own. The chart puts the environment, but not the arguments, through Helm's
+template engine; nothing that a user names is in there.
+"""
+
+from __future__ import annotations
+
+from planner.domain import Fleet, Pool
+from planner.errors import InputError
+from planner.files import to_yaml
+from planner.manifests import engine, kubernetes
+from planner.manifests.engine import HTTP_PORT, NIXL_PORT
+from planner.manifests.kubernetes import Document
+
+CHART_VERSION = "v0.4.12"
+ENGINE = f"vLLM {engine.VLLM_VERSION}, chart llm-d-modelservice {CHART_VERSION}"
+BEHIND_SIDECAR_PORT = 8200
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """llm-d/POOL.values.yaml for every pool."""
+    files = {}
+    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+        about = (
+            f"# helm install {_release(fleet, name)} ... -f {name}.values.yaml   (chart {CHART_VERSION})\n"
+        )
+        if engine.is_capped(pool.type.gpu):
+            about += engine.power_note(pool.type.gpu) + "\n"
+        files[f"llm-d/{name}.values.yaml"] = about + to_yaml(values(fleet, pool, max_model_len))
+    return files
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    return [
+        "    helm repo add llm-d-modelservice https://llm-d-incubation.github.io/llm-d-modelservice/",
+        "    kubectl create secret generic llm-d-hf-token --from-literal=HF_TOKEN=$HF_TOKEN",
+        *(
+            f"    helm install {_release(fleet, name)} llm-d-modelservice/llm-d-modelservice --version "
+            f"{CHART_VERSION} -f llm-d/{name}.values.yaml"
+            for name in engine.pool_labels(fleet)
+        ),
+        "",
+        f"Then llm-d's router over the pods labelled llm-d.ai/model={engine.llm_label(fleet)}: it routes by "
+        "its own scores, not by the plan's policy.",
+    ]
+
+
+def _release(fleet: Fleet, name: str) -> str:
+    return f"{engine.llm_label(fleet)}-{name}"
+
+
+def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
+    """The values of one pool's release: the chart calls mixed workers decode workers too."""
+    engine.on_one_node(fleet, "llm-d")
+    name, gpu = engine.hub_name(fleet, "llm-d"), pool.type.gpu
+    if pool.type.pp > 1:
+        raise InputError(f"llm-d: the chart counts TP alone as GPUs, found PP {pool.type.pp}; take lws")
+    if kubernetes.keeps_off_capped(fleet, pool):
+        raise InputError(
+            "llm-d: the chart cannot keep a pool off nodes, and another pool caps "
+            f"{engine.one_line(gpu.base)}; take kubernetes"
+        )
+    own, other = ("prefill", "decode") if pool.role == "prefill" else ("decode", "prefill")
+    port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT
+    args = [*engine.engine_args(pool, fleet, max_model_len), "--port", str(port)]
+    ports = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
+    if pool.role != "mixed":
+        ports.append({"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"})
+    main: Document = {
+        "name": "vllm",
+        "image": engine.image(gpu),
+        "modelCommand": "custom",
+        "command": ["vllm", "serve"],
+        "args": kubernetes.expanded(args),
+        "env": kubernetes.environment(pool)[1:],
+        "ports": ports,
+        "resources": kubernetes.resources(pool),
+        "mountModelVolume": True,
+    }
+    workers: Document = {
+        "create": True,
+        "replicas": pool.count,
+        "parallelism": {"tensor": pool.type.tp, "data": 1, "dataLocal": 1, "workers": 1},
+        "nodeSelector": kubernetes.node_labels(gpu),
+        "tolerations": [{"key": kubernetes.resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}],
+        "containers": [main],
+    }
+    return {
+        "modelArtifacts": {
+            "name": name,
+            "uri": f"hf://{name}",
+            "size": f"{_volume_gib(fleet)}Gi",
+            "authSecretName": "llm-d-hf-token",
+            "labels": {"llm-d.ai/inference-serving": "true", "llm-d.ai/model": engine.llm_label(fleet)},
+        },
+        "accelerator": {"type": "amd" if engine.is_rocm(gpu) else "nvidia"},
+        "multinode": False,
+        "routing": {
+            "servicePort": HTTP_PORT,
+            "proxy": {
+                "enabled": pool.role == "decode",
+                "targetPort": BEHIND_SIDECAR_PORT,
+                "connector": "nixlv2",
+                "secure": False,
+            },
+        },
+        own: workers,
+        other: {"create": False},
+    }
+
+
+def _volume_gib(fleet: Fleet) -> int:
+    """Room for the checkpoint twice: hubs keep some in two formats."""
+    return 10 + round(2 * fleet.llm.weight_bytes / 2**30)

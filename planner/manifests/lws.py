@@ -1,0 +1,68 @@
+"""LeaderWorkerSet: workers that span nodes (TP * PP beyond one node), one group of pods per worker.
+
+Pod 0 of a group answers HTTP; the others run vLLM with --headless and meet it at LWS_LEADER_ADDRESS. LWS sets
+that and LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The router and the
+other objects are those of plain Kubernetes; pods that run --headless have no role, so it does not see them.
+"""
+
+from __future__ import annotations
+
+from planner.domain import Fleet, Pool
+from planner.manifests import engine, kubernetes
+from planner.manifests.engine import HTTP_PORT
+from planner.manifests.kubernetes import APP, PART, ROLE, Document
+
+ENGINE = f"vLLM {engine.VLLM_VERSION}, LeaderWorkerSet v1 (LWS 0.9 or newer)"
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """lws.yaml: everything to apply, in one file."""
+    return {"lws.yaml": kubernetes.in_one_file("lws.yaml", fleet, documents(fleet, max_model_len))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    return [
+        f"    {kubernetes.SECRET}",
+        "    kubectl apply -f lws.yaml",
+        f"    kubectl port-forward service/{engine.llm_label(fleet)}-router {HTTP_PORT}",
+        "",
+        "Needs the LeaderWorkerSet controller and the GPU operator. Not beside kubernetes.yaml: same names.",
+    ]
+
+
+def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
+    """The objects, workers first."""
+    pools: list[Document] = []
+    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+        labels = kubernetes.labels_of(fleet, name, pool)
+        group = {
+            "apiVersion": "leaderworkerset.x-k8s.io/v1",
+            "kind": "LeaderWorkerSet",
+            "metadata": {"name": labels[PART], "labels": labels},
+            "spec": group_spec(fleet, pool, labels, max_model_len),
+        }
+        pools += [group, kubernetes.budget(labels)]
+    return [*pools, *kubernetes.router(fleet)]
+
+
+def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
+    """The spec of a LeaderWorkerSet with one group per worker of `pool`."""
+    nodes = engine.nodes_of(pool.type)
+    args = kubernetes.expanded(engine.engine_args(pool, fleet, max_model_len))
+    template: Document = {"size": nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
+    serving = [*args, "--port", str(HTTP_PORT)]
+    if nodes == 1:
+        main = kubernetes.container(pool, serving)
+        template["workerTemplate"] = kubernetes.pod(fleet, pool, labels, main)
+    else:
+        group = ["--nnodes", str(nodes), "--node-rank", "$(LWS_WORKER_INDEX)",
+                 "--master-addr", "$(LWS_LEADER_ADDRESS)"]  # fmt: skip
+        leader = kubernetes.container(pool, [*serving, *group])
+        follower = kubernetes.container(pool, [*args, *group, "--headless"])
+        for needs_http in (*kubernetes.probes(), "ports"):
+            del follower[needs_http]
+        silent = {APP: labels[APP], PART: labels[PART], ROLE: "headless"}
+        template["leaderTemplate"] = kubernetes.pod(fleet, pool, labels, leader)
+        template["workerTemplate"] = kubernetes.pod(fleet, pool, silent, follower)
+    return {"replicas": pool.count, "leaderWorkerTemplate": template}

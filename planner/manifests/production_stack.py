@@ -1,0 +1,110 @@
+"""vLLM production-stack: values of its Helm chart vllm-stack, one entry of modelSpec per pool.
+
+Mixed pools only: for prefill and decode workers the chart's one example rests on LMCache images of 2025.
+"""
+
+from __future__ import annotations
+
+from planner.domain import Fleet, Pool
+from planner.errors import InputError
+from planner.files import to_yaml
+from planner.manifests import engine, kubernetes
+from planner.manifests.kubernetes import Document
+
+CHART_VERSION = "0.1.12"
+ENGINE = f"vLLM {engine.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
+# the chart demands a request of each; vLLM waits on GPUs, so these only keep a pod off a crowded node
+CPUS, MEMORY = 8, "32Gi"
+SHM = "16Gi"
+LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
+# what the chart has a value for; the other flags go into extraArgs
+_CHART_VALUES = {
+    "tensor-parallel-size": "tensorParallelSize",
+    "max-model-len": "maxModelLen",
+    "max-num-seqs": "maxNumSeqs",
+    "gpu-memory-utilization": "gpuMemoryUtilization",
+    "enable-prefix-caching": "enablePrefixCaching",
+}
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """production-stack.values.yaml: values of the chart."""
+    about = f"# helm install ... -f production-stack.values.yaml   (chart {CHART_VERSION})\n"
+    return {"production-stack.values.yaml": about + to_yaml(values(fleet, max_model_len))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    return [
+        "    helm repo add vllm https://vllm-project.github.io/production-stack",
+        f"    {kubernetes.SECRET}",
+        f"    helm install {engine.llm_label(fleet)} vllm/vllm-stack --version {CHART_VERSION} "
+        "-f production-stack.values.yaml",
+        "",
+        "Its router has no policy that counts work in flight: requests go round robin.",
+    ]
+
+
+def values(fleet: Fleet, max_model_len: int) -> Document:
+    """The chart's values."""
+    engine.on_one_node(fleet, "production-stack")
+    if engine.is_disaggregated(fleet):
+        raise InputError(
+            "production-stack: serves mixed pools only, found prefill and decode pools; take kubernetes"
+        )
+    app = engine.llm_label(fleet)
+    probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine.START_S // 10}
+    models = [
+        _model(fleet, f"{app}-{name}", pool, max_model_len)
+        for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True)
+    ]
+    return {
+        "servingEngineSpec": {
+            "runtimeClassName": "",
+            # no worker more than the plan has GPUs for, even while a new version rolls out
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "startupProbe": {**probe, "httpGet": {"path": "/health", "port": engine.HTTP_PORT}},
+            "tolerations": [
+                {"key": resource, "operator": "Exists", "effect": "NoSchedule"}
+                for resource in sorted({kubernetes.resource_of(p.type.gpu) for p in engine.running(fleet)})
+            ],
+            "modelSpec": models,
+        },
+        "routerSpec": {"enableRouter": True, "replicaCount": 1, "routingLogic": "roundrobin"},
+    }
+
+
+def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
+    gpu = pool.type.gpu
+    told = engine.settings(pool, fleet, max_model_len)
+    if engine.served_model_len(fleet, max_model_len) >= LARGEST_VALUE:
+        raise InputError(
+            f"production-stack: Helm garbles max-model-len {told['max-model-len']} (1e+06); take kubernetes"
+        )
+    extra = {key: value for key, value in told.items() if key not in _CHART_VALUES}
+    repository, _, tag = engine.image(gpu).rpartition(":")
+    labels = kubernetes.node_labels(gpu)
+    expressions: list[Document] = [{"key": k, "operator": "In", "values": [v]} for k, v in labels.items()]
+    if kubernetes.keeps_off_capped(fleet, pool):
+        expressions.append({"key": kubernetes.POWER_LIMIT, "operator": "DoesNotExist"})
+    model: Document = {
+        "name": name,
+        "repository": repository,
+        "tag": tag,
+        "modelURL": engine.plain_name(fleet, "production-stack"),
+        "replicaCount": pool.count,
+        "requestCPU": CPUS,
+        "requestMemory": MEMORY,
+        "requestGPU": pool.type.gpus,
+        "requestGPUType": kubernetes.resource_of(gpu),
+        "shmSize": SHM,
+        "hf_token": {"secretName": "hf-token-secret", "secretKey": "token"},
+        "vllmConfig": {
+            **{value: told[key] for key, value in _CHART_VALUES.items()},
+            "extraArgs": engine.to_args(extra),
+        },
+        "nodeSelectorTerms": [{"matchExpressions": expressions}],
+    }
+    if engine.is_capped(gpu):
+        model["podAnnotations"] = {kubernetes.POWER_LIMIT: f"{gpu.power_w:g}"}
+    return model

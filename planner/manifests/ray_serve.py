@@ -1,0 +1,97 @@
+"""Ray Serve LLM: a serve config with one application per pair of pools or mixed pool.
+
+Ray pins its own vLLM, whose NIXL is still configured as `kv_both` at either end, and hands it engine_kwargs
+under the names of the flags with underscores.
+"""
+
+from __future__ import annotations
+
+import re
+
+from planner.domain import Fleet, Gpu, Pool
+from planner.errors import InputError
+from planner.files import to_yaml
+from planner.manifests import engine, kubernetes
+from planner.manifests.kubernetes import Document
+
+RAY_VERSION = "2.60.0"
+ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
+
+# what Ray calls the GPUs of catalogs/gpus.yaml, by the beginning of their node label
+_ACCELERATORS = {
+    "NVIDIA-A100-SXM4-40GB": "A100-40G",
+    "NVIDIA-A100": "A100-80G",
+    "NVIDIA-H100": "H100",
+    "NVIDIA-H200": "H200",
+    "NVIDIA-B200": "B200",
+    "NVIDIA-L40S": "L40S",
+    "NVIDIA-L4": "L4",
+    "NVIDIA-A10G": "A10G",
+    "Tesla-V100": "V100",
+    "AMD_Instinct_MI300X_OAM": "AMD-Instinct-MI300X-OAM",
+}
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """ray-serve.yaml: for `serve deploy`."""
+    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   serve deploy ray-serve.yaml\n"
+    return {"ray-serve.yaml": about + to_yaml(document(fleet, max_model_len))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    lines = [f"    pip install 'ray[serve,llm]=={RAY_VERSION}'   # on every node of the Ray cluster",
+             "    HF_TOKEN=... serve deploy ray-serve.yaml"]  # fmt: skip
+    unknown = {pool.type.gpu.name for pool in engine.running(fleet) if accelerator(pool.type.gpu) is None}
+    if unknown:
+        lines += [
+            "",
+            f"Ray has no name for {', '.join(sorted(map(engine.one_line, unknown)))}: any GPU may be taken.",
+        ]
+    lines += ["", "Ray routes by power of two choices."]
+    return lines
+
+
+def document(fleet: Fleet, max_model_len: int) -> Document:
+    """The serve config. Applications share a cluster, so with several each has its prefix."""
+    app = engine.llm_label(fleet)
+    found = engine.services(fleet, "ray-serve")
+    applications = []
+    for label, (pool, prefill) in found.items():
+        name, prefix = (app, "/") if len(found) == 1 else (f"{app}-{label}", f"/{label}")
+        own = _config(fleet, pool, max_model_len)
+        builder = "build_openai_app"
+        args: Document = {"llm_configs": [own]}
+        if prefill is not None:
+            builder = "build_pd_openai_app"
+            args = {"prefill_config": _config(fleet, prefill, max_model_len), "decode_config": own}
+        applications.append(
+            {"name": name, "route_prefix": prefix, "import_path": f"ray.serve.llm:{builder}", "args": args}
+        )
+    return {"applications": applications}
+
+
+def accelerator(gpu: Gpu) -> str | None:
+    """Ray's name of `gpu`, None where it has none."""
+    value = gpu.node_selector.rpartition("=")[2]
+    return next((name for start, name in _ACCELERATORS.items() if re.match(rf"{start}\b", value)), None)
+
+
+def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
+    if kubernetes.keeps_off_capped(fleet, pool):
+        raise InputError(
+            "ray-serve: cannot keep a pool off nodes, and another pool caps "
+            f"{engine.one_line(pool.type.gpu.base)}; take kubernetes"
+        )
+    told = engine.settings(pool, fleet, max_model_len)
+    if "kv-transfer-config" in told:
+        told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    kwargs = {key.replace("-", "_"): value for key, value in told.items() if key != "served-model-name"}
+    config: Document = {
+        "model_loading_config": {"model_id": fleet.llm.name, "model_source": fleet.llm.name},
+        "deployment_config": {"num_replicas": pool.count},
+        "engine_kwargs": kwargs,
+    }
+    if (name := accelerator(pool.type.gpu)) is not None:
+        config["accelerator_type"] = name
+    return config

@@ -1,0 +1,110 @@
+"""vLLM itself, without a cluster: per pool a config file for `vllm serve` and a script for one worker.
+
+A script takes the worker's number on its host, which decides its ports; its GPUs are those that
+CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) names. Whatever follows the number goes to `vllm serve`.
+"""
+
+from __future__ import annotations
+
+from planner.domain import Fleet, Pool, Role
+from planner.files import to_yaml
+from planner.manifests import engine
+from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
+
+ENGINE = f"vLLM {engine.VLLM_VERSION}, {engine.ROUTER_PACKAGE}"
+FIRST_PORT = HTTP_PORT + 1  # the router has HTTP_PORT
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """vllm/POOL.config.yaml and vllm/POOL.sh for every pool, and vllm/router.sh."""
+    files: dict[str, str] = {}
+    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+        told = {"model": fleet.llm.name, **engine.settings(pool, fleet, max_model_len)}
+        files[f"vllm/{name}.config.yaml"] = f"# vllm serve --config {name}.config.yaml\n" + to_yaml(told)
+        files[f"vllm/{name}.sh"] = _worker(name, pool)
+    for name, roles in engine.routers(fleet).items():
+        files[f"vllm/{name}.sh"] = _router(fleet, name, roles)
+    return files
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    lines = [
+        "On every host, `pip install vllm==" + engine.VLLM_VERSION + "`; then each worker, for instance",
+        "",
+    ]
+    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+        gpus = pool.type.gpus // engine.nodes_of(pool.type)
+        devices = ",".join(map(str, range(gpus)))
+        visible = "HIP_VISIBLE_DEVICES" if engine.is_rocm(pool.type.gpu) else "CUDA_VISIBLE_DEVICES"
+        group = "NODE_RANK=0 MASTER_ADDR=10.0.0.1 " if engine.nodes_of(pool.type) > 1 else ""
+        lines.append(f"    {visible}={devices} {group}bash vllm/{name}.sh 0   # {pool.count} in all")
+    lines += [
+        "",
+        f"Worker N of a host listens on port {FIRST_PORT} + N: count on through all pools of that host. The "
+        "routers take the workers' addresses:",
+        "",
+    ]
+    for name, roles in engine.routers(fleet).items():
+        urls = " ".join(f"{role.upper()}_URLS='http://HOST:{FIRST_PORT} ...'" for role in roles)
+        lines.append(f"    {urls} bash vllm/{name}.sh")
+    return lines
+
+
+def _worker(name: str, pool: Pool) -> str:
+    nodes = engine.nodes_of(pool.type)
+    gpus = pool.type.gpus // nodes
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# One worker of {name}: {gpus} x {engine.one_line(pool.type.gpu.name)}"
+        + (f" on each of {nodes} nodes" if nodes > 1 else "")
+        + f"; the plan has {pool.count}.",
+        f"# bash {name}.sh [NUMBER OF THE WORKER ON THIS HOST] [more flags of vllm serve]",
+    ]
+    if engine.is_capped(pool.type.gpu):
+        lines.append(engine.power_note(pool.type.gpu))
+    lines += [
+        "set -euo pipefail",
+        'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+        "number=${1:-0}",
+        "shift || true",
+    ]
+    flags = [f'--config "$here/{name}.config.yaml"', f"--port $(({FIRST_PORT} + number))"]
+    if pool.role != "mixed":
+        lines += [
+            "address=$(hostname -i | cut -d' ' -f1)",
+            'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
+            f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
+        ]
+    if nodes > 1:
+        lines += [
+            f': "${{NODE_RANK:?set NODE_RANK: 0 on the first node of the worker, up to {nodes - 1}}}"',
+            ': "${MASTER_ADDR:?set MASTER_ADDR: the address of the first node}"',
+            "headless=()",
+            'if [ "$NODE_RANK" != 0 ]; then headless=(--headless); fi',
+        ]
+        flags += [f"--nnodes {nodes}", '--node-rank "$NODE_RANK"', '--master-addr "$MASTER_ADDR"',
+                  '"${headless[@]}"']  # fmt: skip
+    lines.append(" ".join(["exec vllm serve", *flags, '"$@"']))
+    return "\n".join(lines) + "\n"
+
+
+def _router(fleet: Fleet, name: str, roles: tuple[Role, ...]) -> str:
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# pip install {engine.ROUTER_PACKAGE}; the variables hold the workers' addresses, spaces between.",
+        "set -euo pipefail",
+        "urls=()",
+    ]
+    for role in roles:
+        variable = f"{role.upper()}_URLS"
+        lines.append(f': "${{{variable}:?set {variable}: the addresses of the {role} workers}}"')
+        if role == "mixed":
+            lines.append(f"urls+=(--worker-urls ${variable})")
+        else:
+            lines.append(f'for url in ${variable}; do urls+=(--{role} "$url"); done')
+    lines.append(
+        f"exec vllm-router {engine.ROUTER_START} {' '.join(engine.router_policy_args(fleet, roles))} "
+        '"${urls[@]}" "$@"'
+    )
+    return "\n".join(lines) + "\n"
