@@ -31,6 +31,8 @@ from planner.commands.common import (
     print_rows,
     stdout_console,
 )
+from planner.commands.compare import compare
+from planner.commands.manifests import write_manifests
 from planner.commands.simulate import simulate
 from planner.errors import InfeasibleError, PlannerError
 from planner.units import show_s
@@ -44,6 +46,8 @@ app = typer.Typer(
 )
 for _name, _command in (
     ("simulate", simulate),
+    ("compare", compare),
+    ("manifests", write_manifests),
     ("allocate", allocate),
     ("trace", facts.describe_trace),
     ("catalog", facts.show_catalog),
