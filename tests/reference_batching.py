@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -424,29 +425,41 @@ def simulate(
     return fleet
 
 
+@dataclass(frozen=True)
 class VidurTables:
-    """Vidur's step time, read off the tables of one (GPU, LLM, TP). Beyond the tables: IndexError.
+    """Vidur's step time [ms] of one (GPU, LLM, TP). Beyond the tables: IndexError.
 
-    The attention tables are stored as float32. Vidur's numbers are `layers` times a short decimal, so the
-    shortest decimal that rounds to the stored number is taken: 1e-9 s off per request where the stored
-    numbers are 4e-7 s off, growing with the length of the run.
+    `linear_ms` over eights of tokens; `prefill_ms` over 64s of KV before the chunks (each rounded up) and the
+    one chunk with as many squared tokens; `decode_ms` over decodes and 64s of their mean context. `over` is
+    what more than one prefill, and more than one decode, cost on top.
     """
 
-    def __init__(self, path: Path, layers: int) -> None:
+    linear_ms: list[float]
+    prefill_ms: list[list[float]]
+    decode_ms: list[list[float]]
+    over: tuple[float, float]
+
+    @classmethod
+    def read(cls, path: Path, layers: int) -> Self:
+        """Attention is stored as float32, of numbers that are `layers` times a short decimal. The shortest
+        decimal that rounds to what is stored is taken: 1e-9 s off per request, where the stored numbers are
+        4e-7 s off and more so the longer the run.
+        """
         with np.load(path) as tables:
-            self.linear_ms: list[float] = tables["linear_ms"].tolist()
-            self.prefill_ms: list[list[float]] = _unrounded(tables["prefill_attn_ms"], layers).tolist()
-            self.decode_ms: list[list[float]] = _unrounded(tables["decode_attn_ms"], layers).tolist()
-            self.prefill_over, self.decode_over = tables["over"].tolist()
+            prefill_ms, decode_ms = (
+                _unrounded(tables[f"{name}_attn_ms"], layers).tolist() for name in ("prefill", "decode")
+            )
+            prefill_over, decode_over = tables["over"].tolist()
+            return cls(tables["linear_ms"].tolist(), prefill_ms, decode_ms, (prefill_over, decode_over))
 
     def __call__(self, step: Step) -> float:
         ms = self.linear_ms[-(-step.tokens // 8)]
         if step.chunks:
             cached = sum(-(-before // 64) for _, before in step.chunks)
-            edge = round(math.sqrt(sum(new * new for new, _ in step.chunks)))
-            ms += self.prefill_ms[cached][edge] * (1 + self.prefill_over * (len(step.chunks) > 1))
+            chunk = round(math.sqrt(sum(new * new for new, _ in step.chunks)))
+            ms += self.prefill_ms[cached][chunk] * (1 + self.over[0] * (len(step.chunks) > 1))
         if n := len(step.contexts):
-            ms += self.decode_ms[n][-(-(sum(step.contexts) // n) // 64)] * (1 + self.decode_over * (n > 1))
+            ms += self.decode_ms[n][-(-(sum(step.contexts) // n) // 64)] * (1 + self.over[1] * (n > 1))
         return ms * 1e-3
 
 

@@ -274,7 +274,7 @@ def test_vidur_request_by_request(case: str, policy: str, tables: str, layers: i
     requests = requests_of(
         *((float(r["arrived_at"]), int(r["prefill_tokens"]), int(r["decode_tokens"])) for r in rows)
     )
-    step_times = VidurTables(VIDUR / f"tables_{tables}.npz", layers)
+    step_times = VidurTables.read(VIDUR / f"tables_{tables}.npz", layers)
     (replica,) = simulate(requests, policy, Settings(blocks=said["num_blocks"]), step_times)
     assert len(replica.steps) == said["batches"]
     assert [r.ttft_s for r in requests] == pytest.approx([float(r["ttft"]) for r in rows], abs=1e-6, rel=0)

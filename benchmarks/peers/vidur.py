@@ -1,0 +1,299 @@
+"""Our simulator against Vidur's, request by request.
+
+    python benchmarks/peers/vidur.py DIR
+
+DIR holds cases (NAME.json with the settings, NAME.csv.gz with the requests and their TTFT and E2E), Vidur's
+step times (tables_CLASS_GPU_LLM_tpN.npz) and steps that it computed (oracle_CLASS_GPU_LLM_tpN.csv).
+
+Two lines per case. With Vidur's own step times no TTFT or E2E may be more than 1e-6 s off. With ours, fitted
+to the oracle rows, no P50, P90 or P99 of TTFT, TPOT or E2E may be more than 3 % off. Exit code 1 if a bound
+is missed or a case cannot be read.
+
+The fit goes by operators and is linear between the measured steps (`fitted`). Vidur's roundings, tokens to
+eights and KV to 64s, are part of what is asked and not of the fit.
+
+Vidur restarts a request that was preempted halfway through its prompt with that half for its prompt, and
+decodes the rest of it token by token. To agree we do the same here, and a third line, without a bound, says
+how far off Vidur is from a simulation that prefills the whole prompt again. Vidur may also have written down
+the lengths after the restart: those of the same request in another case come before them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator, RegularGridInterpolator, interp1d
+
+sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
+
+from reference_batching import Request, Settings, VidurTables, simulate
+
+from benchmarks.peers.compare import Array, Bounds, Columns, each_case, judge, lookup
+from planner.catalog import read_catalog
+from planner.errors import InputError, PlannerError
+from planner.files import read_json
+
+EXACT = Bounds(request_s=1e-6, percentile_frac=None)
+FITTED = Bounds(request_s=None, percentile_frac=0.03)
+UNBOUNDED = Bounds(request_s=None, percentile_frac=None)
+METRICS = ("ttft", "tpot", "e2e")
+POLICIES = {
+    "sarathi": "sarathi", "vllm": "vllm-v0", "orca": "orca", "lightllm": "lightllm",
+    "faster_transformer": "faster-transformer",
+}  # fmt: skip
+BUDGETS = {"sarathi": "chunk_size", "vllm": "max_tokens_in_batch", "lightllm": "max_tokens_in_batch"}
+RESERVING = ("orca", "faster_transformer")
+DEFAULTS = {
+    "batch_size_cap": 128, "block_size": 16, "watermark_blocks_fraction": 0.01, "chunk_size": 512,
+    "max_tokens_in_batch": 4096, "max_waiting_iters": 10,
+}  # fmt: skip
+LONGEST = 4096  # tokens of a request, and so what Orca and FasterTransformer reserve
+KINDS = ("vidur", "vidur_sampled", "aic")  # classes of step times, most genuine first
+# what made the requests and the step times, or says what to write: nothing that decides how to batch
+ELSEWHERE = re.compile(
+    r"(no-)?(metrics_config_|random_forrest_execution_time_predictor_config_|execution_time_predictor_config_type"
+    r"|length_generator_config_|interval_generator_config_|request_generator_config_"
+    r"|\w+_request_(length|interval)_generator_config_|synthetic_request_generator_config_"
+    r"|replica_config_memory_margin_fraction|replica_config_network_device)"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests in order of arrival, columns (R,), and what Vidur made of them."""
+
+    name: str
+    policy: str
+    settings: Settings
+    replicas: int
+    setup: tuple[str, str, int]  # GPU, LLM, TP as Vidur calls them
+    lengths: str  # where they came from
+    arrival_s: Array
+    prompt: NDArray[np.int64]
+    output: NDArray[np.int64]
+    restarts: NDArray[np.int64]
+    peer: Columns
+    peer_cpu_s: float
+
+
+def simulate_case(case: Case, steps: VidurTables) -> tuple[Array, Array]:
+    """TTFT and E2E [s] of each request, by us."""
+    columns = case.arrival_s.tolist(), case.prompt.tolist(), case.output.tolist()
+    requests = [Request(i, *row) for i, row in enumerate(zip(*columns, strict=True))]
+    try:
+        simulate(requests, case.policy, case.settings, steps, replicas=case.replicas)
+    except IndexError:
+        raise InputError(f"{case.name}: a step is larger than the tables of its step times") from None
+    except RuntimeError as error:
+        raise InputError(f"{case.name}: {error}") from None
+    return np.array([r.ttft_s for r in requests]), np.array([r.e2e_s for r in requests])
+
+
+# reading a case
+
+
+def read_case(path: Path) -> Case:
+    try:
+        return parse_case(path)
+    except (ValueError, TypeError, OSError, EOFError) as error:
+        raise InputError(f"{path}: it, or its requests, cannot be read: {error}") from None
+
+
+def parse_case(path: Path) -> Case:
+    document = read_json(path)
+    said = dict(lookup(path, document, "settings"))
+    of_lengths = sorted((key, str(said[key])) for key in said if "length_generator_config" in key)
+    said = {key: value for key, value in said.items() if not ELSEWHERE.match(key)}
+    scheduler = said.pop("replica_scheduler_config_type", "sarathi")
+    if scheduler not in POLICIES:
+        raise InputError(f"{path}: scheduler is {scheduler}; known are {', '.join(POLICIES)}")
+    if (router := said.pop("global_scheduler_config_type", "round_robin")) != "round_robin":
+        raise InputError(f"{path}: requests are routed by {router}; only round_robin is known")
+    if int(said.pop("replica_config_num_pipeline_stages", 1)) != 1:
+        raise InputError(f"{path}: has pipeline stages, and no table says how long Vidur sends between them")
+    setup = (
+        said.pop("replica_config_device", "a100"),
+        said.pop("replica_config_model_name", "meta-llama/Llama-2-7b-hf"),
+        int(said.pop("replica_config_tensor_parallel_size", 1)),
+    )
+    replicas = int(said.pop("cluster_config_num_replicas", 1))
+    blocks = said.pop(f"{scheduler}_scheduler_config_num_blocks", None)
+    batching = {
+        key: float(said.pop(f"{scheduler}_scheduler_config_{key}", default))
+        for key, default in DEFAULTS.items()
+    }
+    if said:
+        raise InputError(f"{path}: settings.{next(iter(said))}: what it does is not known here")
+    settings = Settings(
+        blocks=int(lookup(path, document, "num_blocks") if blocks is None else blocks),
+        block_size=int(batching["block_size"]),
+        max_num_seqs=int(batching["batch_size_cap"]),
+        token_budget=int(batching[BUDGETS[scheduler]]) if scheduler in BUDGETS else None,
+        watermark_frac=batching["watermark_blocks_fraction"],
+        reserve_tokens=LONGEST if scheduler in RESERVING else 0,
+        max_waiting_steps=int(batching["max_waiting_iters"]),
+        vidur_restarts=True,
+    )
+    rows = read_requests(path.with_suffix(".csv.gz"))
+    arrival_s, ttft_s, e2e_s = rows["arrived_at"], rows["ttft"], rows["e2e"]
+    prompt, output, restarts = (
+        rows[name].astype(np.int64) for name in ("prefill_tokens", "decode_tokens", "restarts")
+    )
+    return Case(
+        path.stem, POLICIES[scheduler], settings, replicas, setup, str(of_lengths), arrival_s, prompt, output,
+        restarts, {"ttft": ttft_s, "e2e": e2e_s}, float(lookup(path, document, "user_cpu_s", "run")),
+    )  # fmt: skip
+
+
+def read_requests(path: Path) -> dict[str, Array]:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; a case needs its requests")
+    with gzip.open(path, "rt", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    names = ("arrived_at", "prefill_tokens", "decode_tokens", "ttft", "e2e", "restarts")
+    if missing := [name for name in names if not rows or name not in rows[0]]:
+        raise InputError(f"{path}: holds no requests, or lacks the column(s) {', '.join(missing)}")
+    rows.sort(key=lambda row: float(row["arrived_at"]))
+    return {name: np.array([float(row[name]) for row in rows]) for name in names}
+
+
+def before_restarts(case: Case, directory: Path) -> Case:
+    """With the lengths that restarted requests have in other cases, where nothing restarted them."""
+    prompt, total = case.prompt.copy(), case.prompt + case.output
+    is_known = case.restarts == 0
+    for path in sorted(directory.glob("*.json")) if case.restarts.any() else ():
+        try:
+            other = read_case(path)
+        except PlannerError:
+            continue  # said when its own turn comes
+        if other.lengths == case.lengths:
+            n = min(len(prompt), len(other.prompt))
+            same = (other.restarts[:n] == 0) & (total[:n] == (other.prompt + other.output)[:n])
+            take = np.flatnonzero(same & ~is_known[:n])
+            prompt[take] = other.prompt[take]
+            is_known[take] = True
+    if changed := int((prompt != case.prompt).sum()):
+        print(f"     {case.name}: {changed} of its restarted requests have their lengths from another case")
+    if unknown := int((~is_known).sum()):
+        print(
+            f"     {case.name}: {unknown} restarted requests have the lengths of its file, in no other case"
+        )
+    return replace(case, prompt=prompt, output=total - prompt)
+
+
+# step times
+
+
+def find(directory: Path, pattern: str, setup: tuple[str, str, int]) -> Path:
+    """The file of a setup; of several classes the most genuine."""
+    gpu, llm, tp = setup
+    llm = llm.rsplit("/", 1)[-1].lower().removesuffix("-hf")
+    names = [pattern.format(f"{kind}_{gpu}_{llm}_tp{tp}") for kind in KINDS]
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name
+    raise InputError(f"{directory}: step times are missing, none of {', '.join(names)}")
+
+
+def fitted(path: Path) -> VidurTables:
+    """Tables from the few hundred steps of an oracle file, by operator.
+
+    Dense layers and communication: linear in the tokens. Decode attention: linear in decodes and context.
+    Prefill attention: a smooth monotone curve over the chunk without KV, plus what KV adds, linear in KV and
+    chunk; several prefills cost more than one by a constant share.
+    """
+    steps = pd.read_csv(path)
+    steps["dense_ms"] = steps.total_ms - steps.attn_prefill_ms - steps.attn_decode_ms
+    dense = steps.groupby(-(-steps.tokens // 8)).dense_ms.median()
+
+    decodes = steps[(steps.kind == "decode")].pivot_table("attn_decode_ms", "n_decode", "ctx")
+    grid = RegularGridInterpolator(
+        (decodes.index.to_numpy(float), decodes.columns.to_numpy(float)), decodes.to_numpy(),
+        bounds_error=False, fill_value=None,
+    )  # fmt: skip
+    most = int(decodes.index.max())
+    batch, context = np.meshgrid(np.arange(most + 1), np.arange(65) * 64, indexing="ij")
+
+    one = steps[steps.n_prefill == 1].groupby(["chunk", "prefix"]).attn_prefill_ms.median()
+    alone = one.xs(0, level="prefix")
+    several = steps[(steps.kind == "prefill") & (steps.n_prefill > 1) & (steps.prefix == 0)]
+    as_one = (several.chunk * np.sqrt(several.n_prefill)).round().astype(int)
+    over = float((several.attn_prefill_ms / as_one.map(alone)).median() - 1)  # where both were measured
+    more = (several.attn_prefill_ms / (1 + over)).groupby(as_one).median()
+    curve = PchipInterpolator(*zip(*sorted((dict(more) | dict(alone)).items()), strict=True))
+    sizes, kv = np.arange(4097), np.arange(65) * 64
+    columns = {}  # per chunk: what KV adds, over kv
+    for chunk, times in one.groupby(level="chunk"):
+        if len(times) > 1:
+            prefix = times.index.get_level_values("prefix")
+            added = times.to_numpy() - alone[chunk]
+            columns[chunk] = interp1d(prefix, added, bounds_error=False, fill_value="extrapolate")(kv)
+    added_ms = np.array([np.interp(sizes, list(columns), row) for row in np.array(list(columns.values())).T])
+    return VidurTables(
+        np.interp(np.arange(513), dense.index, dense).tolist(),
+        (curve(sizes) + added_ms).tolist(),
+        grid((batch, context)).tolist(),
+        (over, 0.0),
+    )
+
+
+# comparing
+
+
+def with_tpot(case: Case, ttft_s: Array, e2e_s: Array) -> Columns:
+    """The columns that are compared; TPOT of requests with more than one token."""
+    several = case.output > 1
+    return {"ttft": ttft_s, "e2e": e2e_s, "tpot": (e2e_s - ttft_s)[several] / (case.output[several] - 1)}
+
+
+def compared(case: Case, steps: VidurTables, label: str, bounds: Bounds) -> bool:
+    start_s = time.process_time()
+    ours = simulate_case(case, steps)
+    cpu_s = time.process_time() - start_s
+    peer = with_tpot(case, case.peer["ttft"], case.peer["e2e"])
+    name = f"{case.name} ({case.policy} x{case.replicas}, {case.restarts.sum()} restarts), {label}"
+    return judge(name, with_tpot(case, *ours), peer, METRICS, bounds, (cpu_s, case.peer_cpu_s))
+
+
+def run(path: Path) -> bool:
+    case = before_restarts(read_case(path), path.parent)
+    layers = read_catalog().llm(case.setup[1]).layers
+    exact = VidurTables.read(find(path.parent, "tables_{}.npz", case.setup), layers)
+    is_kept = compared(case, exact, "Vidur's step times", EXACT)
+    is_kept &= compared(
+        case, fitted(find(path.parent, "oracle_{}.csv", case.setup)), "our fit of its steps", FITTED
+    )
+    if case.restarts.any() and case.policy == "sarathi":
+        whole = replace(case, settings=replace(case.settings, vidur_restarts=False))
+        compared(whole, exact, "whole prompts prefilled again (no bound)", UNBOUNDED)
+    return is_kept
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python benchmarks/peers/vidur.py DIR")
+    directory = Path(sys.argv[1])
+    alone = [
+        path.name
+        for path in sorted(directory.glob("*.csv.gz"))
+        if not (directory / path.name.replace(".csv.gz", ".json")).is_file()
+    ]
+    for name in alone:
+        print(
+            f"error: {directory / name}: the settings of the case, a .json beside it, are missing",
+            file=sys.stderr,
+        )
+    return max(each_case(directory, run), int(bool(alone)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
