@@ -56,6 +56,10 @@ DEFAULTS = {
     "batch_size_cap": 128, "block_size": 16, "watermark_blocks_fraction": 0.01, "chunk_size": 512,
     "max_tokens_in_batch": 4096, "max_waiting_iters": 10,
 }  # fmt: skip
+ORACLE_COLUMNS = (
+    "kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "tokens", "total_ms", "attn_prefill_ms",
+    "attn_decode_ms",
+)  # fmt: skip
 LONGEST = 4096  # tokens of a request, and so what Orca and FasterTransformer reserve
 KINDS = ("vidur", "vidur_sampled", "aic")  # classes of step times, most genuine first
 # what made the requests and the step times, or says what to write: nothing that decides how to batch
@@ -193,15 +197,18 @@ def before_restarts(case: Case, directory: Path) -> Case:
 # step times
 
 
-def find(directory: Path, pattern: str, setup: tuple[str, str, int]) -> Path:
-    """The file of a setup; of several classes the most genuine."""
+def find(directory: Path, setup: tuple[str, str, int]) -> tuple[Path, Path]:
+    """Tables and oracle rows of a setup; of several classes the most genuine."""
     gpu, llm, tp = setup
     llm = llm.rsplit("/", 1)[-1].lower().removesuffix("-hf")
-    names = [pattern.format(f"{kind}_{gpu}_{llm}_tp{tp}") for kind in KINDS]
+    names = [f"{kind}_{gpu}_{llm}_tp{tp}" for kind in KINDS]
     for name in names:
-        if (directory / name).is_file():
-            return directory / name
-    raise InputError(f"{directory}: step times are missing, none of {', '.join(names)}")
+        tables, oracle = directory / f"tables_{name}.npz", directory / f"oracle_{name}.csv"
+        if tables.is_file():
+            if not oracle.is_file():
+                raise InputError(f"{oracle}: no such file; needed for the fit beside {tables.name}")
+            return tables, oracle
+    raise InputError(f"{directory}: step times are missing, none of tables_({'|'.join(names)}).npz")
 
 
 def fitted(path: Path) -> VidurTables:
@@ -212,10 +219,12 @@ def fitted(path: Path) -> VidurTables:
     chunk; several prefills cost more than one by a constant share.
     """
     steps = pd.read_csv(path)
+    if missing := [name for name in ORACLE_COLUMNS if name not in steps.columns]:
+        raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
     steps["dense_ms"] = steps.total_ms - steps.attn_prefill_ms - steps.attn_decode_ms
     dense = steps.groupby(-(-steps.tokens // 8)).dense_ms.median()
 
-    decodes = steps[(steps.kind == "decode")].pivot_table("attn_decode_ms", "n_decode", "ctx")
+    decodes = steps[steps.kind == "decode"].pivot_table("attn_decode_ms", "n_decode", "ctx")
     grid = RegularGridInterpolator(
         (decodes.index.to_numpy(float), decodes.columns.to_numpy(float)), decodes.to_numpy(),
         bounds_error=False, fill_value=None,
@@ -267,11 +276,10 @@ def compared(case: Case, steps: VidurTables, label: str, bounds: Bounds) -> bool
 def run(path: Path) -> bool:
     case = before_restarts(read_case(path), path.parent)
     layers = read_catalog().llm(case.setup[1]).layers
-    exact = VidurTables.read(find(path.parent, "tables_{}.npz", case.setup), layers)
+    tables, oracle = find(path.parent, case.setup)
+    exact = VidurTables.read(tables, layers)
     is_kept = compared(case, exact, "Vidur's step times", EXACT)
-    is_kept &= compared(
-        case, fitted(find(path.parent, "oracle_{}.csv", case.setup)), "our fit of its steps", FITTED
-    )
+    is_kept &= compared(case, fitted(oracle), "our fit of its steps", FITTED)
     if case.restarts.any() and case.policy == "sarathi":
         whole = replace(case, settings=replace(case.settings, vidur_restarts=False))
         compared(whole, exact, "whole prompts prefilled again (no bound)", UNBOUNDED)
