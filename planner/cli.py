@@ -18,6 +18,7 @@ import typer
 from planner import __version__
 from planner.catalog import read_catalog
 from planner.commands import facts, measurements
+from planner.commands import validate as validation
 from planner.commands.allocate import allocate
 from planner.commands.common import (
     CatalogOption,
@@ -55,6 +56,8 @@ for _name, _command in (
     ("fit", measurements.fit),
     ("calibrate", measurements.calibrate),
     ("profile", measurements.profile_steps),
+    ("validate", validation.validate),
+    ("serve", validation.serve),
 ):
     app.command(_name)(_command)
 

@@ -58,6 +58,10 @@ class Tolerances:
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
 
+# on a machine whose cores engines, router and client share
+CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """A measured or simulated run: its requests in the simulator's form, and every gap between tokens."""

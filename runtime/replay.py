@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -26,6 +27,7 @@ Status = Literal["finished", "rejected", "failed"]
 FIRST_TOKEN, TOKENS = 3, 997  # prompts are of the token ids 3 to 999, which every vocabulary has
 LEAD_S = 1.0  # from the start of a replay to its first request
 TIMEOUT_S = 600.0
+PROGRESS_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,14 @@ class JournalFile:
                 sent[row["request"]] = Sent(**row)
         return Journal(tuple(Part(part, start_s, tuple(sends[part])) for part, start_s in starts), sent)
 
+    def records(self) -> list[dict[str, Any]]:
+        """What was noted at the end of each part: events, engines, load of the machine."""
+        rows = []
+        for line in self.path.read_text().splitlines():
+            with suppress(ValueError):
+                rows.append(json.loads(line))
+        return [row["record"] for row in rows if "record" in row]
+
     def write(self, row: dict[str, Any]) -> None:
         if self.stream is None:
             is_new = not self.path.exists()
@@ -132,6 +142,7 @@ async def replay(
         start_s = time.monotonic() + LEAD_S
         first_s = float(trace.arrival_s[requests[0]]) if requests else 0.0
         journal.write({"part": part, "start_s": start_s})
+        said_s = start_s
         done: list[Sent] = []
         running: set[asyncio.Task[None]] = set()
 
@@ -150,7 +161,9 @@ async def replay(
                 task = asyncio.ensure_future(one(request, due_s, body))
                 running.add(task)
                 task.add_done_callback(running.discard)
-                progress(f"sent {request + 1} of {len(trace)} requests, {len(running)} in flight")
+                if time.monotonic() > said_s + PROGRESS_EVERY_S:
+                    said_s = time.monotonic()
+                    progress(f"sent {request + 1} of {len(trace)} requests, {len(running)} in flight")
             await asyncio.gather(*running)
         finally:
             for task in running:

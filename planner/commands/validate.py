@@ -1,0 +1,229 @@
+"""`plan validate` and `plan serve`: a plan on real vLLM engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from planner.catalog import Catalog, read_catalog
+from planner.commands.common import (
+    TRACE_HELP,
+    CatalogOption,
+    JsonOption,
+    Progress,
+    RateOption,
+    ScaleOption,
+    SeedOption,
+    SloOption,
+    WindowOption,
+    asked_of,
+    print_json,
+    print_mapping,
+    print_rows,
+    stdout_console,
+)
+from planner.domain import Slo
+from planner.errors import InputError
+
+SLO_MISSED = 5
+KEYS_VARIABLE = "FLEETPLAN_API_KEYS"
+
+PlanArgument = Annotated[
+    Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, its folder, or a fleet.yaml.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", readable=False, help="A config.json to serve in place of the plan's LLM, with "
+                 "dummy weights."),
+]  # fmt: skip
+WeightsOption = Annotated[str, typer.Option("--weights", help="dummy, or real: loaded as vLLM finds them.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="vllm, or rehearsal: processes that only keep time, as the fit says.")
+]
+
+
+def validate(
+    plan: PlanArgument,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", readable=False, help="Folder; an interrupted run goes on in it.")
+    ],
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", readable=False, help=TRACE_HELP + " Default: requests.csv beside the plan."),
+    ] = None,
+    slo: SloOption = None,
+    slice_: Annotated[
+        bool, typer.Option("--slice", help="One worker of each type, with its share of the traffic.")
+    ] = False,
+    config: ConfigOption = None,
+    weights: WeightsOption = "dummy",
+    engine: EngineOption = "vllm",
+    rate: RateOption = None,
+    scale: ScaleOption = "superpose",
+    window: WindowOption = None,
+    tolerance_p50: Annotated[
+        float | None, typer.Option(min=0.0, help="Allowed relative error at P50; 0.05, on a CPU 0.2.")
+    ] = None,
+    tolerance_p90: Annotated[
+        float | None, typer.Option(min=0.0, help="Likewise at P90; 0.09, on a CPU 0.3.")
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
+
+    Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo).
+    """
+    import numpy as np
+
+    from planner.traces import read_trace
+    from runtime.report import document, rows
+    from runtime.validate import slice_of
+    from runtime.validate import validate as run
+
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        file = _plan_file(plan)
+        promise, asked = asked_of(
+            slo, known, rate=rate, scale=scale, window=window or "whole", command="validate"
+        )
+        requests = asked.of(read_trace(trace or _beside(file), seed=seed), seed=seed)
+        fleet, longest = _fleet(file, known)
+        longest = longest or int(np.max(requests.input_tokens + requests.output_tokens))
+        notes: tuple[str, ...] = ()
+        if slice_:
+            fleet, requests, note = slice_of(fleet, requests)
+            notes = (f"Validated was a {note}.",)
+        wanted = _wanted(
+            fleet=fleet, trace=requests, slo=promise or _own_slo(file), max_model_len=longest, seed=seed,
+            engine=engine, config=config, weights=weights, notes=notes,
+        )  # fmt: skip
+        found = run(
+            wanted, out, tolerances=_tolerances(engine, tolerance_p50, tolerance_p90), progress=progress
+        )
+        told = document(found)
+    if json_output:
+        print_json(told)
+    else:
+        stdout_console(soft_wrap=True).print(told["verdict"], style="bold", markup=False)
+        print_rows(rows(found), f"{told['compared']} of {told['requests']} requests, {told['times']}")
+        counts = {key: told[key] for key in ("finished", "rejected", "failed") if told[key]}
+        print_mapping(counts | {"written to": f"{out}: report.html, validation.json, requests.csv"}, "")
+    if wanted.slo.limits and not found.slo_holds:
+        raise typer.Exit(SLO_MISSED)
+
+
+def serve(
+    plan: PlanArgument,
+    host: Annotated[str, typer.Option("--host", help="Beyond loopback, API keys are needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8000,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option("--api-keys", readable=False, help=f"File with one key per line; or ${KEYS_VARIABLE}."),
+    ] = None,
+    logs: Annotated[Path, typer.Option("--logs", readable=False, help="Folder of the engines' logs.")] = Path(
+        "engines"
+    ),
+    max_model_len: Annotated[
+        int | None, typer.Option(min=16, help="Longest request; default: the plan's.")
+    ] = None,
+    config: ConfigOption = None,
+    weights: WeightsOption = "real",
+    engine: EngineOption = "vllm",
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Serve a plan from this machine: its vLLM engines behind one address with OpenAI's API."""
+    import numpy as np
+
+    from planner.files import check_output_directory
+    from planner.traces import Trace
+    from runtime.validate import serve as run
+    from runtime.validate import until_signalled
+
+    file = _plan_file(plan)
+    fleet, longest = _fleet(file, read_catalog(catalog))
+    check_output_directory(logs)
+    nothing = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+    wanted = _wanted(
+        fleet=fleet, trace=nothing, slo=Slo(()),
+        max_model_len=max_model_len or longest or fleet.llm.context_tokens,
+        seed=seed, engine=engine, config=config, weights=weights, notes=(),
+    )  # fmt: skip
+    console = stdout_console(soft_wrap=True)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False)
+
+    try:
+        asyncio.run(until_signalled(run(wanted, logs, host=host, port=port, keys=_keys(api_keys), say=say)))
+    except asyncio.CancelledError:
+        say("stopped")
+
+
+def _plan_file(plan: Path) -> Path:
+    return plan / "plan.yaml" if plan.is_dir() else plan
+
+
+def _beside(file: Path) -> Path:
+    requests = file.parent / "requests.csv"
+    if not requests.exists():
+        raise InputError(f"--trace: none was given, and there is no {requests}; give the traffic to replay")
+    return requests
+
+
+def _fleet(file: Path, known: Catalog) -> tuple[Any, int | None]:
+    from planner.fleetfile import read_fleet, read_max_model_len
+
+    return read_fleet(file, known), read_max_model_len(file)
+
+
+def _own_slo(file: Path) -> Slo:
+    """The plan's own promise; none in a fleet.yaml."""
+    from planner.files import read_yaml
+    from planner.slo import parse_slo
+
+    own = read_yaml(file).get("slo")
+    return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
+
+
+def _wanted(*, engine: str, weights: str, config: Path | None, **values: Any) -> Any:
+    from runtime.validate import EngineKind, Wanted
+
+    if engine not in ("vllm", "rehearsal"):
+        raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")
+    if weights not in ("dummy", "real"):
+        raise InputError(f"--weights: expected dummy or real, found {weights!r}")
+    if config is not None and weights == "real":
+        raise InputError("--config serves dummy weights; leave out --weights real")
+    return Wanted(engine=cast(EngineKind, engine), real_weights=weights == "real", config=config, **values)
+
+
+def _tolerances(engine: str, p50: float | None, p90: float | None) -> Any:
+    """Wider on a CPU, which engines, router and client share."""
+    from profiling.vllm_install import is_cpu_build
+    from runtime.compare import CPU_TOLERANCES, Tolerances
+
+    usual = CPU_TOLERANCES if engine == "rehearsal" or is_cpu_build() else Tolerances()
+    return Tolerances(
+        usual.p50_frac if p50 is None else p50,
+        usual.p90_frac if p90 is None else p90,
+        usual.attainment_frac,
+    )
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    """From a file or the environment: a command line can be read by everybody on the machine."""
+    from planner.files import open_text
+
+    if file is None:
+        lines = os.environ.get(KEYS_VARIABLE, "").split(",")
+    else:
+        with open_text(file) as stream:
+            lines = stream.read().decode().splitlines()
+    return tuple(line.strip() for line in lines if line.strip())

@@ -1,0 +1,421 @@
+"""A validation as files: validation.json, report.html, requests.csv as measured, and the corrected fleet."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner import charts
+from planner.domain import Metric
+from planner.files import to_yaml
+from planner.output import fleet_document, requests_csv
+from planner.report import page, table
+from planner.simulator import Verdict
+from planner.units import percentile_name, show_s
+from runtime.compare import Comparison, Run, Steps, corrected, outside_s
+from runtime.replay import lateness_s
+from runtime.validate import Validation
+
+Floats = npt.NDArray[np.float64]
+POINTS = 1500  # of a scatter chart
+METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
+STATUSES = ("finished", "rejected", "failed")
+LATE_S = 0.05  # a client later than this could not keep up with the trace
+
+
+def render(found: Validation) -> dict[str, str]:
+    """Path -> content of all that `plan validate -o DIR` leaves besides the journal and the logs."""
+    wanted = found.wanted
+    fleet = fleet_document(corrected(wanted.fleet, found.corrections)) | {
+        "max_model_len": wanted.max_model_len
+    }
+    return {
+        "validation.json": json.dumps(document(found), indent=2, allow_nan=False) + "\n",
+        "requests.csv": requests_csv(found.comparison.measured.requests),
+        "report.html": _html(found),
+        **({"corrected.yaml": to_yaml(fleet)} if found.corrections else {}),
+    }
+
+
+def document(found: Validation) -> dict[str, Any]:
+    """Everything a program may want to know; what never happened is null."""
+    run, comparison = found.measurement, found.comparison
+    sent = list(run.journal.sent.values())
+    outside = outside_s(run)
+    answer = {
+        "verdict": verdict(found),
+        "agrees": comparison.agrees,
+        "slo_kept": found.slo_holds if found.wanted.slo.limits else None,
+        "requests": len(run.trace),
+        **{status: sum(one.status == status for one in sent) for status in STATUSES},
+        "compared": int(comparison.chosen.sum()),
+        "reasons": _reasons(found),
+        "times": "engines' step logs" if run.is_timed_by_engines else "client",
+        "outside_engine_s": {"p50": _quantile(outside, 0.5), "p99": _quantile(outside, 0.99)},
+        "client_late_s": lateness_s(sent),
+        "tolerances": {
+            "p50_frac": comparison.tolerances.p50_frac,
+            "p90_frac": comparison.tolerances.p90_frac,
+            "attainment_frac": comparison.tolerances.attainment_frac,
+        },
+        "errors": [row.as_dict() for row in comparison.rows],
+        "errors_corrected": [row.as_dict() for row in found.after.rows] if found.after else None,
+        "attainment": {
+            "predicted": comparison.predicted_verdict.attainment_frac,
+            "measured": comparison.measured_verdict.attainment_frac,
+        },
+        "slo": _slo_lines(comparison),
+        "scatter": {metric: _scatter(*comparison.scatter(metric)) for metric in ("ttft", "tpot", "e2e")},
+        "steps": [
+            {"pool": one.pool, "steps": len(one.table.y), "bias_frac": one.bias_frac,
+             "mean_error_frac": dict(one.errors)}
+            for one in found.steps
+        ],
+        "corrections": [
+            {"pool": one.pool, "held_out_before_frac": one.held_out_before_frac,
+             "held_out_after_frac": one.held_out_after_frac, **one.calibrated.as_dict()}
+            for one in found.corrections
+        ],
+        "parts": [dict(record) for record in found.records],
+        "machine": dict(found.machine),
+        "notes": list(found.wanted.notes),
+        "run": found.wanted.identity(),
+    }  # fmt: skip
+    plain: dict[str, Any] = _plain(answer)
+    return plain
+
+
+def verdict(found: Validation) -> str:
+    """The result in a sentence or two."""
+    comparison, limits = found.comparison, found.wanted.slo.limits
+    judged = [row for row in comparison.rows if row.tolerance_frac is not None and row.measured_s > 0]
+    worst = max(judged, key=lambda row: abs(row.error_frac), default=None)
+    if worst is None:
+        return "Nothing was measured that could be compared."
+    agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
+    text = (
+        f"{agreed} with the measurement: the largest error is {_signed(worst.error_frac)} ({worst.metric} "
+        f"{percentile_name(worst.percentile_frac)}; allowed {100 * (worst.tolerance_frac or 0):g} %)."
+    )
+    if limits:
+        text += f" The SLO was {'kept' if found.slo_holds else 'MISSED'} on the engines"
+        predicted = comparison.predicted_verdict.holds
+        text += f", and {'kept' if predicted else 'missed'} in the simulation."
+    return text
+
+
+def _reasons(found: Validation) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in found.measurement.journal.sent.values():
+        if one.reason:
+            counts[one.reason] = counts.get(one.reason, 0) + 1
+    return counts
+
+
+def _slo_lines(comparison: Comparison) -> list[dict[str, Any]]:
+    return [
+        {
+            "limit": p.limit.name, "limit_s": p.limit.limit_s, "predicted_kept_frac": p.kept_frac,
+            "measured_kept_frac": m.kept_frac, "predicted_holds": p.holds, "measured_holds": m.holds,
+        }
+        for p, m in zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
+    ]  # fmt: skip
+
+
+def _scatter(predicted: Floats, measured: Floats) -> dict[str, float | None]:
+    """Request by request: median of the absolute relative errors, and the share within 20 %."""
+    if not len(measured):
+        return {"median_error_frac": None, "within_20_percent_frac": None}
+    errors = np.abs(predicted / measured - 1)
+    return {
+        "median_error_frac": float(np.median(errors)),
+        "within_20_percent_frac": float((errors <= 0.2).mean()),
+    }
+
+
+def _quantile(values: Floats, frac: float) -> float | None:
+    return float(np.quantile(values, frac)) if len(values) else None
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _signed(frac: float) -> str:
+    return "-" if not math.isfinite(frac) else f"{100 * frac:+.1f} %"
+
+
+def rows(found: Validation) -> list[dict[str, str]]:
+    """The errors, for a table: here and on the command line."""
+    after = found.after.rows if found.after else [None] * len(found.comparison.rows)
+    return [
+        {
+            "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
+            "predicted": show_s(row.predicted_s), "measured": show_s(row.measured_s),
+            "error": _signed(row.error_frac),
+            "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
+            "with corrected fits": "-" if fixed is None else _signed(fixed.error_frac),
+        }
+        for row, fixed in zip(found.comparison.rows, after, strict=True)
+    ]  # fmt: skip
+
+
+def _html(found: Validation) -> str:
+    fleet, told = found.wanted.fleet, document(found)
+    lead = [verdict(found), *found.wanted.notes]
+    if told["client_late_s"] > LATE_S:
+        lead.append(f"Mind: the client was up to {show_s(told['client_late_s'])} late; it could not keep up.")
+    body = [
+        f"<header><p class=eyebrow>Validation · {escape(fleet.llm.name)}</p>",
+        f"<h1>{escape('The prediction agrees' if found.comparison.agrees else 'The prediction is off')}</h1>",
+        *(f"<p class=lead>{escape(text)}</p>" for text in lead),
+        "</header>",
+        _figures(told),
+        _section("Predicted and measured", _table(rows(found), numeric=range(1, 6)) + _errors_note(told)),
+        _section("Distributions", _distributions(found)),
+        _section("The promise", _slo(found)),
+        _section("Request by request", _scatters(found)),
+        _section("Step by step", _steps(found)),
+        _section("Engines", _engines(told)),
+    ]
+    footer = (
+        f"Measured on {told['machine'].get('device', '?')}; requests.csv holds every request as measured, "
+        "validation.json everything on this page, corrected.yaml the fleet with corrected step times."
+    )
+    return page(f"Validation of {fleet.llm.name}", "\n".join(body), footer)
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
+
+
+def _table(lines: Sequence[Mapping[str, Any]], numeric: Iterable[int] = ()) -> str:
+    if not lines:
+        return "<p class=note>None.</p>"
+    return table(list(lines[0]), [[str(value) for value in line.values()] for line in lines], numeric=numeric)
+
+
+def _figures(told: Mapping[str, Any]) -> str:
+    lost = told["requests"] - told["finished"] - told["rejected"] - told["failed"]
+    cells = [
+        ("Requests", str(told["requests"]), f"{told['finished']} finished, {told['rejected']} rejected, "
+         f"{told['failed']} failed, {lost} lost"),
+        ("Attainment", _share(told["attainment"]["measured"]),
+         f"predicted {_share(told['attainment']['predicted'])}"),
+        ("Times", "engine" if told["times"] != "client" else "client", f"taken from the {told['times']}"),
+        ("Outside the engine", show_s(told["outside_engine_s"]["p50"] or math.nan),
+         "median from the client's send to the engine's receipt"),
+    ]  # fmt: skip
+    return "<dl class=figures>" + "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
+        for name, value, note in cells
+    ) + "</dl>"  # fmt: skip
+
+
+def _share(frac: float | None) -> str:
+    return "-" if frac is None else f"{100 * frac:.2f} %"
+
+
+def _errors_note(told: Mapping[str, Any]) -> str:
+    return (
+        f"<p class=note>{told['compared']} requests that arrived after the warm-up and finished on both "
+        "sides. Error: predicted over measured, less one. The last column predicts the same with the fits "
+        "corrected by this run's own steps, so it says what is left once step times are right.</p>"
+    )
+
+
+def _distributions(found: Validation) -> str:
+    comparison = found.comparison
+    sides = {"measured": comparison.measured, "predicted": comparison.predicted}
+    figures = []
+    for metric in METRICS:
+        curves = {name: _curve(run, metric, comparison) for name, run in sides.items()}
+        if all(len(curve[0]) for curve in curves.values()):
+            svg = charts.chart_svg(_curves_chart(curves, charts.METRIC_NAMES[metric]))
+            figures.append(f"<figure>{svg}</figure>")
+    return f"<div class=charts>{''.join(figures)}</div>"
+
+
+def _curve(run: Run, metric: Metric, comparison: Comparison) -> tuple[Floats, Floats]:
+    """(value, share at or below), thinned to what a chart can show."""
+    values, weights = run.values_s(metric, comparison.chosen)
+    order = np.argsort(values)
+    share = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
+    at = np.unique(np.linspace(0, len(values) - 1, min(len(values), charts.POINTS)).astype(int))
+    return values[order][at], share[at] / share[-1] if len(share) else share
+
+
+def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> Any:
+    import altair as alt
+
+    names = list(curves)
+    lines = [
+        {"x": max(x, 1e-6), "y": y, "what": name}
+        for name, (values, share) in curves.items()
+        for x, y in zip(values.tolist(), share.tolist(), strict=True)
+    ]
+    colours = alt.Scale(domain=names, range=[charts.VERMILLION, charts.BLUE])
+    dashes = alt.Scale(domain=names, range=[[1, 0], [4, 2]])
+    legend = alt.Legend(title=None, orient="top", symbolType="stroke")
+    data: Any = alt.Data
+    return (
+        alt.Chart(data(values=_rounded(lines)))
+        .mark_line(strokeWidth=1.8, interpolate="step-after")
+        .encode(
+            x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
+                    axis=alt.Axis(title=f"{title} [s]", format="~g")),
+            y=alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]),
+                    axis=alt.Axis(title="share", format="%", tickCount=6)),
+            color=alt.Color("what:N", scale=colours, legend=legend),
+            strokeDash=alt.StrokeDash("what:N", scale=dashes, legend=legend),
+        )
+        .properties(width=charts.WIDTH, height=charts.HEIGHT)
+    )  # fmt: skip
+
+
+def _scatters(found: Validation) -> str:
+    figures = []
+    metrics: tuple[Metric, ...] = ("ttft", "e2e")
+    for metric in metrics:
+        predicted, measured = found.comparison.scatter(metric)
+        if len(measured):
+            chart = _scatter_chart(measured, predicted, charts.METRIC_NAMES[metric])
+            figures.append(f"<figure>{charts.chart_svg(chart)}</figure>")
+    lines = [
+        {"metric": metric, "median error": _share(one["median_error_frac"]),
+         "within 20 %": _share(one["within_20_percent_frac"])}
+        for metric, one in document(found)["scatter"].items()
+    ]  # fmt: skip
+    return f"<div class=charts>{''.join(figures)}</div><div class=below>{_table(lines, (1, 2))}</div>"
+
+
+def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
+    """Predicted over measured, with the line on which they are equal."""
+    import altair as alt
+
+    at = np.unique(np.linspace(0, len(measured) - 1, min(len(measured), POINTS)).astype(int))
+    positive = (measured[at] > 0) & (predicted[at] > 0)
+    x, y = measured[at][positive], predicted[at][positive]
+    low, high = float(min(x.min(), y.min())) / 1.1, float(max(x.max(), y.max())) * 1.1
+    points = _rounded([{"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)])
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    data: Any = alt.Data
+    dots = (
+        alt.Chart(data(values=points))
+        .mark_circle(color=charts.BLUE, size=14, opacity=0.5)
+        .encode(
+            x=alt.X("x:Q", scale=scale, axis=alt.Axis(title=f"{title}, measured [s]", format="~g")),
+            y=alt.Y("y:Q", scale=scale, axis=alt.Axis(title="predicted [s]", format="~g")),
+        )
+    )
+    diagonal = (
+        alt.Chart(data(values=[{"x": low, "y": low}, {"x": high, "y": high}]))
+        .mark_line(color=charts.VERMILLION, strokeDash=[5, 3])
+        .encode(x="x:Q", y="y:Q")
+    )
+    return alt.layer(dots, diagonal).properties(width=charts.HEIGHT * 1.3, height=charts.HEIGHT * 1.3)
+
+
+def _rounded(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in line.items()}
+        for line in lines
+    ]
+
+
+def _slo(found: Validation) -> str:
+    comparison = found.comparison
+    if not comparison.measured_verdict.lines:
+        return "<p class=note>No SLO was given.</p>"
+    lines = [
+        {
+            "limit": p.limit.name, "promised": show_s(p.limit.limit_s),
+            "predicted within": _share(p.kept_frac), "measured within": _share(m.kept_frac),
+            "measured": _kept(comparison.measured_verdict, k),
+        }
+        for k, (p, m) in enumerate(
+            zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
+        )
+    ]  # fmt: skip
+    return _table(lines, (1, 2, 3))
+
+
+def _kept(verdict: Verdict, k: int) -> str:
+    return "kept" if verdict.lines[k].holds else "MISSED"
+
+
+def _steps(found: Validation) -> str:
+    if not found.steps:
+        return "<p class=note>The engines kept no step log.</p>"
+    figures = [f"<figure>{charts.chart_svg(_steps_chart(one))}</figure>" for one in found.steps]
+    fixes = {one.pool: one for one in found.corrections}
+    lines = []
+    for one in found.steps:
+        line = {
+            "pool": one.pool,
+            "steps": f"{len(one.table.y):,}",
+            "seconds predicted": _signed(one.bias_frac),
+        }
+        line |= {
+            f"mean error, {kind}": _share(one.errors.get(kind)) for kind in ("prefill", "decode", "mixed")
+        }
+        if fix := fixes.get(one.pool):
+            line |= {
+                "correction": f"compute x{fix.calibrated.compute:.3g}, "
+                f"bandwidth x{fix.calibrated.bandwidth:.3g}, host {1e3 * fix.calibrated.host_s:+.3g} ms",
+                "held out": f"{_share(fix.held_out_before_frac)} to {_share(fix.held_out_after_frac)}",
+            }
+        lines.append(line)
+    note = (
+        "<p class=note>Held out: mean error over the steps of the second half of the run, with the fit as it "
+        "was and with one corrected by the steps of the first half.</p>"
+    )
+    return f"<div class=charts>{''.join(figures)}</div><div class=below>{_table(lines)}</div>{note}"
+
+
+def _steps_chart(one: Steps) -> Any:
+    return _scatter_chart(one.table.y, one.predicted_s, f"step of {one.pool}")
+
+
+def _engines(told: Mapping[str, Any]) -> str:
+    lines, events = [], []
+    for part in told["parts"]:
+        lines += [{"part": str(part["part"]), **_engine_line(engine)} for engine in part["engines"]]
+        events += [f"part {part['part']}, {at_s:.1f} s: {name} {what}" for at_s, name, what in part["events"]]
+    reasons = [f"{count} x {reason}" for reason, count in told["reasons"].items()]
+    return _table(lines, range(2, 9)) + "".join(
+        f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
+        for title, items in (("Events", events), ("Requests that did not finish", reasons))
+        if items
+    )
+
+
+def _engine_line(engine: Mapping[str, Any]) -> dict[str, str]:
+    names = {
+        "worker": "worker", "kv_tokens": "KV tokens", "prompt_tokens": "prompt tokens",
+        "generation_tokens": "output tokens", "transferred_tokens": "KV tokens received",
+        "num_preemptions": "preemptions",
+    }  # fmt: skip
+    return {
+        text: value if isinstance(value := engine.get(key, "-"), str) else f"{value:,.0f}"
+        for key, text in names.items()
+    }
+
+
+def load_note(records: Sequence[Mapping[str, Any]]) -> str:
+    """Load average of the machine while each part ran."""
+    loads = [load for record in records for load in record["load_average"]]
+    return f"load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""

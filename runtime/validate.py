@@ -1,0 +1,352 @@
+"""`plan validate`: start the plan's engines, send them the traffic, and say how far the prediction was off.
+
+In DIR: journal.jsonl (what was sent and what came back, while it runs), engines/ (logs and step logs), then
+validation.json, requests.csv, report.html and corrected.yaml, the fleet with its fits corrected by the
+measured steps. A run that was interrupted goes on with the requests that are missing; one that is complete
+is compared again without starting anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import numpy as np
+
+from planner import files
+from planner.domain import Fleet, Slo
+from planner.errors import InputError, PlannerError
+from planner.manifests.engine import running
+from planner.output import fleet_document
+from planner.simulator import simulate
+from planner.traces import Trace
+from runtime.compare import (
+    Comparison,
+    Correction,
+    Measurement,
+    Steps,
+    Tolerances,
+    compare,
+    corrected,
+    corrections,
+    steps,
+)
+from runtime.enginelog import read_step_logs
+from runtime.replay import JournalFile, prompt, replay
+from runtime.router import Router, Settings, listening
+from runtime.workers import (
+    Commands,
+    Patience,
+    Worker,
+    Workers,
+    model_folder,
+    places,
+    rehearsal_commands,
+    started,
+    visible_gpus,
+    vllm_commands,
+)
+
+EngineKind = Literal["vllm", "rehearsal"]
+WARM_UPS = 4  # requests per worker before the traffic
+_METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+_COUNTED = ("prompt_tokens_total", "generation_tokens_total", "num_preemptions_total", "kv_cache_usage_perc")
+
+
+class InterruptedRunError(PlannerError):
+    """The run was stopped before every request had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to validate: a fleet, what it is to serve, and how its engines are started."""
+
+    fleet: Fleet
+    trace: Trace
+    slo: Slo
+    max_model_len: int
+    engine: EngineKind = "vllm"
+    config: Path | None = None
+    real_weights: bool = False
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """What two runs must share for one to go on where the other ended."""
+        digest = hashlib.sha256(json.dumps(fleet_document(self.fleet), sort_keys=True).encode())
+        for column in (self.trace.arrival_s, self.trace.input_tokens, self.trace.output_tokens):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return {
+            "sha256": digest.hexdigest(), "engine": self.engine, "config": str(self.config or ""),
+            "real_weights": self.real_weights, "seed": self.seed, "max_model_len": self.max_model_len,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Validation:
+    """All there is to say about a run. `after` is the comparison with corrected fits, None without steps."""
+
+    wanted: Wanted
+    measurement: Measurement
+    comparison: Comparison
+    steps: tuple[Steps, ...]
+    corrections: tuple[Correction, ...]
+    after: Comparison | None
+    records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
+    machine: Mapping[str, str]
+
+    @property
+    def slo_holds(self) -> bool:
+        """Of what was measured; a request that failed kept no promise."""
+        return self.comparison.measured_verdict.holds
+
+
+def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
+    """One worker of each pool, and the requests that the simulator sends to these; what that leaves out.
+
+    A prefill and a decode worker share the requests of whichever serves fewer: the other one carries less
+    than in the plan.
+    """
+    pools = running(fleet)
+    simulation = simulate(fleet, trace)
+    firsts = np.cumsum([0, *(pool.count for pool in pools)])[:-1]
+    share = {pool.name: simulation.prefill_worker == first for pool, first in zip(pools, firsts, strict=True)}
+    for pool, first in zip(pools, firsts, strict=True):
+        if pool.role == "decode":
+            share[pool.name] = simulation.decode_worker == first
+    mixed = [pool for pool in pools if pool.role == "mixed"]
+    fronts, backs = ([p for p in pools if p.role == role] for role in ("prefill", "decode"))
+    chosen = np.zeros(len(trace), dtype=bool)
+    for pool in mixed:
+        chosen |= share[pool.name]
+    note = ""
+    if fronts:
+        front, back = (np.any([share[p.name] for p in side], axis=0) for side in (fronts, backs))
+        fewer = front if front.sum() <= back.sum() else back
+        chosen |= fewer
+        note = (
+            f"; a pair carries {int(fewer.sum())} requests, where the plan gives its prefill worker "
+            f"{int(front.sum())} and its decode worker {int(back.sum())}"
+        )
+    if not chosen.any():
+        raise InputError("the slice would serve no request; give a longer trace")
+    one = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
+    what = (
+        f"slice: {one.workers} of {fleet.workers} workers, {int(chosen.sum())} of {len(trace)} requests{note}"
+    )
+    return one, trace.select(chosen), what
+
+
+def validate(
+    wanted: Wanted,
+    out: Path,
+    *,
+    tolerances: Tolerances | None = None,
+    patience: Patience | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Validation:
+    """Measure what `out` lacks, compare, and write all files.
+
+    Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
+    """
+    files.check_output_directory(out)
+    journal = JournalFile(out / "journal.jsonl", wanted.identity())
+    missing = journal.read().missing(wanted.trace)
+    if missing:
+        measuring = _measure(wanted, out, journal, missing, patience, progress)
+        try:
+            asyncio.run(until_signalled(measuring))
+        except asyncio.CancelledError:
+            pass
+        if left := len(journal.read().missing(wanted.trace)):
+            raise InterruptedRunError(
+                f"interrupted: {left} of {len(wanted.trace)} requests have not ended; the same command goes "
+                f"on with them ({journal.path})"
+            )
+    progress("comparing")
+    found = analyse(wanted, out, tolerances or Tolerances())
+    from runtime.report import render
+
+    files.write_files(out, render(found))
+    return found
+
+
+def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
+    """The comparison of what lies in `out`."""
+    from profiling.machine import describe
+
+    file = JournalFile(out / "journal.jsonl", wanted.identity())
+    logs = {}
+    for pool in running(wanted.fleet):
+        for name in (f"{pool.name}-{i}" for i in range(pool.count)):
+            log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
+            if len(log.steps):
+                logs[name] = log
+    run = Measurement(wanted.fleet, wanted.trace, file.read(), logs)
+    comparison = compare(run, wanted.fleet, wanted.slo, tolerances)
+    measured_steps = steps(run, wanted.fleet)
+    found = corrections(measured_steps, wanted.fleet)
+    after = None
+    if found:
+        after = compare(run, corrected(wanted.fleet, found), wanted.slo, tolerances)
+    return Validation(
+        wanted, run, comparison, tuple(measured_steps), tuple(found), after, tuple(file.records()), describe()
+    )
+
+
+async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that it stops its engines."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    await task
+
+
+async def _measure(
+    wanted: Wanted,
+    out: Path,
+    journal: JournalFile,
+    missing: list[int],
+    patience: Patience | None,
+    progress: Callable[[str], None],
+) -> None:
+    """Start everything, send the missing requests, write down how it went."""
+    commands, devices = engine_commands(wanted, out)
+    spots = places(wanted.fleet, out / "engines", devices)
+    part = len(journal.read().parts)
+    progress(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
+    async with started(spots, commands, patience) as group:
+        router = Router(
+            group.workers, wanted.fleet.llm.name, wanted.fleet.policies,
+            Settings(max_in_flight=10**9), seed=wanted.seed,
+        )  # fmt: skip
+        async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
+            progress("warming up")
+            await _warm_up(wanted, client, url, len(spots))
+            before = await _scrape(client, group)
+            load = os.getloadavg()[0]
+            try:
+                await replay(
+                    wanted.trace, missing, url, wanted.fleet.llm.name, journal, part=part, seed=wanted.seed,
+                    progress=progress,
+                )  # fmt: skip
+            finally:
+                record = {
+                    "part": part,
+                    "events": group.events,
+                    "router": dict(router.outcomes),
+                    "load_average": [load, os.getloadavg()[0]],
+                    "date": time.strftime("%Y-%m-%d"),
+                    "engines": [],
+                }
+                with suppress(asyncio.CancelledError):
+                    record["engines"] = _difference(before, await _scrape(client, group))
+                journal.write({"record": record})
+
+
+def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
+    """How to start an engine, and how many GPUs there are for them (None: they need none)."""
+    from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
+
+    if wanted.engine == "rehearsal":
+        return rehearsal_commands(wanted.fleet), None
+    if not is_installed():
+        raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")
+    model = wanted.fleet.llm.name
+    if wanted.config is not None:
+        model = model_folder(wanted.config, out / "engines")
+    elif not wanted.real_weights and Path(model).exists():
+        model = model_folder(Path(model), out / "engines")
+    is_cpu = is_cpu_build()
+    commands = vllm_commands(
+        wanted.fleet, wanted.max_model_len, model=model, is_dummy=not wanted.real_weights, is_cpu=is_cpu,
+        cpus=sorted(os.sched_getaffinity(0)),
+    )  # fmt: skip
+    return commands, None if is_cpu else visible_gpus()
+
+
+async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:
+    """Requests of the trace's median length, all at once so that the policy spreads them."""
+    trace = wanted.trace
+    tokens = int(np.median(trace.input_tokens))
+    body = {
+        "model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0,
+        "prompt": prompt(tokens, 0, wanted.seed + 1),
+    }  # fmt: skip
+
+    async def one(number: int) -> None:
+        asked = {**body, "prompt": prompt(tokens, number, wanted.seed + 1)}
+        async with client.post(f"{url}/v1/completions", json=asked) as answer:
+            if answer.status != 200:
+                raise InputError(f"warm-up: HTTP {answer.status}: {(await answer.text())[:300]}")
+
+    await asyncio.gather(*(one(number) for number in range(WARM_UPS * workers)))
+
+
+async def _scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
+    """Counters of each engine that answers."""
+    return {
+        worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.load.is_up
+    }
+
+
+async def _metrics(client: aiohttp.ClientSession, worker: Worker) -> dict[str, float]:
+    found: dict[str, float] = {}
+    try:
+        async with client.get(f"{worker.url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as answer:
+            text = await answer.text()
+    except (aiohttp.ClientError, TimeoutError):
+        return found
+    for name, labels, value in _METRIC.findall(text):
+        if name == "cache_config_info":
+            sizes = {key: int(n) for key, n in re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', labels)}
+            if len(sizes) == 2:
+                found["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
+        elif name == "prompt_tokens_by_source_total" and "external_kv_transfer" in labels:
+            found["transferred_tokens"] = float(value)
+        elif name in _COUNTED:
+            found[name.removesuffix("_total")] = float(value)
+        elif name == "nixl_bytes_transferred_sum":
+            found["transferred_bytes"] = float(value)
+    return found
+
+
+def _difference(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """Counters of the traffic alone; sizes and gauges as they are at the end."""
+    as_is = ("kv_tokens", "kv_cache_usage_perc")
+    return [
+        {"worker": worker}
+        | {
+            name: value if name in as_is else value - before.get(worker, {}).get(name, 0.0)
+            for name, value in values.items()
+        }
+        for worker, values in after.items()
+    ]
+
+
+async def serve(
+    wanted: Wanted, out: Path, *, host: str, port: int, keys: tuple[str, ...], say: Callable[[str], None]
+) -> None:
+    """The plan's engines behind its router, until a signal ends it."""
+    commands, devices = engine_commands(wanted, out)
+    spots = places(wanted.fleet, out / "engines", devices)
+    say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
+    async with started(spots, commands) as group:
+        router = Router(group.workers, wanted.fleet.llm.name, wanted.fleet.policies, Settings(keys=keys))
+        async with listening(router.app, host, port, has_keys=bool(keys)) as url:
+            say(f"{wanted.fleet.llm.name} at {url}/v1 ({len(spots)} workers); Ctrl-C ends it")
+            await asyncio.Event().wait()
