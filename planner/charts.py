@@ -105,7 +105,9 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
         .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-after")
         .encode(x=x, y=y)
     )
-    return alt.layer(line, *_limit_layers(limits, low, high)).properties(width=WIDTH, height=HEIGHT)
+    return alt.layer(line, *_limit_layers(limits, low, high, VERMILLION)).properties(
+        width=WIDTH, height=HEIGHT
+    )
 
 
 def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[Limit]) -> Any:
@@ -137,7 +139,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
                                       scale=_dashes(names)),
         )
     )  # fmt: skip
-    return alt.layer(line, *_limit_layers(limits, low, high)).properties(width=WIDTH, height=HEIGHT)
+    return alt.layer(line, *_limit_layers(limits, low, high, MUTED)).properties(width=WIDTH, height=HEIGHT)
 
 
 def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
@@ -156,7 +158,7 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
     return x, y
 
 
-def _limit_layers(limits: Sequence[Limit], low: float, high: float) -> list[Any]:
+def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str) -> list[Any]:
     """A line at each limit, a circle at the share that must lie to its left."""
     import altair as alt
 
@@ -166,15 +168,15 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float) -> list[Any]
         near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(wanted)} ≤ {show_s(at_s)}"
         layers += [
-            alt.Chart(_rows(x=[at_s])).mark_rule(color=VERMILLION, strokeDash=[5, 3]).encode(x="x:Q"),
+            alt.Chart(_rows(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
             alt.Chart(_rows(x=[low], y=[wanted], x2=[at_s]))
-            .mark_rule(color=VERMILLION, strokeDash=[1, 3])
+            .mark_rule(color=colour, strokeDash=[1, 3])
             .encode(x="x:Q", y="y:Q", x2="x2:Q"),
             alt.Chart(_rows(x=[at_s], y=[wanted]))
-            .mark_point(color=VERMILLION, filled=False, size=45, strokeWidth=2, opacity=1)
+            .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
             .encode(x="x:Q", y="y:Q"),
             alt.Chart(_rows(x=[at_s], y=[0.06], text=[text]))
-            .mark_text(color=VERMILLION, align="right" if near_end else "left", dx=-6 if near_end else 6,
+            .mark_text(color=colour, align="right" if near_end else "left", dx=-6 if near_end else 6,
                        fontSize=11)
             .encode(x="x:Q", y="y:Q", text="text:N"),
         ]  # fmt: skip

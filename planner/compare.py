@@ -192,7 +192,7 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
         line("USD/h", "cost_usd_per_h", "{:,.2f}".format),
         line("GPUs", "gpus", str),
         line("promise", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
-        line("requests that keep all limits", "attainment_frac", lambda frac: f"{100 * frac:.2f} %"),
+        line("requests that keep all limits", "attainment_frac", _percent),
         line("backlog steady", "steady", str),
         *(latency(metric, name) for metric in METRICS for name in PERCENTILES),
         line("USD per million output tokens", "usd_per_million_output_tokens", "{:,.3f}".format),
@@ -219,6 +219,11 @@ def verdict(comparison: Comparison) -> str:
     return (
         f"{len(kept)} of {len(rows)} keep the promise; the cheapest is {best.variant.name}, {_price(best)}."
     )
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 100.00 % is every one."""
+    return f"{math.floor(1e4 * share) / 100:.2f} %"
 
 
 def _price(row: Row) -> str:
