@@ -1,0 +1,446 @@
+"""Workers onto nodes: the fewest nodes, then the least KV between nodes, then the widest spread.
+
+A worker's stages are TP groups that stay inside an NVLink domain. All of them go onto one node, or in equal
+parts onto as few nodes as can hold them. Nodes of a kind are alike, so what is counted is how often a node is
+filled in each possible way (a pattern); no node has a number, and no symmetry is left to search.
+
+Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
+       g node kind (the GPU without its cap)
+Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
+       N_gf  nodes there are;   S  spare nodes of each kind
+       l_p   KV units that stay inside p: min(m P_p, n D_p) for P_p of n prefill, D_p of m decode workers
+Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest failure domain
+       e_gf nodes that are missing
+
+  min   sum e_gf (0, or there is no placement),   then   sum s_p z_pf   (nodes),
+        then   n m - sum l_p z_pf   (KV between nodes),   then   sum t_q   (spread)
+  s.t.  placed_q     sum_pf a_pq z_pf = W_q
+        nodes_gf     sum_{p of g} s_p z_pf <= N_gf + e_gf
+        spare_g      sum_{p of g, f} s_p z_pf <= sum_f (N_gf + e_gf) - S
+        spread_qf    sum_p a_pq z_pf <= t_q
+
+High affinity (DistServe, arXiv:2401.09670, Alg. 1): KV may go between any two nodes. Low affinity (Alg. 2):
+every node with a prefill worker has a decode worker and vice versa, stage beside stage. A pair too large for
+one node is spread over the fewest, s_p, that divide its PP; these hold nothing else. The KV objective assumes
+that the workers of a role share its traffic alike. CP-SAT solves the objectives in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from planner.domain import Fleet, Pool
+from planner.errors import InfeasibleError, InputError, PlannerError
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+Affinity = Literal["high", "low"]
+MOST_PATTERNS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDomain:
+    """Nodes that fail together, such as a rack: how many of each kind (the GPU's name; None: any number)."""
+
+    name: str
+    nodes: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The stages `first` to `last`, of `pp` in all, of one worker, and the GPUs of the node that they use."""
+
+    pool: str
+    worker: int
+    first: int
+    last: int
+    pp: int
+    gpus: tuple[int, ...]
+
+    def __str__(self) -> str:
+        stages = "" if self.last - self.first + 1 == self.pp else f" stages {self.first}-{self.last}"
+        return f"{self.pool}-{self.worker}{stages}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node and what is on it; a spare one holds nothing."""
+
+    name: str
+    kind: str
+    failure_domain: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Nodes in use, and spare ones.
+
+    `cross_frac` of the KV goes between nodes, None where none is handed over. No placement by the same rules
+    uses fewer than `bound` nodes; `is_optimal` holds for all objectives.
+    """
+
+    nodes: tuple[Node, ...]
+    spare: tuple[Node, ...]
+    cross_frac: float | None
+    bound: int
+    is_optimal: bool
+
+    def rows(self) -> list[dict[str, str | int]]:
+        """One row per node, for a table."""
+        return [
+            {
+                "node": node.name,
+                "failure domain": node.failure_domain,
+                "GPUs used": sum(len(part.gpus) for part in node.parts),
+                "workers": ", ".join(map(str, node.parts)) or "spare",
+            }
+            for node in (*self.nodes, *self.spare)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A pool whose workers are spread over `span` nodes each, `stages` on every one."""
+
+    pool: Pool
+    span: int
+
+    @property
+    def stages(self) -> int:
+        return self.pool.type.pp // self.span
+
+    @property
+    def kind(self) -> str:
+        return self.pool.type.gpu.base
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """`counts` of every slice on each of `span` nodes of a kind, and the KV units that stay inside."""
+
+    kind: str
+    span: int
+    counts: tuple[int, ...]
+    local: int
+
+
+def place(
+    fleet: Fleet,
+    *,
+    affinity: Affinity = "high",
+    failure_domains: Sequence[FailureDomain] = (),
+    spare_nodes: int = 0,
+    nvlink_gpus: Mapping[str, int] | None = None,
+    time_limit_s: float = 30.0,
+) -> Placement:
+    """Solve the model above. Without failure domains there is one, of any number of nodes.
+
+    `nvlink_gpus` is the size of an NVLink domain by node kind: the whole node where it is not given. Raises
+    InfeasibleError where a TP group exceeds a domain, pairs do not fit, or nodes run out.
+    """
+    from ortools.sat.python import cp_model
+
+    pools = [pool for pool in fleet.pools if pool.count]
+    domain_gpus = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in pools}
+    domain_gpus |= {kind: gpus for kind, gpus in (nvlink_gpus or {}).items() if kind in domain_gpus}
+    racks = failure_domains or (FailureDomain("all", dict.fromkeys(domain_gpus)),)
+    _check(pools, domain_gpus, spare_nodes)
+    slices = _slices(pools, domain_gpus, affinity)
+    patterns = _patterns(slices, domain_gpus, affinity)
+    parts = [each.pool.count * each.span for each in slices]
+
+    model = cp_model.CpModel()
+    most = sum(parts) + spare_nodes
+    z = [[model.new_int_var(0, most, f"z_{p}_{f}") for f in range(len(racks))] for p in range(len(patterns))]
+    uses = [
+        (pattern, f, z_pf) for pattern, row in zip(patterns, z, strict=True) for f, z_pf in enumerate(row)
+    ]
+    e, nodes = {}, {}
+    for kind, (f, rack) in itertools.product(domain_gpus, enumerate(racks)):
+        nodes[kind, f] = sum(p.span * z_pf for p, at, z_pf in uses if (p.kind, at) == (kind, f))
+        if (there := rack.nodes.get(kind, 0)) is not None:
+            e[kind, f] = model.new_int_var(0, most, f"e_{kind}_{f}")
+            model.add(nodes[kind, f] <= there + e[kind, f]).with_name(f"nodes_{kind}_{f}")
+    for kind in domain_gpus:
+        if all((kind, f) in e for f in range(len(racks))):
+            known = sum((rack.nodes.get(kind) or 0) + e[kind, f] for f, rack in enumerate(racks))
+            used = sum(nodes[kind, f] for f in range(len(racks)))
+            model.add(used + spare_nodes <= known).with_name(f"spare_{kind}")
+    t = []
+    for q, count in enumerate(parts):
+        held = [(f, p.counts[q] * p.span * z_pf) for p, f, z_pf in uses if p.counts[q]]
+        model.add(sum(term for _, term in held) == count).with_name(f"placed_{q}")
+        t.append(model.new_int_var(0, count, f"t_{q}"))
+        for f in range(len(racks)):
+            model.add(sum(term for at, term in held if at == f) <= t[q]).with_name(f"spread_{q}_{f}")
+
+    handed = math.prod(_workers(pools, role) for role in ("prefill", "decode"))
+    kept = sum(pattern.local * z_pf for pattern, _, z_pf in uses)
+    objectives = [sum(e.values()), sum(nodes.values()), handed - kept if handed else 0, sum(t)]
+    solver, bounds, is_optimal = _in_turn(model, objectives, [z_pf for _, _, z_pf in uses], time_limit_s)
+    if solver is None:
+        raise InfeasibleError(
+            "low affinity: no filling of nodes puts every prefill worker beside a decode worker at these "
+            f"counts ({', '.join(f'{pool.count} {pool.name}' for pool in pools)})",
+            kind="capacity",
+            constraint="affinity",
+            relaxation="other counts, or high affinity",
+        )
+    missing = {kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in domain_gpus}
+    if short := {kind: count for kind, count in missing.items() if count}:
+        more = " and ".join(f"{count} more nodes of {kind}" for kind, count in short.items())
+        raise InfeasibleError(
+            f"the workers do not fit the nodes with {spare_nodes} spare of each kind; {more} would do",
+            kind="capacity",
+            constraint="nodes of " + ", ".join(short),
+            relaxation=more,
+        )
+    counts = [[solver.value(z_pf) for z_pf in row] for row in z]
+    placed = _name(slices, patterns, counts, domain_gpus, racks)
+    return Placement(
+        placed,
+        _spare(placed, domain_gpus, racks, spare_nodes),
+        solver.value(objectives[2]) / handed if handed else None,
+        bounds[1],
+        is_optimal,
+    )
+
+
+def _workers(pools: Sequence[Pool], role: str) -> int:
+    return sum(pool.count for pool in pools if pool.role == role)
+
+
+def _check(pools: Sequence[Pool], domain_gpus: Mapping[str, int], spare_nodes: int) -> None:
+    if spare_nodes < 0:
+        raise InputError(f"placement: spare_nodes is {spare_nodes}, must be >= 0")
+    for pool in pools:
+        kind, gpus = pool.type.gpu.base, domain_gpus[pool.type.gpu.base]
+        if gpus < 1 or int(pool.type.gpu.gpus_per_node) % gpus:
+            raise InputError(
+                f"placement: the {pool.type.gpu.gpus_per_node} GPUs of a {kind} node do not divide into "
+                f"NVLink domains of {gpus}"
+            )
+        if pool.type.tp > gpus:
+            raise InfeasibleError(
+                f"a TP group of {pool.name} takes {pool.type.tp} GPUs, an NVLink domain of {kind} has "
+                f"{gpus}; lower TP, or raise PP in its place",
+                kind="capacity",
+                constraint=f"NVLink domain of {kind}",
+                relaxation=f"TP <= {gpus}",
+            )
+
+
+def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Affinity) -> list[_Slice]:
+    """On how many nodes each pool's workers lie: the fewest that hold one; with low affinity, every pair."""
+    pairs = [pool for pool in pools if pool.role != "mixed"] if affinity == "low" else []
+    if len(kinds := sorted({pool.type.gpu.base for pool in pairs})) > 1:
+        raise InfeasibleError(
+            f"low affinity puts prefill and decode workers on one node, but they use {' and '.join(kinds)}",
+            kind="capacity",
+            constraint="affinity",
+            relaxation="high affinity, or one kind of GPU for both roles",
+        )
+
+    def fits(together: Sequence[Pool], span: int) -> bool:
+        slices = [_Slice(pool, span) for pool in together]
+        return _assign(slices, [1] * len(slices), domain_gpus[slices[0].kind]) is not None
+
+    def span_of(groups: Sequence[Sequence[Pool]]) -> int:
+        stages = math.gcd(*(pool.type.pp for group in groups for pool in group))
+        for span in range(1, stages + 1):
+            if stages % span == 0 and all(fits(group, span) for group in groups):
+                return span
+        largest = max(groups, key=lambda group: sum(pool.type.gpus for pool in group))
+        raise InfeasibleError(
+            f"{' beside '.join(f'{pool.name} ({pool.type.gpus} GPUs)' for pool in largest)} does not fit a "
+            f"node of {int(largest[0].type.gpu.gpus_per_node)} GPUs, nor {stages} of them in equal parts",
+            kind="capacity",
+            constraint="affinity" if len(largest) > 1 else "node",
+            relaxation="a larger PP (of both roles), a smaller TP"
+            + ", or high affinity" * (len(largest) > 1),
+        )
+
+    together = [
+        (first, second)
+        for first in pairs
+        for second in pairs
+        if (first.role, second.role) == ("prefill", "decode")
+    ]
+    pair_span = span_of(together) if together else 1
+    return [_Slice(pool, pair_span if pool in pairs else span_of([[pool]])) for pool in pools]
+
+
+def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity: Affinity) -> list[_Pattern]:
+    """Every way to fill a node, or the nodes of a spanning pair."""
+    workers = {role: _workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
+    found: list[_Pattern] = []
+    for kind, gpus in domain_gpus.items():
+        here = [q for q, each in enumerate(slices) if each.kind == kind]
+        in_pairs = [q for q in here if slices[q].pool.role != "mixed"]
+        pair_span = max((slices[q].span for q in in_pairs), default=1) if affinity == "low" else 1
+        if pair_span == 1:
+            groups = [(here, 1)]
+        else:
+            groups = [(in_pairs, pair_span), ([q for q in here if q not in in_pairs], 1)]
+        for group, span in groups:
+            for some in _contents([slices[q] for q in group], gpus):
+                counts = [0] * len(slices)
+                held = {"prefill": 0, "decode": 0, "mixed": 0}
+                for q, count in zip(group, some, strict=True):
+                    counts[q] = count
+                    held[slices[q].pool.role] += count
+                if affinity == "low" and bool(held["prefill"]) != bool(held["decode"]):
+                    continue
+                is_whole = all(slices[q].span == span for q in in_pairs if counts[q])
+                local = min(held["prefill"] * workers["decode"], held["decode"] * workers["prefill"])
+                found.append(_Pattern(kind, span, tuple(counts), local if is_whole else 0))
+                if len(found) > MOST_PATTERNS:
+                    raise PlannerError(
+                        f"placement: a {kind} node can be filled in more than {MOST_PATTERNS} ways"
+                    )
+    return found
+
+
+def _contents(slices: Sequence[_Slice], domain_gpus: int) -> Iterator[tuple[int, ...]]:
+    """Every tuple of counts, not all 0, that fits a node."""
+
+    def extend(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(counts) == len(slices):
+            if any(counts):
+                yield counts
+            return
+        each = slices[len(counts)]
+        for count in range(each.pool.count * each.span + 1):
+            if _assign(slices[: len(counts) + 1], (*counts, count), domain_gpus) is None:
+                return
+            yield from extend((*counts, count))
+
+    return extend(())
+
+
+def _assign(
+    slices: Sequence[_Slice], counts: Sequence[int], domain_gpus: int
+) -> list[tuple[int, tuple[int, ...]]] | None:
+    """The GPUs of every part on a node, as (index of its slice, GPUs); None if the TP groups do not fit.
+
+    Largest group first, into the first domain with room, with backtracking for sizes that do not divide.
+    """
+    groups = [
+        (slices[q].pool.type.tp, q, part)
+        for q, count in enumerate(counts)
+        for part in range(count)
+        for _ in range(slices[q].stages)
+    ]
+    groups.sort(key=lambda group: -group[0])
+    node_gpus = int(slices[0].pool.type.gpu.gpus_per_node)
+    if sum(tp for tp, _, _ in groups) > node_gpus:
+        return None
+    used = [0] * (node_gpus // domain_gpus)
+    gpus: dict[tuple[int, int], list[int]] = {(q, part): [] for _, q, part in groups}
+
+    def put(at: int) -> bool:
+        if at == len(groups):
+            return True
+        tp, *owner = groups[at]
+        tried = set()
+        for domain, taken in enumerate(used):
+            if taken + tp > domain_gpus or taken in tried:  # domains with the same room are alike
+                continue
+            tried.add(taken)
+            first = domain * domain_gpus + taken
+            used[domain] += tp
+            gpus[owner[0], owner[1]].extend(range(first, first + tp))
+            if put(at + 1):
+                return True
+            used[domain] -= tp
+            del gpus[owner[0], owner[1]][-tp:]
+        return False
+
+    return [(q, tuple(numbers)) for (q, _), numbers in gpus.items()] if put(0) else None
+
+
+def _in_turn(
+    model: cp_model.CpModel,
+    objectives: Sequence[cp_model.LinearExprT],
+    variables: Sequence[cp_model.IntVar],
+    time_limit_s: float,
+) -> tuple[cp_model.CpSolver | None, list[int], bool]:
+    """Minimise one after the other: the last solver (None: infeasible), every bound, whether all are optimal.
+
+    What runs out of time stays as good as it got, and the next objective is minimised beneath it.
+    """
+    from ortools.sat.python import cp_model
+
+    best, is_optimal = None, True
+    bounds: list[int] = []
+    for objective in objectives:
+        model.minimize(objective)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.max_time_in_seconds = time_limit_s / len(objectives)
+        status = solver.solve(model)
+        if status == cp_model.INFEASIBLE:
+            return None, bounds, False
+        bounds.append(math.ceil(solver.best_objective_bound - 1e-6))
+        is_optimal &= status == cp_model.OPTIMAL
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            best = solver
+            model.add(objective <= solver.value(objective))
+            model.clear_hints()
+            for variable in variables:
+                model.add_hint(variable, solver.value(variable))
+        elif best is None:
+            raise PlannerError(f"placement: nothing was found in {time_limit_s:g} s; allow more time")
+    return best, bounds, is_optimal
+
+
+def _name(
+    slices: Sequence[_Slice],
+    patterns: Sequence[_Pattern],
+    counts: Sequence[Sequence[int]],
+    domain_gpus: Mapping[str, int],
+    racks: Sequence[FailureDomain],
+) -> tuple[Node, ...]:
+    """Nodes and workers get numbers: of a group of nodes, the i-th holds the i-th part of each worker."""
+    dealt = [0] * len(slices)  # parts, in the order of workers
+    nodes: list[Node] = []
+    for f, rack in enumerate(racks):
+        for pattern, uses in zip(patterns, counts, strict=True):
+            here = [q for q, count in enumerate(pattern.counts) if count]
+            there = [slices[q] for q in here], [pattern.counts[q] for q in here]
+            for _ in range(uses[f]):
+                for i in range(pattern.span):
+                    seen, parts = dict.fromkeys(here, 0), []
+                    for index, gpus in _assign(*there, domain_gpus[pattern.kind]) or ():
+                        q, each = here[index], slices[here[index]]
+                        worker, part = divmod(dealt[q] + seen[q] * pattern.span + i, each.span)
+                        seen[q] += 1
+                        first = part * each.stages
+                        last, pp = first + each.stages - 1, each.pool.type.pp
+                        parts.append(Part(each.pool.name, worker, first, last, pp, gpus))
+                    nodes.append(Node(f"{pattern.kind}-{len(nodes)}", pattern.kind, rack.name, tuple(parts)))
+                for q in here:
+                    dealt[q] += pattern.counts[q] * pattern.span
+    return tuple(nodes)
+
+
+def _spare(
+    placed: Sequence[Node], kinds: Mapping[str, int], racks: Sequence[FailureDomain], spare_nodes: int
+) -> tuple[Node, ...]:
+    """Spare nodes where the fewest of their kind are in use, as long as there is room."""
+    nodes = list(placed)
+    for kind, _ in itertools.product(kinds, range(spare_nodes)):
+        used = {rack.name: sum((node.kind, node.failure_domain) == (kind, rack.name) for node in nodes)
+                for rack in racks}  # fmt: skip
+        free = [
+            rack.name for rack in racks
+            if (there := rack.nodes.get(kind, 0)) is None or used[rack.name] < there
+        ]  # fmt: skip
+        nodes.append(Node(f"{kind}-{len(nodes)}", kind, min(free, key=lambda name: used[name]), ()))
+    return tuple(nodes[len(placed) :])
