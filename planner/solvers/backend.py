@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pulp
 
 from planner.errors import PlannerError
@@ -38,11 +39,17 @@ def run(
     time_limit_s: float = 30.0,
     gap_frac: float = 0.0,
     engine: Engine = "highs",
+    start: bool = False,
 ) -> Outcome:
-    """Solve in place, on one thread. "feasible": stopped, with a point that keeps every constraint."""
+    """Solve in place, on one thread. "feasible": stopped, with a point that keeps every constraint.
+
+    With `start` the values that integer variables have already are HiGHS's first incumbent.
+    """
     if engine == "highs" and not pulp.HiGHS(msg=False).available():
         engine = "cbc"
     solvers = {"highs": _highs, "cbc": _cbc, "ortools": _ortools}
+    if start and engine == "highs":
+        solvers["highs"] = _highs_from_start
     outcome = solvers[engine](problem, time_limit_s, gap_frac)
     if outcome.status == "feasible" and not _keeps_constraints(problem):
         return Outcome("unknown", outcome.bound)
@@ -74,8 +81,25 @@ def whole(variable: pulp.LpVariable) -> int:
     return round(variable.value() or 0.0)
 
 
-def _highs(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
-    problem.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
+class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
+    """HiGHS that is told the values of the integer variables before it runs."""
+
+    def callSolver(self, lp: pulp.LpProblem) -> None:
+        known = [variable for variable in lp.variables() if variable.cat == pulp.LpInteger]
+        known = [variable for variable in known if variable.value() is not None]
+        columns, values = [variable.index for variable in known], [variable.value() for variable in known]
+        lp.solverModel.setSolution(len(known), np.array(columns, np.int32), np.array(values, float))
+        super().callSolver(lp)
+
+
+def _highs_from_start(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
+    return _highs(problem, time_limit_s, gap_frac, _StartedHighs)
+
+
+def _highs(
+    problem: pulp.LpProblem, time_limit_s: float, gap_frac: float, solver: type[pulp.HiGHS] = pulp.HiGHS
+) -> Outcome:
+    problem.solve(solver(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
     highs = problem.solverModel
     name = highs.getModelStatus().name
     if name == "kUnboundedOrInfeasible":
