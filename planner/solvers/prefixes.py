@@ -151,7 +151,7 @@ class SessionReuse:
         slopes = [*(np.diff(self.saved_s) / np.diff(self.cache_tokens)).tolist(), 0.0]
         return [(k, y - k * x) for k, x, y in zip(slopes, self.cache_tokens, self.saved_s, strict=True)]
 
-    def at(self, tokens: npt.ArrayLike) -> Floats:
+    def at(self, tokens: Floats | Ints) -> Floats:
         return np.asarray(np.interp(tokens, self.cache_tokens, self.saved_s))
 
 
