@@ -8,7 +8,8 @@ cut. Memory is reserved when a task first runs: for the prompt and one token, th
 
 After Patel et al. 2024, arXiv:2311.18677, and what its public simulator computes, its habits included: a
 prompt over the batch's limit evicts every decode; ageing counts batches formed, not steps; kv_token_jsq never
-adds the load it subtracts, so that one machine gets everything.
+adds the load it subtracts, so that one machine gets everything. At equal times events run in the order in
+which they were caused (there: as its heap happens to have them, which shows only where transfers retry).
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ class Cluster:
         self.token_pool = [machine for machine in machines if machine.role == "token"]
         self.mixed_pool: list[Machine] = []
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
-        self.sequence = 0
+        self.sequence = self.retrying = 0
         if short := sum(request.output < 2 for request in requests):
             raise ValueError(f"{short} requests of one output token, on which Splitwise's simulator fails")
 
@@ -374,12 +375,19 @@ class Cluster:
         """Move the prompt's KV, as soon as there is room; transfers do not slow each other down."""
         target = self.machines[request.token_machine]
         if not target.fits(request.held_bytes):
-            self.at(now + RETRY_S, partial(self.send, request))
+            self.retrying += 1
+            self.at(now + RETRY_S, partial(self.send_again, request))
+            if len(self.events) == self.retrying:
+                raise ValueError(f"{self.retrying} transfers wait for room that nothing will make")
             return
         target.memory_bytes += request.held_bytes
         request.kv_start_s = now
         seconds = request.input * self.kv_bytes / self.bytes_per_s
         self.at(now + seconds, partial(self.receive, request))
+
+    def send_again(self, request: Request, now: float) -> None:
+        self.retrying -= 1
+        self.send(request, now)
 
     def receive(self, request: Request, now: float) -> None:
         source, target = self.machines[request.prompt_machine], self.machines[request.token_machine]

@@ -230,6 +230,15 @@ def test_a_transfer_asks_for_room_every_second() -> None:
     assert [machine.memory_bytes for machine in cluster.machines] == [0, 0]
 
 
+def test_transfers_that_nothing_makes_room_for_are_an_error() -> None:
+    """1000 bytes. A and B hold 501 and 451 on the token machine before either decodes, and neither's 99 more
+    fit; C's 101 would ask for ever, as they do in that program."""
+    limits = replace(ROOMY, memory_bytes=1000)
+    with pytest.raises(ValueError, match="1 transfers wait for room"):
+        rows = [(0.0, 500, 100), (0.01, 450, 100), (0.02, 100, 2)]
+        served(rows, ("prompt", "token"), "kv_token_jsq", limits=limits)
+
+
 def test_a_token_machine_takes_prompts_when_their_queue_is_long() -> None:
     """A (5000) runs on P, B (5000) waits there. C would make 10,100 waiting tokens of 8,192: the token
     machine becomes mixed and runs C whole, 0.2-0.3 and one decode. It returns to its pool, and serves A's
@@ -345,7 +354,13 @@ def folder_of(
     tmp_path: Path, overrides: dict[str, str], requests: dict[str, Any] | None = None, name: str = "case"
 ) -> Path:
     """A case of one request: 1000 tokens at 1 ms; knots of 100 ms make two more tokens by 1.2 s."""
-    row = {"arrival_timestamp": 2.0, "prompt_size": 1000, "token_size": 3, "ttft": 1.0, "tbt": 0.2 / 3}
+    row: dict[str, Any] = {
+        "arrival_timestamp": 2.0,
+        "prompt_size": 1000,
+        "token_size": 3,
+        "ttft": 1.0,
+        "tbt": 0.2 / 3,
+    }
     row |= {"e2e": 1.2, "queue_time": 0.0, "second_token_wait": 0.0, "prompt_start": 2.0, "prompt_end": 3.0}
     row |= {"token_start": 3.0, "token_end": 3.2, "kv_start": "", "kv_end": ""}
     row |= {"prompt_runner": "h100-80gb_0", "token_runner": "h100-80gb_0"} | (requests or {})
@@ -394,7 +409,7 @@ def test_a_result_that_is_two_microseconds_off_exits_1(
         ({"applications.0.model_architecture": "gpt3-175b"}, "model_architecture is gpt3-175b"),
         ({"applications.0.model_size": "bloom-176b-int8"}, "model_size is bloom-176b-int8"),
         ({"start_state": "splitwise"}, "start_state splitwise does not go with scheduler token_jsq"),
-        ({"start_state.instance.max_batch_tokens": "4096"}, "not known: start_state.instance.max_batch_tokens"),
+        ({"start_state.instance.max_batch_tokens": "4096"}, "not known: start_state.instance.max_b"),
         ({"start_state.instance.tensor_parallelism": "4"}, "has no bloom-176b on 4 x h100-80gb"),
         (POOLS | {"cluster.servers.1.count": "1"}, "1 + 1 machines asked of 1 servers"),
         (
@@ -437,7 +452,8 @@ def test_each_pool_machine_gets_its_kind_role_and_memory(tmp_path: Path) -> None
     case = splitwise.read_case(folder_of(tmp_path, overrides, runners) / "case.json")
     kinds = [(kind.hardware, kind.role, kind.tensor_parallel, kind.gpus) for kind in case.machines]
     assert kinds == [("a100-80gb", "token", 8, 8)] * 2 + [("h100-80gb", "prompt", 4, 4)] * 2
-    assert (case.peer["prompt_runner"], case.peer["token_runner"], case.bounds) == (2, 1, splitwise.POOLED)
+    assert [case.peer[name].tolist() for name in splitwise.RUNNERS] == [[2.0], [1.0]]
+    assert case.bounds == splitwise.POOLED
 
 
 def test_times_go_on_beyond_the_knots(tmp_path: Path) -> None:
