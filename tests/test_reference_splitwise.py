@@ -411,6 +411,7 @@ def test_a_result_that_is_two_microseconds_off_exits_1(
         ({"start_state": "splitwise"}, "start_state splitwise does not go with scheduler token_jsq"),
         ({"start_state.instance.max_batch_tokens": "4096"}, "not known: start_state.instance.max_b"),
         ({"start_state.instance.tensor_parallelism": "4"}, "has no bloom-176b on 4 x h100-80gb"),
+        (POOLS | {"start_state.split_type": "heterogeneous"}, "the cluster has no token machine"),
         (POOLS | {"cluster.servers.1.count": "1"}, "1 + 1 machines asked of 1 servers"),
         (
             POOLS | {"start_state.split_type": "heterogeneous", "cluster": "hhcap_half_half"}
@@ -441,6 +442,14 @@ def test_a_case_without_its_table_exits_1(
     (folder_of(tmp_path, OVERRIDES) / "case.csv.gz").unlink()
     assert run(tmp_path, monkeypatch) == 1
     assert "case.csv.gz: no such file" in capsys.readouterr().err
+
+
+def test_a_table_without_its_case_exits_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder_of(tmp_path, OVERRIDES) / "lost.csv.gz").touch()
+    assert run(tmp_path, monkeypatch) == 1
+    assert "lost.csv.gz: has no command line" in capsys.readouterr().err
 
 
 def test_each_pool_machine_gets_its_kind_role_and_memory(tmp_path: Path) -> None:

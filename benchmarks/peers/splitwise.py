@@ -162,6 +162,8 @@ def read_machines(command: Command, policy: str) -> tuple[Kind, ...]:
     else:
         tp_of = {role: command.tensor_parallel(role) for role in ("prompt", "token")}
         roles = read_roles(command, state, servers)
+        if missing := tp_of.keys() - set(roles):
+            raise InputError(f"{command.path}: the cluster has no {' and no '.join(missing)} machine")
         machines = [
             Kind(SERVERS[server], role, tp_of[role], tp_of[role])
             for server, role in zip(servers, roles, strict=False)
@@ -173,13 +175,10 @@ def read_machines(command: Command, policy: str) -> tuple[Kind, ...]:
 
 
 def read_roles(command: Command, state: str, servers: list[str]) -> list[str]:
-    if (
-        command.name("start_state.split_type", ("homogeneous", "heterogeneous"), "homogeneous")
-        == "homogeneous"
-    ):
-        prompts, tokens = (
-            command.number(f"start_state.{role}.num_instances", 1) for role in ("prompt", "token")
-        )
+    splits = ("homogeneous", "heterogeneous")
+    if command.name("start_state.split_type", splits, splits[0]) == "homogeneous":
+        prompts = command.number("start_state.prompt.num_instances", 1)
+        tokens = command.number("start_state.token.num_instances", 1)
         if prompts + tokens > len(servers):
             raise InputError(f"{command.path}: {prompts} + {tokens} machines asked of {len(servers)} servers")
         return ["prompt"] * prompts + ["token"] * tokens
@@ -361,6 +360,10 @@ def main() -> int:
         return judge(case.name, ours, case.peer, METRICS, case.bounds, (cpu_s, case.peer_cpu_s))
 
     exit_code = each_case(arguments.directory, run)
+    for table in sorted(arguments.directory.glob("*.csv.gz")):
+        if not table.with_suffix("").with_suffix(".json").exists():
+            print(f"error: {table}: has no command line beside it", file=sys.stderr)
+            exit_code = 1
     print_designs(designs)
     return exit_code
 
