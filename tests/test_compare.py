@@ -31,7 +31,7 @@ PROMISE = Slo((Limit("ttft", 0.9, 1.0), Limit("tbt", 0.99, 0.2)))
 def a_trace(requests: int = 60) -> Trace:
     """Eight at once every two seconds, prompts of 200 to 3800 tokens."""
     i = np.arange(requests)
-    return Trace("bursts.csv", i // 8 * 2.0, 200 + 600 * (i % 7), 5 + i % 23)
+    return Trace("bursts.csv", 2.0 * np.floor(i / 8), 200 + 600 * (i % 7), 5 + i % 23)
 
 
 def small(count: int, *, kv_tokens: int = 160_000) -> Fleet:

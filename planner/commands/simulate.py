@@ -171,4 +171,4 @@ def _interval_cell(value: dict[str, float | None]) -> str:
     if value["mean"] is None or value["high"] is None:
         return "-"
     half_s = value["high"] - value["mean"]
-    return f"{seconds_cell(value['mean'])} ± {seconds_cell(float(f'{half_s:.1g}'))}"
+    return f"{seconds_cell(value['mean'])} ± {seconds_cell(float(f'{half_s:.2g}'))}"
