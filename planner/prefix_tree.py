@@ -105,7 +105,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitCurve:
-    """Tokens that hit in LRU caches of 0, 1, 2, ... blocks, `hit_tokens` (D,); larger ones hit as the last."""
+    """Tokens that hit in LRU caches of 0, 1, 2, ... blocks, `hit_tokens` (D,); larger hit as the last."""
 
     block_tokens: int
     input_tokens: int
@@ -135,7 +135,7 @@ def block_uses(trace: Trace) -> Blocks:
     """Give every block of every prompt its node; raises TraceError without block ids."""
     if not trace.has_prefixes:
         raise TraceError(
-            f"{trace.name}: has no block ids; needs a column hash_ids or prefix_ids, as Mooncake's traces have"
+            f"{trace.name}: has no block ids; needs a column hash_ids or prefix_ids, as in Mooncake"
         )
     node, parent = _nodes(trace.prefix_offsets, trace.prefix_ids)
     tokens = np.full(len(node), trace.prefix_block_tokens, np.int32)
@@ -206,7 +206,7 @@ def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
 def _hit_tokens(tokens: Int32Array, used: Reuse) -> FloatArray:
     is_hit = used.distance >= 0
     at = np.bincount(used.distance[is_hit] + 1, weights=tokens[is_hit], minlength=1)
-    return np.cumsum(at, dtype=np.float64)
+    return np.asarray(np.cumsum(at), dtype=np.float64)
 
 
 def working_set_tokens(trace: Trace, blocks: Blocks, used: Reuse, window_s: float = WINDOW_S) -> FloatArray:
@@ -217,7 +217,7 @@ def working_set_tokens(trace: Trace, blocks: Blocks, used: Reuse, window_s: floa
     window = at[blocks.owner]
     is_first = (used.previous < 0) | (at[used.previous] != window)
     tokens = np.bincount(window[is_first], weights=blocks.tokens[is_first], minlength=int(at[-1]) + 1)
-    return tokens[: max(int(trace.duration_s // window_s), 1)]
+    return np.asarray(tokens[: max(int(trace.duration_s // window_s), 1)], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
