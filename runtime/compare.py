@@ -28,7 +28,7 @@ from planner.manifests.engine import running
 from planner.models.calibration import Calibrated, calibrate
 from planner.models.latency import StepLatency
 from planner.models.step_fit import errors_by_regime
-from planner.models.tables import StepTable
+from planner.models.tables import COLUMNS, StepTable
 from planner.simulator import Simulation, Verdict, judge, simulate
 from planner.simulator.metrics import gaps_s, measured, percentile_s
 from planner.simulator.replay import measured_window
@@ -360,8 +360,9 @@ def steps(run: Measurement, fleet: Fleet) -> list[Steps]:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A pool's fit, corrected by its measured steps. `held_out`: mean relative error of steps in the second
-    half of the run, before and after a correction by those of the first half alone."""
+    """A pool's fit, corrected by its measured steps, medians of those that are alike. `held_out`: mean
+    relative error of such medians in the second half of the run, before and after a correction by those of
+    the first half alone."""
 
     pool: str
     calibrated: Calibrated
@@ -378,12 +379,28 @@ def corrections(measured_steps: Iterable[Steps], fleet: Fleet) -> list[Correctio
         if len(frame) < 2 * LEAST_STEPS:
             continue
         is_late = (frame.start_s > frame.start_s.median()).to_numpy()
-        half = calibrate(fits[one.pool], steps=[StepTable(frame[~is_late])]).latency
-        late = StepTable(frame[is_late])
-        before, after = (_mape(fit, late) for fit in (fits[one.pool], half))
-        whole = calibrate(fits[one.pool], steps=[one.table])
+        half = calibrate(fits[one.pool], steps=[_typical(frame[~is_late])]).latency
+        before, after = (_mape(fit, _typical(frame[is_late])) for fit in (fits[one.pool], half))
+        whole = calibrate(fits[one.pool], steps=[_typical(frame)])
         found.append(Correction(one.pool, whole, before, after))
     return found
+
+
+def _typical(frame: pd.DataFrame) -> StepTable:
+    """Medians of steps that are alike: same prefills and decodes, tokens and context within a factor of 1.4.
+
+    A step that the machine interrupted says nothing about the engine.
+    """
+    alike = [
+        frame.n_prefill,
+        frame.n_decode,
+        *(
+            np.round(2 * np.log2(1.0 + frame[name]))
+            for name in ("prefill_tokens", "prefill_pairs", "kv_tokens")
+        ),
+    ]
+    medians = frame[[*COLUMNS]].groupby(alike, sort=True).median()
+    return StepTable(medians.reset_index(drop=True))
 
 
 def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:

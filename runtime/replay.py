@@ -8,6 +8,7 @@ line, so that a run that is interrupted can go on with the requests that are mis
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -210,7 +211,7 @@ async def _send(
     status: Status = "failed"
     headers = {"Content-Type": "application/json", "X-Request-Id": name_of(part, request)}
     try:
-        async with client.post(f"{url}/v1/completions", data=body, headers=headers) as answer:
+        async with client.post(f"{url}/v1/completions", data=io.BytesIO(body), headers=headers) as answer:
             workers = tuple(name for name in answer.headers.get(WORKER_HEADER, "").split(",") if name)
             if answer.status != 200:
                 status = "rejected" if answer.status in (400, 429, 503) else "failed"

@@ -380,8 +380,9 @@ def _steps(found: Validation) -> str:
             }
         lines.append(line)
     note = (
-        "<p class=note>Held out: mean error over the steps of the second half of the run, with the fit as it "
-        "was and with one corrected by the steps of the first half.</p>"
+        "<p class=note>Corrections follow the medians of steps that are alike. Held out: mean error on such "
+        "medians of the second half of the run, with the fit as it was and with one corrected by the first "
+        "half.</p>"
     )
     return f"<div class=charts>{''.join(figures)}</div><div class=below>{_table(lines)}</div>{note}"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import io
 import ipaddress
 import json
 import logging
@@ -279,7 +280,9 @@ class Router:
     async def _post(self, worker: Backend, asked: Asked, raw: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {"Content-Type": "application/json", "X-Request-Id": asked.id}
         try:
-            async with self.client.post(worker.url + asked.path, data=raw, headers=headers) as upstream:
+            # a file, because aiohttp warns of bytes that are large
+            body = io.BytesIO(raw)
+            async with self.client.post(worker.url + asked.path, data=body, headers=headers) as upstream:
                 if upstream.status >= 500:
                     raise WorkerError(f"{worker.load.name} answered {upstream.status}")
                 yield upstream

@@ -33,6 +33,7 @@ from runtime.routing import Load, load_of
 
 STEADY_S = 60.0  # up for this long: earlier failures are forgotten
 LAST_LINES = 3
+CPU_BLOCK_TOKENS = 128  # what vLLM takes by itself on a CPU; its attention there needs multiples of 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Patience:
     backoff_s: float = 1.0
     longest_backoff_s: float = 30.0
     failures: int = 5  # in a row, and the worker is given up
+    failures_at_start: int = 2  # one may be a port that was taken; more are a mistake in the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ class Worker:
                 await self._kill()
                 failures += 1
                 self.note(self.place.name, why)
-                if failures >= self.patience.failures:
+                most = self.patience.failures if self.settled.is_set() else self.patience.failures_at_start
+                if failures >= most:
                     self.gave_up = f"{why}, {failures} times in a row{self._last_words()}"
                     self.note(self.place.name, "given up")
                     self.settled.set()
@@ -304,13 +307,18 @@ def _on_cpu(
     told: dict[str, engine.Setting], place: Place, fleet: Fleet, cpus: Sequence[int]
 ) -> tuple[dict[str, engine.Setting], dict[str, str]]:
     kv_tokens = place.pool.type.kv_tokens
-    block = int(str(told.get("block-size", 16)))
-    told = {**told, "num-gpu-blocks-override": kv_tokens // block + 1}  # vLLM keeps one block for itself
+    told = {
+        **told,
+        "block-size": CPU_BLOCK_TOKENS,
+        "num-gpu-blocks-override": kv_tokens // CPU_BLOCK_TOKENS + 1,  # vLLM keeps one block for itself
+    }
     if isinstance(transfer := told.get("kv-transfer-config"), dict):
         told["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
     own = [str(cpus[device % len(cpus)]) for device in place.devices]
     kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
-    return told, {
+    # one rank in the engine core's own process: a worker process would poll shared memory for all it can
+    in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return told, in_process | {
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(own),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(max(kv_gib, 1)),

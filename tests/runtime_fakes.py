@@ -1,0 +1,77 @@
+"""Small fleets and engines that only keep time, for the tests of runtime/."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.catalog import read_catalog
+from planner.domain import Fleet, Policies, Pool, Role, WorkerType
+from planner.models.latency import StepLatency
+from planner.traces import Trace
+from runtime.rehearsal import Engine, Server
+from runtime.router import Router, Settings, listening
+from runtime.routing import Load, load_of
+
+CATALOG = read_catalog()
+LLM = CATALOG.llm("meta-llama/Llama-3.1-8B")
+MODEL = LLM.name
+# 2 ms a step, 10 us per token: quick, and far above a clock's noise
+LATENCY = StepLatency((1.0, 512.0), (0.002, 0.007), 1e-9, 1e-5, 1e-9, 1e-5, 0.0, "by hand")
+
+
+def worker_type(latency: StepLatency = LATENCY, kv_tokens: int = 16_000) -> WorkerType:
+    return WorkerType(CATALOG.gpu("h100-80g"), 1, latency, kv_tokens, 512, 32)
+
+
+def fleet_of(
+    *pools: tuple[str, Role, int], policies: Policies | None = None, latency: StepLatency = LATENCY
+) -> Fleet:
+    """Pools of (name, role, count)."""
+    kind = worker_type(latency)
+    return Fleet(LLM, tuple(Pool(name, role, kind, n) for name, role, n in pools), policies or Policies())
+
+
+def random_trace(requests: int, rate_rps: float, *, seed: int = 0, most: int = 200) -> Trace:
+    rng = np.random.default_rng(seed)
+    arrival_s = np.cumsum(rng.exponential(1 / rate_rps, requests))
+    return Trace(
+        "random", arrival_s - arrival_s[0], rng.integers(4, most, requests), rng.integers(1, 20, requests)
+    )
+
+
+@dataclass
+class Backend:
+    """A worker as the router sees it."""
+
+    load: Load
+    url: str
+
+
+@asynccontextmanager
+async def engines(roles: Sequence[Role], latency: StepLatency = LATENCY) -> AsyncIterator[list[Backend]]:
+    """One engine per role, in this process."""
+    async with AsyncExitStack() as stack:
+        found = []
+        for number, role in enumerate(roles):
+            engine = Engine(latency, kv_tokens=16_000, max_num_seqs=32, max_num_batched_tokens=512, log=None)
+            loop = asyncio.ensure_future(engine.run())
+            stack.callback(loop.cancel)
+            url = await stack.enter_async_context(listening(Server(engine, MODEL).app, "127.0.0.1", 0))
+            found.append(Backend(load_of(f"{role}-{number}", role, worker_type(latency)), url))
+        yield found
+
+
+@asynccontextmanager
+async def routed(
+    backends: Sequence[Backend], policies: Policies | None = None, settings: Settings | None = None
+) -> AsyncIterator[tuple[Router, str]]:
+    """A router before them, and its URL."""
+    settings = replace(settings or Settings(), patience_s=0.5)
+    router = Router(backends, MODEL, policies or Policies(), settings)
+    async with listening(router.app, "127.0.0.1", 0) as url:
+        yield router, url

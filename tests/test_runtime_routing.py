@@ -1,0 +1,132 @@
+"""The decisions of the router alone, and against the simulator's."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from planner.domain import Fleet, Policies
+from planner.models.latency import StepLatency
+from planner.simulator import Simulation, simulate
+from runtime.routing import POLICIES, Dice, Load, best_fit, fits, load_of
+from runtime_fakes import fleet_of, random_trace, worker_type
+
+
+def a_load(
+    name: str, *, pending: int = 0, requests: int = 0, prompts: int = 0, kv_tokens: int = 1600
+) -> Load:
+    """A token, and a request, of 1 ms."""
+    return Load(name, "mixed", kv_tokens, 1e-3, 1e-3, 0.0, True, pending, requests, prompts)
+
+
+def test_round_robin_takes_turns_and_skips_who_cannot_hold_the_request() -> None:
+    """Blocks of 16: 1600 tokens are 100 blocks, 1616 need 101."""
+    loads = [a_load("a"), a_load("b", kv_tokens=3200), a_load("c")]
+    dice = Dice()
+    assert [POLICIES["round-robin"](loads, 100, dice).name for _ in range(4)] == ["a", "b", "c", "a"]
+    assert POLICIES["round-robin"](loads, 1601, dice).name == "b"
+    assert fits(loads[0], 1600) and not fits(loads[0], 1601)
+
+
+def test_least_outstanding_counts_requests_and_jsq_counts_tokens() -> None:
+    """a: 3 requests and 10 pending tokens, 13 ms; b: 1 request and 50 tokens, 51 ms."""
+    loads = [a_load("a", pending=10, requests=3), a_load("b", pending=50, requests=1)]
+    assert POLICIES["least-outstanding"](loads, 10, Dice()).name == "b"
+    assert POLICIES["jsq"](loads, 10, Dice()).name == "a"
+
+
+def test_jsq_measures_a_queue_in_seconds_of_its_own_worker() -> None:
+    """A worker of half the speed with 60 pending tokens waits longer than a whole one with 100."""
+    slow = load_of("slow", "mixed", worker_type(_longer(2.0)))
+    fast = load_of("fast", "mixed", worker_type(_longer(1.0)))
+    slow.takes(60)
+    fast.takes(100)
+    assert POLICIES["jsq"]([slow, fast], 10, Dice()).name == "fast"
+
+
+def test_power_of_two_is_the_better_of_two_and_uses_all_workers() -> None:
+    """Of n workers with distinct queues the k-th shortest is chosen with probability 2 (n - k) / (n (n - 1)):
+    for n = 3 that is 2/3, 1/3 and 0. 3000 draws lie within 4 standard deviations, 0.035."""
+    loads = [a_load(name, requests=k) for k, name in enumerate("abc")]
+    dice = Dice(rng=random.Random(7))
+    drawn = [POLICIES["power-of-two"](loads, 10, dice).name for _ in range(3000)]
+    assert drawn.count("c") == 0
+    assert drawn.count("a") / 3000 == pytest.approx(2 / 3, abs=0.035)
+
+
+def test_best_fit_fills_the_fullest_that_has_room() -> None:
+    """1600 tokens each: b has 400 free, a 800, c 100. 300 tokens fit into b best; 900 into none: emptiest."""
+    loads = [a_load("a", prompts=800), a_load("b", prompts=1200), a_load("c", prompts=1500)]
+    assert best_fit(loads, 300, Dice()).name == "b"
+    assert best_fit(loads, 900, Dice()).name == "a"
+
+
+@pytest.mark.parametrize("routing", ["round-robin", "least-outstanding", "jsq"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_router_decides_as_the_simulator(routing: str, seed: int) -> None:
+    """Arrivals, first tokens and ends of a simulated run, told to the router's loads in order of time: it
+    sends every request where the simulator did. Prompts are prefilled in one step, so that pending tokens end
+    with the first token on both sides."""
+    fleet = fleet_of(("a", "mixed", 3), ("b", "mixed", 2), policies=Policies(routing=routing))
+    trace = random_trace(300, 120.0, seed=seed, most=60)
+    simulation = simulate(fleet, trace)
+    assert _replayed(fleet, simulation, routing) == simulation.prefill_worker.tolist()
+    assert len(set(simulation.prefill_worker.tolist())) == 5
+
+
+@pytest.mark.parametrize("routing", ["round-robin", "least-outstanding", "jsq"])
+def test_the_router_picks_decode_workers_as_the_simulator(routing: str) -> None:
+    """The same for the second choice of a pair, made when the first token is out."""
+    policies = Policies(routing="round-robin", decode_routing=routing)
+    fleet = fleet_of(("pre", "prefill", 1), ("dec", "decode", 3), policies=policies)
+    trace = random_trace(200, 60.0, most=60)
+    simulation = simulate(fleet, trace)
+    several = simulation.output_tokens > 1
+    loads = [load_of(str(w), "decode", fleet.pools[1].type) for w in range(3)]
+    dice = Dice()
+    first_s = simulation.arrival_s + simulation.ttft_s
+    end_s = simulation.arrival_s + simulation.e2e_s
+    events = [(first_s[i], 1, i) for i in np.flatnonzero(several)]
+    events += [(end_s[i], 0, i) for i in np.flatnonzero(several)]
+    chosen: dict[int, int] = {}
+    for _, kind, i in sorted(events):
+        tokens = int(simulation.input_tokens[i])
+        if kind:
+            load = POLICIES[routing](loads, tokens + int(simulation.output_tokens[i]), dice)
+            load.takes(tokens)
+            chosen[i] = 1 + loads.index(load)
+        else:
+            loads[chosen[i] - 1].is_rid_of(tokens)
+    assert chosen == {i: simulation.decode_worker[i] for i in np.flatnonzero(several)}
+
+
+def _replayed(fleet: Fleet, s: Simulation, routing: str) -> list[int]:
+    kinds = [pool.type for pool in fleet.pools for _ in range(pool.count)]
+    loads = [load_of(str(w), "mixed", kind) for w, kind in enumerate(kinds)]
+    dice, chosen = Dice(), [-1] * len(s.arrival_s)
+    events = []
+    for i in range(len(chosen)):
+        arrival_s = s.arrival_s[i]
+        events += [
+            (arrival_s, 2, i),
+            (arrival_s + s.ttft_s[i], 0, i),
+            (arrival_s + s.e2e_s[i], 1, i),
+        ]
+    for _, kind, i in sorted(events):
+        tokens = int(s.input_tokens[i])
+        if kind == 2:
+            whole = tokens + int(s.output_tokens[i])
+            load = POLICIES[routing](loads, whole, dice)
+            load.takes(tokens)
+            chosen[i] = loads.index(load)
+        elif kind == 0:
+            loads[chosen[i]].has_prefilled(tokens)
+        else:
+            loads[chosen[i]].is_rid_of(tokens)
+    return chosen
+
+
+def _longer(factor: float) -> StepLatency:
+    return worker_type().latency.longer(factor - 1)
