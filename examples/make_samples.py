@@ -1,19 +1,26 @@
-"""Writes traces/azure-conversation-sample.csv and traces/azure-code-sample.csv.
+"""Writes traces/azure-conversation-sample.csv, azure-code-sample.csv and shared-prefixes-sample.jsonl.
 
-Synthetic traces in the format and with the published shape of the Azure LLM inference traces of 2023 (Patel
-et al. 2024, arXiv:2311.18677; AzurePublicDataset, CC-BY-4.0): percentiles of both lengths, mean rate and
-burstiness. Every row is drawn from the tables below; none is a row of those traces.
+The Azure ones are synthetic traces in the format and with the published shape of the Azure LLM inference
+traces of 2023 (Patel et al. 2024, arXiv:2311.18677; AzurePublicDataset, CC-BY-4.0): percentiles of both
+lengths, mean rate and burstiness. Every row is drawn from the tables below; none is a row of those traces.
+
+The third has prefixes: tool calls whose instructions recur and agents whose steps build on each other, with
+the lengths and sharing of Toolbench and the embodied agents in Table 1 of Preble (Srivatsa et al. 2024,
+arXiv:2407.00023), drawn by planner/prefix_workloads.py.
 
     python examples/make_samples.py
 """
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from planner.prefix_workloads import merged, preble
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -69,6 +76,30 @@ def azure_csv(start: datetime, arrival_s: FloatArray, inputs: FloatArray, output
     return "\r\n".join(lines) + "\r\n"
 
 
+def prefixes_jsonl(rng: np.random.Generator) -> str:
+    """1200 tool calls and 400 steps of agents in ten minutes, in blocks of 128 tokens."""
+    parts = {"tools": preble("toolbench", 1200, 2.0, rng=rng, block_tokens=128),
+             "agents": preble("embodied", 400, 2 / 3, rng=rng, block_tokens=128)}  # fmt: skip
+    trace = merged(parts).trace
+    lines = [
+        json.dumps(
+            {
+                "timestamp": round(float(trace.arrival_s[i]), 3),
+                "input_tokens": int(trace.input_tokens[i]),
+                "output_tokens": int(trace.output_tokens[i]),
+                "tenant": trace.tenants[trace.tenant[i]],
+                "prefix_block_tokens": trace.prefix_block_tokens,
+                "prefix_ids": trace.prefix_ids[
+                    trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]
+                ].tolist(),
+            },
+            separators=(",", ":"),
+        )
+        for i in range(len(trace))
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def samples() -> dict[str, str]:
     """File name -> content, the same on every run."""
     rng = np.random.default_rng(20231116)
@@ -83,6 +114,7 @@ def samples() -> dict[str, str]:
         "azure-code-sample.csv": azure_csv(
             start, bursty_arrivals_s(2.6, rng), lengths(CODE_INPUT, rng), lengths(CODE_OUTPUT, rng)
         ),
+        "shared-prefixes-sample.jsonl": prefixes_jsonl(rng),
     }
 
 
@@ -91,7 +123,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     for name, content in samples().items():
         (folder / name).write_bytes(content.encode())
-        print(f"{folder / name}: {REQUESTS} requests")
+        print(f"{folder / name}: {len(content)} bytes")
 
 
 if __name__ == "__main__":

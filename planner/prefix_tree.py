@@ -22,7 +22,7 @@ from numba import njit
 
 from planner.errors import InputError, TraceError
 from planner.traces import FloatArray, IntArray, Trace
-from planner.workload import PrefixSharing, prefix_sharing
+from planner.workload import PrefixSharing
 
 Int32Array = npt.NDArray[np.int32]
 compiled = njit(cache=True, nogil=True)
@@ -289,18 +289,25 @@ def summarise(
     key_frac = np.zeros(len(trace))
     key_frac[tree.end >= 0] = tree.tokens[key] / trace.input_tokens[tree.end >= 0]
     shared_keys = np.unique(key)[tree.requests[np.unique(key)] > 1]
-    shared_tokens = np.bincount(
-        blocks.owner,
-        weights=blocks.tokens * (np.bincount(blocks.node)[blocks.node] > 1),
-        minlength=len(trace),
-    )
+    owner, n = blocks.owner, len(trace)
+    hit_tokens = np.bincount(owner, weights=blocks.tokens * is_hit, minlength=n)
+    is_shared_use = np.bincount(blocks.node)[blocks.node] > 1
+    shared_tokens = np.bincount(owner, weights=blocks.tokens * is_shared_use, minlength=n)
     is_shared = tree.requests > 1
     children = np.bincount(tree.parent[tree.parent >= 0], minlength=1)
     percentiles = np.percentile(gap_s, GAP_PERCENTILES).tolist() if len(gap_s) else []
     return PrefixSummary(
         name=trace.name,
         requests=len(trace),
-        sharing=prefix_sharing(trace),
+        sharing=PrefixSharing(
+            block_tokens=trace.prefix_block_tokens,
+            blocks=len(blocks.node),
+            distinct_blocks=len(blocks.parent),
+            block_hit_frac=float(is_hit.mean()),
+            token_hit_frac=curve.infinite_frac,
+            request_hit_frac=float((hit_tokens / trace.input_tokens).mean()),
+            shared_token_frac=float(shared_tokens.sum() / trace.input_tokens.sum()),
+        ),
         nodes=len(tree),
         roots=int((tree.parent < 0).sum()),
         largest_branching=int(children.max()),

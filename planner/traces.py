@@ -139,6 +139,7 @@ class Format:
 
     `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
     `is_coarse` marks clocks that may tick in steps of many requests; only those are ever spread.
+    `block_tokens` is 0 where ids stand for texts of any length, whose lengths are in files beside the trace.
     """
 
     name: str
@@ -162,11 +163,21 @@ FORMATS = (
     Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", is_coarse=True),
     Format("Qwen-Bailian", "timestamp", "input_length", "output_length", block_tokens=16, also=("chat_id",)),
+    Format(
+        "RAGPulse",
+        "timestamp",
+        "input_length",
+        "output_length",
+        block_tokens=0,
+        also=("hash_ids.user_input",),
+    ),
     Format("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     Format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
+_BLOCK = ("prefix_block_tokens",)
+_TEXT_BLOCK_TOKENS = 16  # into which texts of any length are cut
 
 
 def read_trace(path: str | Path, *, seed: int | None = 0) -> Trace:
@@ -262,8 +273,7 @@ def _ids_of_text(text: object) -> list[int] | None:
 
 def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int) -> Trace:
     _object(path, at, first)
-    # as pairs, so that a key given twice is seen
-    rows = _Rows(path, [key for key, _ in json.loads(first, object_pairs_hook=list)], f"{path}, line {at}")
+    rows = _Rows(path, _names(first), f"{path}, line {at}")
     for block in _blocks(at, first, stream):
         columns: dict[str, list[Any]] = {name: [] for name in rows.needed}
         for number, line in block:
@@ -272,7 +282,7 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int) ->
                 column.append(request.get(name))
         if rows.hash_ids is not None:
             ids = columns[rows.hash_ids]
-            columns[rows.hash_ids] = [[] if one is None else one if _is_ids(one) else None for one in ids]
+            columns[rows.hash_ids] = [_ids_of_value(one) for one in ids]
         rows.add(
             np.array([number for number, _ in block]),
             np.array([not line.strip() for _, line in block]),
@@ -302,8 +312,28 @@ def _object(path: Path, line: int, text: bytes) -> dict[str, Any]:
     return request
 
 
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int}
+def _names(text: bytes) -> list[str]:
+    """The keys of a JSON object; those of an object within it as "outer.inner", beside the outer one."""
+    names = []
+    for key, value in json.loads(text, object_pairs_hook=_Pairs):  # as pairs: a key given twice is seen
+        names.append(key)
+        if isinstance(value, _Pairs):
+            names += [f"{key}.{inner}" for inner, _ in value]
+    return names
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object, unlike a JSON list."""
+
+
+def _ids_of_value(value: object) -> list[int] | None:
+    """[3, 4] or {"a": [3], "b": [4]} are 3 and 4, nothing is none; None where it is something else."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        parts = [_ids_of_value(part) for part in value.values()]
+        return None if None in parts else [one for part in parts if part for one in part]
+    return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
 
 
 class _Rows:
@@ -322,12 +352,15 @@ class _Rows:
         self.tenant = self._one_of(_TENANT)
         self.hash_ids = self._one_of(_PREFIX)
         self.llm = self._one_of(("model",))
-        texts = (self.tenant, self.llm, self.hash_ids)
+        self.block = self._one_of(_BLOCK)
+        texts = (self.tenant, self.llm, self.block, self.hash_ids)
         self.needed = [self.clock, *self.counts, *(name for name in texts if name is not None)]
         self.ticks: list[FloatArray] = []
         self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
-        self.texts: dict[str, list[str]] = {name: [] for name in (self.tenant, self.llm) if name is not None}
+        self.texts: dict[str, list[str]] = {
+            name: [] for name in (self.tenant, self.llm, self.block) if name is not None
+        }
         self.ids: list[npt.NDArray[Any]] = []  # flat, and how many of them each request has:
         self.blocks: list[IntArray] = []
         self.dropped: Counter[str] = Counter()
@@ -443,7 +476,7 @@ class _Rows:
             codes, names = pd.factorize(np.array(self.texts[self.tenant], dtype=object))
             tenant, tenants = codes.astype(np.int64), tuple(names.tolist())
         inputs, outputs = (np.concatenate(parts) for parts in self.tokens)
-        offsets, ids = self._prefixes(inputs, notes)
+        offsets, ids, block_tokens = self._prefixes(inputs, notes)
         in_file_order = Trace(
             name=self.path.name.removesuffix(".gz"),
             arrival_s=np.zeros(len(ticks)),
@@ -451,7 +484,7 @@ class _Rows:
             output_tokens=outputs,
             prefix_offsets=offsets,
             prefix_ids=ids,
-            prefix_block_tokens=self.format.block_tokens if ids.size else 0,
+            prefix_block_tokens=block_tokens,
             tenant=tenant,
             tenants=tenants,
         )
@@ -473,24 +506,96 @@ class _Rows:
             f"{rows} of {len(ticks)} rows out of order: sorted by arrival"
         ]
 
-    def _prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray]:
-        """Offsets (n + 1,) and ids (m,). No request has more blocks than its input fills."""
+    def _prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray, int]:
+        """Offsets (n + 1,), ids (m,), tokens of a block. No request has more blocks than its input fills."""
         ids = np.concatenate(self.ids) if self.ids else _no_ids()
+        block_tokens = self._block_tokens()
         if not ids.size:
-            return _no_ids(), _no_ids()
+            return _no_ids(), _no_ids(), 0
+        blocks = np.concatenate(self.blocks)
+        if not block_tokens:
+            return self._cut_texts(inputs, ids, blocks, notes)
         if ids.dtype == object:  # only equality matters
             ids = pd.factorize(ids)[0].astype(np.int64)
-        blocks = np.concatenate(self.blocks)
-        fit = -(-inputs // self.format.block_tokens)
+        fit = -(-inputs // block_tokens)
         if over := int((blocks > fit).sum()):
             notes.append(
-                f"{over} requests had more hash ids than blocks of {self.format.block_tokens} tokens: "
+                f"{over} requests had more hash ids than blocks of {block_tokens} tokens: "
                 "the ids beyond the input were left out"
             )
             within = np.arange(len(ids)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
             ids = ids[within < np.repeat(fit, blocks)]
             blocks = np.minimum(blocks, fit)
-        return np.concatenate(([0], np.cumsum(blocks))), ids
+        return np.concatenate(([0], np.cumsum(blocks))), ids, block_tokens
+
+    def _block_tokens(self) -> int:
+        """As the file says in a column of its own, which must be the same in every row; else the format's."""
+        if self.block is None:
+            return self.format.block_tokens
+        found = sorted(set(self.texts[self.block]))
+        tokens = _number(found[0])
+        if len(found) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
+            raise TraceError(
+                f"{self.path}, column {self.block}: expected one whole number of tokens >= 1 in all rows, "
+                f"found {', '.join(map(_shown, found[:3]))}"
+            )
+        return int(tokens)
+
+    def _cut_texts(
+        self, inputs: IntArray, texts: npt.NDArray[Any], counts: IntArray, notes: list[str]
+    ) -> tuple[IntArray, IntArray, int]:
+        """Prompts made of texts of any length, as blocks: shared where all texts up to the block's end agree.
+
+        What a prompt has beyond its texts counts to the last of them.
+        """
+        length = self._text_lengths(notes)
+        if length is None:
+            return _no_ids(), _no_ids(), 0
+        chains: dict[tuple[int, int], int] = {}  # (chain before, text) -> chain
+        ids, start = [], 0
+        for number, (tokens, count) in enumerate(zip(inputs.tolist(), counts.tolist(), strict=True)):
+            chain, ends, path = -1, [0], []
+            for text in texts[start : start + count].tolist():
+                if text not in length:
+                    raise TraceError(
+                        f"{self.path}, request {number + 1}, column {self.hash_ids}: expected texts whose "
+                        f"tokens stand in a file beside it, found text {text}"
+                    )
+                chain = chains.setdefault((chain, text), len(chains))
+                path.append(chain)
+                ends.append(ends[-1] + length[text])
+            start += count
+            blocks = np.arange(-(-tokens // _TEXT_BLOCK_TOKENS) if path else 0)
+            last_token = np.minimum((blocks + 1) * _TEXT_BLOCK_TOKENS, tokens) - 1
+            holder = np.minimum(np.searchsorted(ends[1:], last_token, side="right"), len(path) - 1)
+            ids.append(np.array(path, np.int64)[holder] * MAX_TOKENS + blocks)
+        offsets = np.concatenate(([0], np.cumsum([len(one) for one in ids])))
+        return offsets, np.concatenate(ids), _TEXT_BLOCK_TOKENS
+
+    def _text_lengths(self, notes: list[str]) -> dict[int, int] | None:
+        """Tokens of every text, from the other .jsonl files in the trace's folder: lines of two numbers."""
+        length: dict[int, int] = {}
+        for path in sorted({*self.path.parent.glob("*.jsonl"), *self.path.parent.glob("*.jsonl.gz")}):
+            if path == self.path:
+                continue
+            with open_text(path) as stream:
+                for number, line in enumerate(stream, start=1):
+                    if not line.strip():
+                        continue
+                    values = list(_object(path, number, line).values())
+                    if len(values) == 2 and set(map(type, values)) == {int}:
+                        length[values[0]] = values[1]
+                    elif number == 1:
+                        break  # another kind of file
+                    else:
+                        raise TraceError(f"{path}, line {number}: expected a text's number and its tokens")
+        if length:
+            return length
+        notes.append(
+            f"{self.hash_ids} left out: its texts have any length, and no file beside the trace says which "
+            "(RAGPulse's 1_sys_prompt.jsonl to 5_web_search.jsonl)"
+        )
+        return None
 
 
 def clock_quantum_s(arrival_s: FloatArray) -> float | None:
