@@ -391,14 +391,9 @@ def _typical(frame: pd.DataFrame) -> StepTable:
 
     A step that the machine interrupted says nothing about the engine.
     """
-    alike = [
-        frame.n_prefill,
-        frame.n_decode,
-        *(
-            np.round(2 * np.log2(1.0 + frame[name]))
-            for name in ("prefill_tokens", "prefill_pairs", "kv_tokens")
-        ),
-    ]
+    wide = ("prefill_tokens", "prefill_pairs", "kv_tokens")
+    alike = [frame[name].rename(None) for name in ("n_prefill", "n_decode")]
+    alike += [np.round(2 * np.log2(1.0 + frame[name])).rename(None) for name in wide]
     medians = frame[[*COLUMNS]].groupby(alike, sort=True).median()
     return StepTable(medians.reset_index(drop=True))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import aiohttp
 import numpy as np
@@ -73,53 +73,46 @@ class JournalFile:
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
         """`run` identifies the run; a journal of another one is refused."""
         self.path, self.run = path, run
-        self.stream: IO[str] | None = None
 
     def read(self) -> Journal:
         """Raises InputError where the file belongs to another run."""
-        if not self.path.exists():
-            return Journal((), {})
-        starts: list[tuple[int, float]] = []
+        starts: dict[int, float] = {}
         sends: dict[int, list[int]] = {}
         sent: dict[int, Sent] = {}
-        for number, line in enumerate(self.path.read_text().splitlines()):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # cut off when the run was interrupted
-            if number == 0 and row != {"run": self.run}:
-                raise InputError(
-                    f"{self.path}: belongs to another run (other plan, trace or options); name another "
-                    "folder with -o, or remove this one"
-                )
+        for row in self._rows():
             if "start_s" in row:
-                starts.append((row["part"], row["start_s"]))
-                sends[row["part"]] = []
+                starts[row["part"]], sends[row["part"]] = row["start_s"], []
             elif "sends" in row:
                 sends[row["part"]].append(row["sends"])
             elif "request" in row:
                 row["workers"], row["token_s"] = tuple(row["workers"]), tuple(row["token_s"])
                 sent[row["request"]] = Sent(**row)
-        return Journal(tuple(Part(part, start_s, tuple(sends[part])) for part, start_s in starts), sent)
+        return Journal(tuple(Part(part, s, tuple(sends[part])) for part, s in starts.items()), sent)
 
     def records(self) -> list[dict[str, Any]]:
         """What was noted at the end of each part: events, engines, load of the machine."""
-        rows = []
-        for line in self.path.read_text().splitlines():
-            with suppress(ValueError):
-                rows.append(json.loads(line))
-        return [row["record"] for row in rows if "record" in row]
+        return [row["record"] for row in self._rows() if "record" in row]
 
     def write(self, row: dict[str, Any]) -> None:
-        if self.stream is None:
-            is_new = not self.path.exists()
+        if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.stream = self.path.open("a")
-            self.stream.write("" if is_new else "\n")  # after a line that was cut off
-            if is_new:
-                self.write({"run": self.run})
-        self.stream.write(json.dumps(row, separators=(",", ":")) + "\n")
-        self.stream.flush()
+            self.path.write_text(json.dumps({"run": self.run}))
+        with self.path.open("a") as stream:  # a new line first: the last one may have been cut off
+            stream.write("\n" + json.dumps(row, separators=(",", ":")))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        rows = []
+        for line in self.path.read_text().splitlines():
+            with suppress(ValueError):  # cut off when the run was interrupted
+                rows.append(json.loads(line))
+        if not rows or rows[0] != {"run": self.run}:
+            raise InputError(
+                f"{self.path}: belongs to another run (other plan, trace or options); name another folder "
+                "with -o, or remove this one"
+            )
+        return rows[1:]
 
 
 async def replay(

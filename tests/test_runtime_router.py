@@ -237,7 +237,8 @@ def hostile_bodies() -> list[Any]:
     bodies += [a_body() | {"model": value} for value in NONSENSE]
     bodies += [a_body() | {"prompt": value} for value in NONSENSE]
     bodies += [a_body() | {"prompt": ""}, {"model": MODEL}]
-    bodies += [a_body() | {"max_tokens": value} for value in (0, -1, 1.5, "5", True, [], {}, 10**12)]
+    lengths: list[Any] = [0, -1, 1.5, "5", True, [], {}, 10**12]
+    bodies += [a_body() | {"max_tokens": value} for value in lengths]
     bodies += [a_body(tokens=16_001, outputs=1)]
     bodies += [
         b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b"\x00" * 100, b"[" * 100_000, b'{"model": NaN',

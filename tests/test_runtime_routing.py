@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 import pytest
+from runtime_fakes import fleet_of, random_trace, worker_type
 
 from planner.domain import Fleet, Policies
 from planner.models.latency import StepLatency
 from planner.simulator import Simulation, simulate
 from runtime.routing import POLICIES, Dice, Load, best_fit, fits, load_of
-from runtime_fakes import fleet_of, random_trace, worker_type
 
 
 def a_load(
@@ -83,13 +83,13 @@ def test_the_router_picks_decode_workers_as_the_simulator(routing: str) -> None:
     fleet = fleet_of(("pre", "prefill", 1), ("dec", "decode", 3), policies=policies)
     trace = random_trace(200, 60.0, most=60)
     simulation = simulate(fleet, trace)
-    several = simulation.output_tokens > 1
+    several = np.flatnonzero(simulation.output_tokens > 1).tolist()
     loads = [load_of(str(w), "decode", fleet.pools[1].type) for w in range(3)]
     dice = Dice()
     first_s = simulation.arrival_s + simulation.ttft_s
     end_s = simulation.arrival_s + simulation.e2e_s
-    events = [(first_s[i], 1, i) for i in np.flatnonzero(several)]
-    events += [(end_s[i], 0, i) for i in np.flatnonzero(several)]
+    events = [(first_s[i], 1, i) for i in several]
+    events += [(end_s[i], 0, i) for i in several]
     chosen: dict[int, int] = {}
     for _, kind, i in sorted(events):
         tokens = int(simulation.input_tokens[i])
@@ -99,7 +99,7 @@ def test_the_router_picks_decode_workers_as_the_simulator(routing: str) -> None:
             chosen[i] = 1 + loads.index(load)
         else:
             loads[chosen[i] - 1].is_rid_of(tokens)
-    assert chosen == {i: simulation.decode_worker[i] for i in np.flatnonzero(several)}
+    assert chosen == {i: simulation.decode_worker[i] for i in several}
 
 
 def _replayed(fleet: Fleet, s: Simulation, routing: str) -> list[int]:

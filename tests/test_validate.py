@@ -1,0 +1,366 @@
+"""The comparison by hand arithmetic, and `plan validate` from end to end with engines that keep time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime_fakes import CATALOG, LATENCY, fleet_of, random_trace
+
+from planner import cli
+from planner.commands.validate import _own_slo
+from planner.domain import Fleet, Limit, Policies, Slo
+from planner.errors import InputError
+from planner.files import read_yaml, to_yaml
+from planner.fleetfile import read_fleet
+from planner.output import fleet_document
+from planner.simulator import simulate
+from planner.traces import Trace
+from profiling.vllm_install import is_installed
+from runtime import workers
+from runtime.compare import Measurement, Tolerances, compare, corrected, corrections, outside_s, steps
+from runtime.enginelog import read_step_logs
+from runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt
+from runtime.steplog import StepLog
+from runtime.validate import Wanted, slice_of, validate
+
+NO_SLO = Slo(())
+
+
+def csv_of(trace: Trace) -> str:
+    rows = zip(
+        trace.arrival_s.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True
+    )
+    return "arrival_s,input_tokens,output_tokens\n" + "".join(f"{a!r},{i},{o}\n" for a, i, o in rows)
+
+
+def a_folder(folder: Path, fleet: Fleet, trace: Trace) -> Path:
+    (folder / "fleet.yaml").write_text(to_yaml(fleet_document(fleet)))
+    (folder / "trace.csv").write_text(csv_of(trace))
+    return folder
+
+
+OPTIONS = ["validate", "fleet.yaml", "--trace", "trace.csv", "-o", "out", "--engine", "rehearsal"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """The command in this process."""
+
+    def run_command(folder: Path, *more: str) -> Outcome:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["plan", *OPTIONS, *more])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return Outcome(int(end.value.code or 0), said.out, said.err)
+
+    return run_command
+
+
+def sent_of(
+    request: int, due_s: float, token_s: tuple[float, ...], *, part: int = 0, worker: str = "w-0"
+) -> Sent:
+    return Sent(request, part, due_s, due_s, token_s[-1], "finished", "", (worker,), token_s)
+
+
+def test_a_step_log_comes_back_as_a_step_table(tmp_path: Path) -> None:
+    """A prompt of 100 in chunks of 60 and 40, then two decodes: pairs 60 * 61 / 2 = 1830 and 40 * 60 +
+    40 * 41 / 2 = 3220; contexts 101 and 102. The second step was scheduled while the first ran, so it starts
+    where that one ended. A line cut off at the end is left out."""
+    path = tmp_path / "w-0.1.steps.jsonl"
+    log = StepLog(path)
+    log.queued("cmpl-p0r7-0", 100, 1.0)
+    log.scheduled("cmpl-p0r7-0", 1.5)
+    log.step(1.5, 2.0, [("cmpl-p0r7-0", 60, 0)])
+    log.step(1.8, 2.5, [("cmpl-p0r7-0", 40, 60)])
+    log.token("cmpl-p0r7-0", 1, 2.5)
+    for k in range(2):
+        log.step(3.0 + k, 3.2 + k, [("cmpl-p0r7-0", 1, 100 + k)])
+        log.token("cmpl-p0r7-0", 1, 3.2 + k)
+    log.finished("cmpl-p0r7-0")
+    log.stream.write('{"step":[9')
+    log.stream.close()
+    found = read_step_logs([path])
+    assert found.steps.t_s.tolist() == pytest.approx([0.5, 0.5, 0.2, 0.2])
+    assert found.steps.prefill_pairs.tolist() == [1830, 3220, 0, 0]
+    assert found.steps.cached_tokens.tolist() == [0, 60, 0, 0]
+    assert found.steps.n_decode.tolist() == [0, 0, 1, 1] and found.steps.kv_tokens.tolist() == [
+        0,
+        0,
+        101,
+        102,
+    ]
+    served = found.requests["cmpl-p0r7-0"]
+    assert (served.queued_s, served.scheduled_s) == (1.0, 1.5)
+    assert served.token_s.tolist() == [2.5, 3.2, 4.2]
+
+
+def test_measured_latencies_are_those_of_the_tokens() -> None:
+    """Sent at 1 s, tokens at 1.5, 1.7 and 2.1 s: TTFT 0.5, gaps 0.2 and 0.4, TPOT 0.3, E2E 1.1 s. An SLO of
+    0.25 s for every gap is missed by one of two gaps, on the engines as in the percentiles."""
+    fleet = fleet_of(("w", "mixed", 1))
+    trace = Trace("two", np.array([0.0, 1.0]), np.array([10, 10]), np.array([1, 3]))
+    sent = {0: sent_of(0, 0.0, (0.1,)), 1: sent_of(1, 1.0, (1.5, 1.7, 2.1))}
+    journal = Journal((Part(0, 100.0, (0, 1)),), sent)
+    slo = Slo((Limit("tbt", 0.9, 0.25), Limit("ttft", 0.9, 0.6)))
+    found = compare(Measurement(fleet, trace, journal, {}), fleet, slo, Tolerances())
+    requests = found.measured.requests
+    assert requests.ttft_s[1] == pytest.approx(0.5) and requests.e2e_s[1] == pytest.approx(1.1)
+    assert requests.tpot_s[1] == pytest.approx(0.3) and requests.tbt_max_s[1] == pytest.approx(0.4)
+    assert [line.holds for line in found.measured_verdict.lines] == [True, True]  # gaps end after the window
+    inside = Trace("three", np.array([0.0, 1.0, 9.0]), np.array([10] * 3), np.array([1, 3, 1]))
+    journal = Journal((Part(0, 100.0, (0, 1, 2)),), sent | {2: sent_of(2, 9.0, (9.1,))})
+    found = compare(Measurement(fleet, inside, journal, {}), fleet, slo, Tolerances())
+    assert [line.holds for line in found.measured_verdict.lines] == [False, True]
+    assert found.measured_verdict.lines[0].kept_frac == 0.5
+    assert found.measured.gap_s.tolist() == pytest.approx([0.2, 0.4])
+
+
+def test_errors_are_predicted_over_measured_less_one() -> None:
+    """Every token measured to come twice as late as simulated: errors of -50 %, refused at a tolerance of
+    5 %, accepted at 60 %. A measurement equal to the simulation has none."""
+    fleet = fleet_of(("w", "mixed", 1))
+    trace = random_trace(50, 1.0)
+    simulation = simulate(fleet, trace)
+
+    def measured(factor: float) -> Measurement:
+        sent = {}
+        for i in range(50):
+            first_s = simulation.ttft_s[i] * factor
+            gaps = int(trace.output_tokens[i]) - 1
+            tpot_s = float(np.nan_to_num(simulation.tpot_s[i])) * factor
+            tokens = trace.arrival_s[i] + first_s + tpot_s * np.arange(gaps + 1)
+            sent[i] = sent_of(i, float(trace.arrival_s[i]), tuple(tokens.tolist()))
+        return Measurement(fleet, trace, Journal((Part(0, 0.0, tuple(range(50))),), sent), {})
+
+    twice = compare(measured(2.0), fleet, NO_SLO, Tolerances())
+    for row in twice.rows:
+        if row.metric != "tbt":
+            assert row.error_frac == pytest.approx(-0.5)
+    assert not twice.agrees
+    assert compare(measured(2.0), fleet, NO_SLO, Tolerances(0.6, 0.6, 1.0)).agrees
+    assert compare(measured(1.0), fleet, NO_SLO, Tolerances(1e-3, 1e-3, 0.0)).rows[
+        0
+    ].error_frac == pytest.approx(0)
+
+
+def test_a_request_that_failed_kept_no_promise() -> None:
+    """One of four failed: attainment 3/4, where the simulation has 1."""
+    fleet = fleet_of(("w", "mixed", 1))
+    trace = Trace("four", np.arange(4.0), np.full(4, 10), np.full(4, 2))
+    sent = {i: sent_of(i, float(i), (i + 0.01, i + 0.02)) for i in range(4)}
+    sent[3] = replace(sent[3], status="failed", reason="died", token_s=())
+    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 1, 2, 3)),), sent), {})
+    slo = Slo((Limit("ttft", 0.5, 1.0),), 0.9)
+    found = compare(run, fleet, slo, Tolerances())
+    # the first request falls into the warm-up of a twentieth of three seconds
+    assert found.measured_verdict.attainment_frac == pytest.approx(2 / 3)
+    assert found.predicted_verdict.attainment_frac == 1.0
+    assert not found.measured_verdict.holds and found.predicted_verdict.holds
+
+
+def test_parts_of_an_interrupted_run_are_simulated_each_from_an_idle_fleet() -> None:
+    """Two bursts of ten at once: in one run the second waits for the first; as two parts they do not. The
+    measurement, whose parts took the simulated times of one burst each, agrees with the second view."""
+    fleet = fleet_of(("w", "mixed", 1))
+    trace = Trace("bursts", np.r_[np.zeros(10), np.full(10, 1e-3)], np.full(20, 100), np.full(20, 5))
+    burst = simulate(fleet, trace.select(np.arange(10)))
+    sent = {}
+    for i in range(20):
+        k = i % 10
+        tokens = burst.ttft_s[k] + burst.tpot_s[k] * np.arange(5)
+        sent[i] = sent_of(i, 0.0, tuple(tokens.tolist()), part=i // 10)
+    parts = (Part(0, 0.0, tuple(range(10))), Part(1, 50.0, tuple(range(10, 20))))
+    found = compare(Measurement(fleet, trace, Journal(parts, sent), {}), fleet, NO_SLO, Tolerances())
+    assert found.predicted.requests.ttft_s == pytest.approx(found.measured.requests.ttft_s)
+    assert simulate(fleet, trace).ttft_s[10:].max() > 1.5 * burst.ttft_s.max()
+
+
+def test_a_fit_that_is_off_is_corrected_by_the_steps_that_were_logged(tmp_path: Path) -> None:
+    """Steps take twice what the fit says, all parts alike: the correction finds 2 for both, on the second
+    half of the run too. Some steps last a second because the machine was busy: medians do not care."""
+    fleet = fleet_of(("w", "mixed", 1))
+    log, rng, now_s = StepLog(tmp_path / "w-0.1.steps.jsonl"), np.random.default_rng(0), 1.0
+    log.queued("a", 10, 0.0)
+    for k in range(600):
+        prompt_tokens, context = int(rng.integers(1, 400)), 200
+        chunks = [("x", prompt_tokens, 0)] if k % 2 else [("a", 1, context)]
+        tokens = sum(n for _, n, _ in chunks)
+        pairs = tokens * (tokens + 1) / 2 if k % 2 else 0.0
+        decodes, kv = (0, 0) if k % 2 else (1, context + 1)
+        t_s = 2 * float(LATENCY.step_s(tokens, pairs, decodes, kv, k % 2))
+        t_s += 1.0 if k % 20 == 0 else 0.0
+        log.step(now_s, now_s + t_s, chunks)
+        now_s += t_s
+    log.stream.close()
+    logs = {"w-0": read_step_logs(tmp_path.glob("*.jsonl"))}
+    trace = Trace("one", np.zeros(1), np.array([10]), np.array([1]))
+    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0,)),), {}), logs)
+    found = corrections(steps(run, fleet), fleet)
+    assert found[0].held_out_before_frac > 0.4 and found[0].held_out_after_frac < 0.05
+    fixed = corrected(fleet, found).pools[0].type.latency
+    assert fixed.step_s(300, 45150.0, prefills=1) == pytest.approx(
+        2 * LATENCY.step_s(300, 45150.0, prefills=1), rel=0.05
+    )
+
+
+def test_prompts_share_no_beginning_and_have_their_length() -> None:
+    """2000 prompts: all first pairs of tokens differ; ids 3 to 999; the same again for the same seed."""
+    prompts = [prompt(8, request, 0) for request in range(2000)]
+    assert len({tuple(ids[:2]) for ids in prompts}) == 2000
+    assert {len(ids) for ids in prompts} == {8} and {len(prompt(n, 5, 0)) for n in (1, 2, 3)} == {1, 2, 3}
+    assert min(map(min, prompts)) >= 3 and max(map(max, prompts)) <= 999
+    assert prompt(8, 5, 0) == prompts[5] != prompt(8, 5, 1)
+
+
+def test_a_slice_has_the_requests_of_its_workers() -> None:
+    """Round robin over two and three workers: the first of each pool serves every fifth request."""
+    fleet = fleet_of(("a", "mixed", 2), ("b", "mixed", 3), policies=Policies(routing="round-robin"))
+    trace = random_trace(100, 20.0)
+    one, part, note = slice_of(fleet, trace)
+    assert [pool.count for pool in one.pools] == [1, 1]
+    everyone = np.arange(100) % 5
+    assert part.arrival_s.tolist() == trace.arrival_s[(everyone == 0) | (everyone == 2)].tolist()
+    assert "2 of 5 workers, 40 of 100 requests" in note
+
+
+def test_a_slice_of_pairs_carries_what_its_narrower_half_does() -> None:
+    """One prefill worker serves all 90 requests, the first of three decode workers a third of them."""
+    policies = Policies(decode_routing="round-robin")
+    fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 3), policies=policies)
+    trace = Trace("even", np.arange(90.0), np.full(90, 20), np.full(90, 3))
+    one, part, note = slice_of(fleet, trace)
+    assert [pool.count for pool in one.pools] == [1, 1] and len(part) == 30
+    assert "prefill worker 90 and its decode worker 30" in note
+
+
+def test_a_journal_of_another_run_is_refused_and_a_torn_line_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    mine = JournalFile(path, {"sha256": "a"})
+    mine.write({"part": 0, "start_s": 5.0})
+    mine.write({"part": 0, "sends": 0})
+    with path.open("a") as stream:
+        stream.write('\n{"request": 0, "par')
+    mine.write({"part": 0, "sends": 1})
+    assert mine.read() == Journal((Part(0, 5.0, (0, 1)),), {})
+    with pytest.raises(InputError, match="belongs to another run"):
+        JournalFile(path, {"sha256": "b"}).read()
+
+
+def test_what_identifies_a_run_is_its_fleet_traffic_and_options() -> None:
+    fleet, trace = fleet_of(("w", "mixed", 1)), random_trace(5, 1.0)
+    base = Wanted(fleet, trace, NO_SLO, 512)
+    others = [
+        replace(base, seed=1), replace(base, max_model_len=1024), replace(base, engine="rehearsal"),
+        replace(base, trace=random_trace(5, 1.0, seed=1)), replace(base, fleet=fleet_of(("w", "mixed", 2))),
+    ]  # fmt: skip
+    assert base.identity() == replace(base, notes=("x",)).identity()
+    assert all(other.identity() != base.identity() for other in others)
+
+
+def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
+    tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines that take as long as the fit says, but batch by a program of their own: medians agree within
+    5 % of the simulation, every token is counted by the engines, and the SLO decides the exit code. A run
+    that is complete is compared again without engines; one of another seed is refused."""
+    fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.longer(1.0))
+    trace = random_trace(100, 40.0)
+    folder = a_folder(tmp_path, fleet, trace)
+    (folder / "slo.yaml").write_text("llm: meta-llama/Llama-3.1-8B\nslo: {e2e: {p90: 1 ms}}\n")
+    done = run(folder, "--slo", "slo.yaml", "--json")
+    assert done.code == 5, done.err
+    told = json.loads(done.out)
+    assert told == json.loads((folder / "out" / "validation.json").read_text())
+    assert (told["finished"], told["failed"], told["rejected"]) == (100, 0, 0)
+    assert told["times"] == "engines' step logs" and told["slo_kept"] is False
+    for row in told["errors"]:
+        if row["percentile"] == "p50":
+            assert abs(row["error_frac"]) < 0.05, row
+    engines = told["parts"][0]["engines"]
+    assert sum(engine["prompt_tokens"] for engine in engines) == trace.input_tokens.sum()
+    assert sum(engine["generation_tokens"] for engine in engines) == trace.output_tokens.sum()
+    assert {engine["kv_tokens"] for engine in engines} == {16_000}
+    assert {engine["kv_cache_usage_perc"] for engine in engines} == {0.0}
+    assert all(abs(one["bias_frac"]) < 0.01 for one in told["steps"])
+    page = (folder / "out" / "report.html").read_text()
+    assert "MISSED" in page and page.count("<svg") == 7
+    assert "http" not in page.replace("http://www.w3.org", "")
+    again = read_fleet(folder / "out" / "corrected.yaml", CATALOG)
+    assert again.pools[0].count == 2 and "calibrated" in again.pools[0].type.latency.basis
+    requests = (folder / "out" / "requests.csv").read_text().splitlines()
+    assert len(requests) == 101 and requests[1].endswith("finished")
+
+    monkeypatch.setattr(workers, "started", None)
+    done = run(folder)
+    assert done.code == 0 and "The SLO" not in done.out
+    assert json.loads((folder / "out" / "validation.json").read_text())["errors"] == told["errors"]
+    refused = run(folder, "--seed", "1")
+    assert refused.code == 1 and "belongs to another run" in refused.err
+
+
+def test_an_interrupted_run_says_what_is_missing_and_goes_on(
+    tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    """SIGTERM after a second of two: exit code 1 and a count; the same command sends the rest, and each
+    request has one outcome."""
+    folder = a_folder(tmp_path, fleet_of(("w", "mixed", 1)), random_trace(60, 30.0))
+    command = [sys.executable, "-m", "planner.cli", *OPTIONS]
+    journal = folder / "out" / "journal.jsonl"
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as plan:
+        deadline_s = time.monotonic() + 60
+        while not (journal.exists() and journal.read_text().count('"status"') > 20):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        plan.send_signal(signal.SIGTERM)
+        assert plan.stderr is not None
+        said = plan.stderr.read()
+        assert plan.wait(timeout=30) == 1
+    assert "requests have not ended" in said and "Traceback" not in said
+    done = run(folder, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["finished"] == 60 and [part["part"] for part in told["parts"]] == [0, 1]
+    rows = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sorted(row["request"] for row in rows if "status" in row) == list(range(60))
+    assert {row["part"] for row in rows if "status" in row} == {0, 1}
+
+
+@pytest.mark.skipif(is_installed(), reason="vLLM is installed")
+def test_without_vllm_validation_is_one_clear_line(tmp_path: Path) -> None:
+    wanted = Wanted(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512)
+    with pytest.raises(InputError, match=r"needs vLLM: pip install vllm.*--engine rehearsal"):
+        validate(wanted, tmp_path / "out")
+
+
+def test_how_late_the_client_was_is_known() -> None:
+    sent = [replace(sent_of(0, 1.0, (2.0,)), sent_s=1.25), sent_of(1, 2.0, (3.0,))]
+    assert lateness_s(sent) == pytest.approx(0.25)
+    fleet, trace = fleet_of(("w", "mixed", 1)), random_trace(2, 1.0)
+    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 1)),), dict(enumerate(sent))), {})
+    assert not run.is_timed_by_engines and not len(outside_s(run))
+
+
+def test_the_plans_own_slo_is_taken(tmp_path: Path) -> None:
+    """A plan.yaml carries its promise, a fleet.yaml has none."""
+    folder = a_folder(tmp_path, fleet_of(("w", "mixed", 1)), random_trace(10, 50.0))
+    assert _own_slo(folder / "fleet.yaml") == NO_SLO
+    document = read_yaml(folder / "fleet.yaml") | {"slo": {"e2e": {"p50": "2 s"}, "attainment": 0.9}}
+    (folder / "fleet.yaml").write_text(to_yaml(document))
+    assert _own_slo(folder / "fleet.yaml") == Slo((Limit("e2e", 0.5, 2.0),), 0.9)
