@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -79,6 +80,7 @@ def validate(
 
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo).
     """
+    _need_aiohttp()
     import numpy as np
 
     from planner.traces import read_trace
@@ -139,6 +141,7 @@ def serve(
     seed: SeedOption = 0,
 ) -> None:
     """Serve a plan from this machine: its vLLM engines behind one address with OpenAI's API."""
+    _need_aiohttp()
     import numpy as np
 
     from planner.files import check_output_directory
@@ -164,6 +167,11 @@ def serve(
         asyncio.run(until_signalled(run(wanted, logs, host=host, port=port, keys=_keys(api_keys), say=say)))
     except asyncio.CancelledError:
         say("stopped")
+
+
+def _need_aiohttp() -> None:
+    if importlib.util.find_spec("aiohttp") is None:
+        raise InputError("real engines need aiohttp: pip install 'fleetplan[runtime]'")
 
 
 def _plan_file(plan: Path) -> Path:
