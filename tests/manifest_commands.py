@@ -18,6 +18,7 @@ from plans import LLM, a_pool
 from planner.domain import Fleet, Llm, Pool
 
 Document = dict[str, Any]
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LWS_VALUES = {"$(LWS_WORKER_INDEX)": "1", "$(LWS_LEADER_ADDRESS)": "leader.example"}
 
 
@@ -83,7 +84,7 @@ def commands(files: Mapping[str, str]) -> dict[str, list[Command]]:
 
 
 def documents(text: str) -> list[Document]:
-    return [document for document in yaml.safe_load_all(text) if document is not None]
+    return [document for document in yaml.load_all(text, Loader=LOADER) if document is not None]
 
 
 def gpus_of(container: Document) -> int:
@@ -133,9 +134,8 @@ def _compose(path: str, text: str) -> list[Command]:
     if not path.endswith(".yaml"):
         return []
     found = []
-    for name, service in yaml.safe_load(text)["services"].items():
-        if not name.startswith("router"):
-            assert service["entrypoint"] == ["vllm", "serve"]
+    for service in yaml.load(text, Loader=LOADER)["services"].values():
+        if service.get("entrypoint") == ["vllm", "serve"]:  # not a router
             args = tuple(arg.replace("$$", "$") for arg in service["command"])
             found.append(Command("", args, len(devices_of(service)), 1))
     return found
@@ -152,7 +152,7 @@ def _vllm(path: str, text: str) -> list[Command]:
     """As `vllm serve --config` reads it: a true flag alone, a mapping as JSON, the rest as text."""
     if not path.endswith(".config.yaml"):
         return []
-    told = yaml.safe_load(text)
+    told = yaml.load(text, Loader=LOADER)
     args: list[str] = [told.pop("model")]
     assert isinstance(args[0], str)
     for key, value in told.items():
@@ -199,7 +199,7 @@ def _dynamo(path: str, text: str) -> list[Command]:
 
 def _ray(path: str, text: str) -> list[Command]:
     found = []
-    for application in yaml.safe_load(text)["applications"]:
+    for application in yaml.load(text, Loader=LOADER)["applications"]:
         args = application["args"]
         for config in args.get("llm_configs") or [args["prefill_config"], args["decode_config"]]:
             told, model = config["engine_kwargs"], config["model_loading_config"]
@@ -214,7 +214,7 @@ def _ray(path: str, text: str) -> list[Command]:
 
 
 def _llm_d(path: str, text: str) -> list[Command]:
-    values = yaml.safe_load(text)
+    values = yaml.load(text, Loader=LOADER)
     made = [values[role] for role in ("prefill", "decode") if values[role]["create"]]
     assert len(made) == 1
     return [_of_container(made[0]["containers"][0], gpus_of(made[0]["containers"][0]), made[0]["replicas"])]
@@ -223,7 +223,7 @@ def _llm_d(path: str, text: str) -> list[Command]:
 def _production_stack(path: str, text: str) -> list[Command]:
     """The flags that the chart's template of the engine's Deployment makes of these values."""
     found = []
-    for model in yaml.safe_load(text)["servingEngineSpec"]["modelSpec"]:
+    for model in yaml.load(text, Loader=LOADER)["servingEngineSpec"]["modelSpec"]:
         told = model["vllmConfig"]
         args = [model["modelURL"], "--max-model-len", str(told["maxModelLen"]),
                 "--tensor-parallel-size", str(told["tensorParallelSize"]),

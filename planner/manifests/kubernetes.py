@@ -67,8 +67,8 @@ def labels_of(fleet: Fleet, name: str, pool: Pool) -> Document:
 
 def node_labels(gpu: Gpu) -> Document:
     """What a node must carry: the GPU's label, and our own where its power is capped."""
-    key, _, value = gpu.node_selector.rpartition("=")
-    key = key or "nvidia.com/gpu.product"
+    key, equals, value = gpu.node_selector.rpartition("=")
+    key = key if equals else "nvidia.com/gpu.product"
     if not (_LABEL_NAME.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
         raise InputError(
             f"GPU {engine.one_line(gpu.name)}: node_selector: expected a value of the node label "
