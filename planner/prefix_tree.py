@@ -182,11 +182,9 @@ def reuse(offsets: IntArray, node: Int32Array, nodes: int) -> Reuse:
     return Reuse(previous, distance)
 
 
-def hit_curve(trace: Trace, blocks: Blocks, used: Reuse) -> HitCurve:
-    """Of one LRU cache that all requests share."""
-    return HitCurve(
-        trace.prefix_block_tokens, int(trace.input_tokens.sum()), _hit_tokens(blocks.tokens, used)
-    )
+def hit_curve(trace: Trace, tokens: npt.NDArray[Any], used: Reuse) -> HitCurve:
+    """Of one LRU cache that all requests share; `tokens` (m,) of every use, or what else a hit is worth."""
+    return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), _hit_tokens(tokens, used))
 
 
 def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
@@ -203,7 +201,7 @@ def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
     return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), hits)
 
 
-def _hit_tokens(tokens: Int32Array, used: Reuse) -> FloatArray:
+def _hit_tokens(tokens: npt.NDArray[Any], used: Reuse) -> FloatArray:
     is_hit = used.distance >= 0
     at = np.bincount(used.distance[is_hit] + 1, weights=tokens[is_hit], minlength=1)
     return np.asarray(np.cumsum(at), dtype=np.float64)
@@ -281,7 +279,7 @@ def summarise(
     blocks = block_uses(trace)
     tree = prefix_tree(blocks)
     used = reuse(blocks.offsets, blocks.node, len(blocks.parent))
-    curve = hit_curve(trace, blocks, used)
+    curve = hit_curve(trace, blocks.tokens, used)
     is_hit = used.previous >= 0
     gap_s = trace.arrival_s[blocks.owner[is_hit]] - trace.arrival_s[used.previous[is_hit]]
     sets = working_set_tokens(trace, blocks, used, window_s)

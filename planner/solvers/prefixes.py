@@ -100,7 +100,7 @@ class Demand:
     def __len__(self) -> int:
         return len(self.parent)
 
-    def path_sum(self, each: Floats) -> Floats:
+    def path_sum(self, each: Floats | Ints) -> Floats:
         """Sum over the nodes from the root down to each node."""
         total = np.array(each, dtype=float)
         for v in range(len(self)):
@@ -108,7 +108,7 @@ class Demand:
                 total[v] += total[self.parent[v]]
         return total
 
-    def subtree_sum(self, each: Floats) -> Floats:
+    def subtree_sum(self, each: Floats | Ints) -> Floats:
         """Sum over the subtree of each node; (V,) or (V, R)."""
         total = np.array(each, dtype=float)
         for v in range(len(self) - 1, -1, -1):
@@ -188,6 +188,19 @@ class Replication:
         return demand.subtree_sum(self.routed_rps) * self.placed
 
 
+def hot_bound(demand: Demand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
+    """No placement has a largest load below this: the linear relaxation in closed form, see the module."""
+    saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
+    tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
+    saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s)))
+    density = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
+    order = np.argsort(-density, kind="stable")
+    room = replicas * memory_tokens - (np.cumsum(tokens[order]) - tokens[order])
+    taken = np.clip(np.divide(room, tokens[order], out=np.ones(len(order)), where=tokens[order] > 0), 0, 1)
+    uncached_s = float(demand.rate_rps @ demand.work_s)
+    return max(uncached_s - float(taken @ saved_s[order]), 0.0) / replicas
+
+
 def replicate(
     demand: Demand,
     replicas: int,
@@ -206,8 +219,8 @@ def replicate(
         raise InputError(f"prefixes: {replicas} replicas of {memory_tokens} tokens, need >= 1 and >= 0")
     ends_s = time.monotonic() + time_limit_s
     problem = _Problem(demand, replicas, memory_tokens, sessions or SessionReuse())
-    bound = problem.hot_bound()
-    starts = [problem.greedy()]
+    bound = hot_bound(demand, replicas, memory_tokens, problem.sessions)
+    starts = [problem.greedy(bound)]
     if starts[0].largest_load > bound * (1 + gap_frac):
         bound = max(bound, problem.count_bound(time_limit_s=time_limit_s / 4, gap_frac=gap_frac / 2))
         starts.append(problem.one_by_one(bound, starts[0].largest_load, ends_s - time_limit_s / 4))
@@ -239,25 +252,6 @@ class _Problem:
             paths.append([*(paths[parent] if parent >= 0 else ()), len(paths)])
         object.__setattr__(self, "paths", paths)
 
-    @property
-    def uncached_s(self) -> float:
-        """Work per second if nothing is cached anywhere."""
-        return float(self.demand.rate_rps @ self.demand.work_s)
-
-    def hot_bound(self) -> float:
-        """The linear relaxation in closed form: tokens filled by seconds saved per token."""
-        demand, sessions = self.demand, self.sessions
-        saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
-        tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
-        saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s)))
-        density = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
-        order = np.argsort(-density, kind="stable")
-        room = self.replicas * self.memory_tokens - (np.cumsum(tokens[order]) - tokens[order])
-        taken = np.clip(
-            np.divide(room, tokens[order], out=np.ones(len(order)), where=tokens[order] > 0), 0, 1
-        )
-        return max(self.uncached_s - float(taken @ saved_s[order]), 0.0) / self.replicas
-
     def count_bound(self, *, time_limit_s: float, gap_frac: float) -> float:
         """The bound of whole copies; 0 where the solver could prove none."""
         demand, replicas = self.demand, self.replicas
@@ -288,13 +282,13 @@ class _Problem:
         largest = run(problem, time_limit_s=time_limit_s, gap_frac=gap_frac).bound
         return 1 / largest if largest else 0.0
 
-    def greedy(self) -> Replication:
-        """Class by class to where it costs least, at the smallest largest load that this can reach."""
+    def greedy(self, low: float) -> Replication:
+        """Class by class to where it costs least, at the smallest largest load above `low` that works."""
         demand = self.demand
         heat = demand.subtree_sum(demand.rate_rps * demand.work_s)
         depth_first = sorted(range(len(demand)), key=lambda u: [(-heat[v], v) for v in self.paths[u]])
         by_load = np.argsort(-demand.rate_rps * demand.work_s, kind="stable").tolist()
-        low, high = self.hot_bound(), self.uncached_s / self.replicas
+        high = float(demand.rate_rps @ demand.work_s) / self.replicas
         best = self.routed(np.zeros((len(demand), self.replicas), bool))
         for _ in range(12):
             load = (low + high) / 2
@@ -341,6 +335,8 @@ class _Problem:
             left_rps = self.demand.rate_rps.copy()
             placed = np.zeros((len(self.demand), self.replicas), bool)
             for r in range(self.replicas):
+                if time.monotonic() > ends_s:
+                    break
                 placed[:, r], served_rps = self._fill_one(left_rps, load)
                 left_rps = np.maximum(left_rps - served_rps, 0.0)
             trials.append(self.routed(placed))

@@ -1,0 +1,287 @@
+"""Which prefixes a pool of workers should keep, and what that saves: a trace and a fleet into `replicate`.
+
+Prefixes are of two kinds. Stable ones (system prompts, tool instructions, popular documents) are used in most
+parts of the trace: they are placed on workers. What else is reused belongs to sessions that come and go: it
+is served by what memory is left, at the hit curve of one LRU cache of that size over all workers, which takes
+a router that keeps a session on its worker.
+
+Seconds of work are those of the master problem (`least_seconds`): the least that a request costs a busy
+worker. Memory for prefixes is what running requests leave by Little's law, taken without any hit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Pool
+from planner.errors import InputError, TraceError
+from planner.prefix_tree import (
+    Blocks,
+    HitCurve,
+    PrefixTree,
+    block_uses,
+    hit_curve,
+    prefix_tree,
+    reuse,
+)
+from planner.solvers.master import Option, cheapest_token_s, least_seconds
+from planner.solvers.prefixes import Demand, Replication, SessionReuse, hot_bound, replicate
+from planner.traces import FloatArray, IntArray, Trace
+
+Seconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
+
+PARTS = 10  # of the trace, and how many of them a stable prefix is used in:
+STABLE_PARTS = 8
+MOST_NODES = 100  # that are placed; what is below them is left to sessions
+CURVE_CORNERS = 12
+FULL_FRAC = 0.95  # a worker's prefill share beyond which Little's law would ask for endless memory
+SEARCH_FRAC = 0.25  # of the time limit for each smaller pool that is tried
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StableTraffic:
+    """A trace as `replicate` sees it on one type of worker.
+
+    Node 0 of `demand` is empty: requests without a stable prefix. `node_of` (V,) is each node's number in
+    `tree`, -1 for node 0. `session_hits` are the hits of everything else, tokens; `prefill_s` is all prefill
+    work per second if nothing is cached.
+    """
+
+    tree: PrefixTree
+    demand: Demand
+    node_of: IntArray
+    sessions: SessionReuse
+    session_hits: HitCurve
+    prefill_s: float
+    input_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixPlan:
+    """Where the prefixes of a trace go in a pool, and what is expected of that before any simulation.
+
+    Hit ratios are shares of input tokens; loads are seconds of work per second of one worker. An estimate:
+    `workers_needed`, the smallest pool whose largest load is not above the load per worker without caches.
+    """
+
+    pool: Pool
+    traffic: StableTraffic
+    replication: Replication
+    memory_tokens: int
+    stable_hit_frac: float
+    session_hit_frac: float
+    prefill_saved_frac: float
+    uncached_load: float
+    workers_needed: int
+
+    @property
+    def gpus_saved(self) -> int:
+        return (self.pool.count - self.workers_needed) * self.pool.type.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """A prompt to prefill once on a worker before it takes traffic: the first `tokens` of a request's prompt.
+
+    `request` counts from 0 in the trace; `block_ids` are its blocks.
+    """
+
+    worker: str
+    tokens: int
+    request: int
+    block_ids: tuple[int, ...]
+
+
+def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
+    """The pool that prefills: the only one, or the one named."""
+    pools = [pool for pool in fleet.pools if pool.role != "decode" and pool.count]
+    named = [pool for pool in pools if name is None or pool.name == name]
+    if len(named) == 1:
+        return named[0]
+    known = ", ".join(pool.name for pool in pools)
+    asked = "the fleet has several pools that prefill" if name is None else f"no pool named {name!r} prefills"
+    raise InputError(f"{asked}; expected one of {known} with --pool")
+
+
+def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.random.Generator) -> PrefixPlan:
+    """Place the stable prefixes of a trace on the workers of a pool; raises TraceError without block ids."""
+    traffic = stable_traffic(trace, pool)
+    demand, sessions = traffic.demand, traffic.sessions
+    memory_tokens = room_tokens(trace, pool)
+    found = replicate(
+        demand, pool.count, memory_tokens, sessions=sessions, time_limit_s=time_limit_s, rng=rng
+    )
+    hits_rps = found.hits_rps(demand).sum(axis=1)
+    uncached = float(demand.rate_rps @ demand.work_s)
+    return PrefixPlan(
+        pool=pool,
+        traffic=traffic,
+        replication=found,
+        memory_tokens=memory_tokens,
+        stable_hit_frac=float(hits_rps @ demand.tokens) / traffic.input_tokens_per_s,
+        session_hit_frac=float(traffic.session_hits.at(found.session_tokens.sum())),
+        prefill_saved_frac=(uncached - float(found.load.sum())) / traffic.prefill_s,
+        uncached_load=uncached / pool.count,
+        workers_needed=_workers_needed(trace, pool, traffic, time_limit_s, rng),
+    )
+
+
+def warm_up(trace: Trace, plan: PrefixPlan) -> list[WarmUp]:
+    """Per worker the longest placed prefixes, which hold the shorter ones; hottest first."""
+    demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed
+    end_tokens = demand.path_sum(demand.tokens)
+    hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
+    prompts = []
+    for r in range(plan.pool.count):
+        inner = set(demand.parent[placed[:, r]].tolist())
+        for v in hottest:
+            if placed[v, r] and v not in inner and end_tokens[v] > 0:
+                request = int(tree.first_request[plan.traffic.node_of[v]])
+                first = trace.prefix_offsets[request]
+                blocks = -(-int(end_tokens[v]) // trace.prefix_block_tokens)
+                ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
+                prompts.append(WarmUp(f"{plan.pool.name}-{r}", int(end_tokens[v]), request, ids))
+    return prompts
+
+
+def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
+    """Tell stable prefixes from sessions, and give both their work on this pool's workers."""
+    if not trace.duration_s > 0:
+        raise TraceError(
+            f"{trace.name}: all requests arrive at once, so prefixes have no rates; use a longer one"
+        )
+    blocks = block_uses(trace)
+    tree = prefix_tree(blocks)
+    kept = _stable_nodes(trace, blocks, tree)
+    number = np.full(len(tree) + 1, 0)  # the last entry is what -1 refers to
+    number[kept] = np.arange(1, len(kept) + 1)
+    # the deepest kept node of every node; kept ones are closed under parents
+    nearest = np.where(number[:-1] > 0, np.arange(len(tree)), tree.parent)
+    while len(above := np.flatnonzero((nearest >= 0) & (number[nearest] == 0))):
+        nearest[above] = tree.parent[nearest[above]]
+    last = np.where(tree.end >= 0, nearest[tree.end], -1)
+    class_of = number[last]
+
+    option = Option(pool.role, pool.type, 0.0)
+    token_s = cheapest_token_s(pool.type.latency, pool.type.max_num_batched_tokens)
+
+    def prefill_s(start: IntArray, tokens: npt.NDArray[np.integer[Any]]) -> FloatArray:
+        """Of tokens that come after `start` others of their prompt."""
+        pairs = tokens * (start + (tokens + 1) / 2)
+        return np.asarray(token_s * tokens + pool.type.latency.a_s * pairs)
+
+    work_s = least_seconds(option, trace.input_tokens, trace.output_tokens)
+    requests = np.bincount(class_of, minlength=len(kept) + 1)
+    own_s = np.concatenate(([0.0], prefill_s(tree.start_tokens[kept], tree.tokens[kept])))
+    parent = np.concatenate(([-1], number[tree.parent[kept]]))
+    demand = Demand(
+        parent=parent,
+        tokens=np.concatenate(([0], tree.tokens[kept])),
+        prefill_s=own_s,
+        rate_rps=requests / trace.duration_s,
+        work_s=np.bincount(class_of, weights=work_s, minlength=len(requests)) / np.maximum(requests, 1),
+    )
+    # a class without requests has no mean; its prefix alone keeps the instance valid
+    demand = replace(demand, work_s=np.maximum(demand.work_s, demand.path_sum(own_s)))
+    kept_blocks = np.concatenate(([0], tree.blocks[kept])).astype(float)
+    sessions, hits = _session_reuse(trace, blocks, demand.path_sum(kept_blocks)[class_of], prefill_s)
+    return StableTraffic(
+        tree=tree,
+        demand=demand,
+        node_of=np.concatenate(([-1], kept)),
+        sessions=sessions,
+        session_hits=hits,
+        prefill_s=float(prefill_s(np.zeros(1, np.int64), trace.input_tokens).sum()) / trace.duration_s,
+        input_tokens_per_s=float(trace.input_tokens.sum()) / trace.duration_s,
+    )
+
+
+def _stable_nodes(trace: Trace, blocks: Blocks, tree: PrefixTree) -> IntArray:
+    """The most used nodes that occur in STABLE_PARTS of PARTS equal parts of the trace; parents first."""
+    part = np.minimum((trace.arrival_s - trace.arrival_s[0]) / trace.duration_s * PARTS, PARTS - 1).astype(
+        int
+    )
+    seen = np.zeros((len(tree), PARTS), bool)
+    at = tree.end.copy()
+    while len(still := np.flatnonzero(at >= 0)):
+        seen[at[still], part[still]] = True
+        at[still] = tree.parent[at[still]]
+    stable = np.flatnonzero((seen.sum(axis=1) >= STABLE_PARTS) & (tree.requests > 1))
+    hottest = stable[np.argsort(-tree.requests[stable], kind="stable")][:MOST_NODES]
+    return np.sort(hottest)
+
+
+def _session_reuse(
+    trace: Trace, blocks: Blocks, kept_blocks: FloatArray, prefill_s: Seconds
+) -> tuple[SessionReuse, HitCurve]:
+    """Seconds per second and tokens that hit beyond the first `kept_blocks` (n,) of every prompt."""
+    owner = blocks.owner
+    within = np.arange(len(owner)) - blocks.offsets[owner]
+    rest = within >= kept_blocks[owner]
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[rest], minlength=len(trace)))))
+    used = reuse(offsets, blocks.node[rest], len(blocks.parent))
+    tokens = blocks.tokens[rest]
+    seconds = prefill_s(within[rest] * trace.prefix_block_tokens, tokens)
+    size, saved_s = hit_curve(trace, seconds, used).concave()
+    corners = np.unique(np.searchsorted(saved_s, np.linspace(0, saved_s[-1], CURVE_CORNERS + 1)))
+    sessions = SessionReuse(
+        tuple(size[corners].tolist()), tuple((saved_s[corners] / trace.duration_s).tolist())
+    )
+    return sessions, hit_curve(trace, tokens, used)
+
+
+def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
+    """KV tokens that each of `workers` has for prefixes beside its running requests, in whole blocks.
+
+    Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
+    step of that many sequences, stretched by the share of time that prefill takes. The longest request must
+    fit.
+    """
+    worker, rate_rps = pool.type, len(trace) / trace.duration_s / (workers or pool.count)
+    longest = int((trace.input_tokens + trace.output_tokens).max())
+    held = float(trace.input_tokens.mean())  # one prompt in prefill
+    if pool.role == "mixed":
+        prefill = Option("prefill", worker, 0.0)
+        prompts_s = least_seconds(prefill, trace.input_tokens, trace.output_tokens)
+        busy_frac = min(rate_rps * float(prompts_s.mean()), FULL_FRAC)
+        gaps = trace.output_tokens - 1.0
+        tokens_each = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / max(float(gaps.sum()), 1.0)
+        sequences = 0.0
+        for _ in range(100):
+            step_s = worker.latency.step_s(max(sequences, 1.0), 0.0, sequences, sequences * tokens_each)
+            sequences = min(
+                rate_rps * float(gaps.mean()) * float(step_s) / (1 - busy_frac), worker.max_num_seqs
+            )
+        held += sequences * tokens_each
+    room = worker.kv_tokens - max(held, float(longest))
+    return max(int(room // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
+
+
+def _workers_needed(
+    trace: Trace,
+    pool: Pool,
+    traffic: StableTraffic,
+    time_limit_s: float,
+    rng: np.random.Generator,
+) -> int:
+    """The smallest pool found whose largest load is at most the load per worker without any cache."""
+    demand, sessions = traffic.demand, traffic.sessions
+    target = float(demand.rate_rps @ demand.work_s) / pool.count * (1 + 1e-9)
+    ends_s = time.monotonic() + time_limit_s
+    for workers in range(1, pool.count):
+        room = room_tokens(trace, pool, workers)
+        if hot_bound(demand, workers, room, sessions) > target:
+            continue
+        if time.monotonic() > ends_s:
+            break
+        limit_s = SEARCH_FRAC * time_limit_s
+        fewer = replicate(demand, workers, room, sessions=sessions, time_limit_s=limit_s, rng=rng)
+        if fewer.largest_load <= target:
+            return workers
+    return pool.count
