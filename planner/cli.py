@@ -34,6 +34,7 @@ from planner.commands.common import (
 )
 from planner.commands.compare import compare
 from planner.commands.manifests import write_manifests
+from planner.commands.prefixes import plan_prefixes
 from planner.commands.simulate import simulate
 from planner.errors import InfeasibleError, PlannerError
 from planner.units import show_s
@@ -51,6 +52,7 @@ for _name, _command in (
     ("manifests", write_manifests),
     ("allocate", allocate),
     ("trace", facts.describe_trace),
+    ("prefixes", plan_prefixes),
     ("catalog", facts.show_catalog),
     ("import", measurements.import_measurements),
     ("fit", measurements.fit),

@@ -29,7 +29,7 @@ compiled = njit(cache=True, nogil=True)
 
 GAP_PERCENTILES = (10, 50, 90, 99)
 WINDOW_S = 180.0
-CACHE_TOKENS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000)
+CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,231 @@
+"""`plan prefixes`: what the prompts of a trace share, and where to keep it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.common import (
+    TRACE_HELP,
+    CatalogOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    keep_inputs,
+    print_json,
+    print_mapping,
+    print_rows,
+    stdout_console,
+)
+
+if TYPE_CHECKING:
+    from planner.prefix_plan import PrefixPlan, WarmUp
+    from planner.prefix_tree import PrefixSummary
+
+NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
+MOST_ROWS = 20
+ESTIMATE = "estimated before any simulation"
+
+
+def plan_prefixes(
+    trace: Annotated[Path, typer.Argument(readable=False, help=TRACE_HELP)],
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet", readable=False, help="fleet.yaml or plan.yaml: place prefixes on its workers."
+        ),
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="Which pool, if several prefill.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", readable=False, help="Folder for the plan, hit curve and warm-up lists."),
+    ] = None,
+    catalog: CatalogOption = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=0.1, help="Seconds to place prefixes in.")
+    ] = 15.0,
+    seed: SeedOption = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """What the prompts of a trace share; with a fleet, which worker should keep which prefix.
+
+    Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse.
+    """
+    import numpy as np
+
+    from planner import files, prefix_plan
+    from planner.catalog import read_catalog
+    from planner.fleetfile import read_fleet
+    from planner.prefix_tree import summarise
+    from planner.traces import read_trace
+
+    if out is not None:
+        files.check_output_directory(out)
+        keep_inputs([out / name for name in NAMES], trace, fleet)
+    with Progress() as progress:
+        chosen = prefix_plan.prefill_pool(read_fleet(fleet, read_catalog(catalog)), pool) if fleet else None
+        requests = read_trace(trace, seed=seed)
+        progress(f"reading the prefixes of {len(requests)} requests")
+        summary = summarise(requests)
+        found, prompts = None, []
+        if chosen is not None:
+            progress(f"placing prefixes on {chosen.count} workers")
+            rng = np.random.default_rng(seed)
+            found = prefix_plan.plan_prefixes(requests, chosen, time_limit_s=time_limit, rng=rng)
+            prompts = prefix_plan.warm_up(requests, found)
+    document: dict[str, Any] = {"trace": summary.as_dict(), "notes": list(requests.notes)}
+    if found is not None:
+        document["plan"] = _plan_document(found, prompts)
+    if out is not None:
+        content = {
+            "prefixes.json": json.dumps(document, indent=2) + "\n",
+            "hit-curve.csv": _curve_csv(summary),
+        }
+        if found is not None:
+            content["warm-up.json"] = json.dumps(_warm_up_document(prompts), indent=1) + "\n"
+        files.write_files(out, content, outdated=NAMES)
+    if json_output:
+        print_json(document)
+        return
+    _print_summary(summary)
+    if found is not None:
+        _print_plan(found, prompts)
+    if out is not None:
+        stdout_console().print(f"written to {out}: {', '.join(content)}", markup=False)
+
+
+def _plan_document(found: PrefixPlan, prompts: list[WarmUp]) -> dict[str, Any]:
+    pool, replication = found.pool, found.replication
+    return {
+        "basis": ESTIMATE,
+        "pool": pool.name,
+        "workers": pool.count,
+        "prefix_tokens_per_worker": found.memory_tokens,
+        "nodes": _node_rows(found),
+        "stable_hit_frac": found.stable_hit_frac,
+        "session_hit_frac": found.session_hit_frac,
+        "hit_frac": found.stable_hit_frac + found.session_hit_frac,
+        "prefill_saved_frac": found.prefill_saved_frac,
+        "load_without_caches": found.uncached_load,
+        "load": replication.load.tolist(),
+        "load_bound": replication.bound,
+        "gap_frac": replication.gap_frac,
+        "session_tokens": replication.session_tokens.tolist(),
+        "workers_needed": found.workers_needed,
+        "gpus_saved": found.gpus_saved,
+        "warm_up_tokens": {
+            worker: sum(prompt.tokens for prompt in prompts if prompt.worker == worker)
+            for worker in sorted({prompt.worker for prompt in prompts})
+        },
+    }
+
+
+def _node_rows(found: PrefixPlan) -> list[dict[str, Any]]:
+    """The placed prefixes, hottest first; `prefix` counts the tree's nodes, 0 holds no token."""
+    demand, placed = found.traffic.demand, found.replication.placed
+    through_rps = demand.subtree_sum(demand.rate_rps)
+    hits_rps = found.replication.hits_rps(demand).sum(axis=1)
+    return [
+        {
+            "prefix": v,
+            "after": int(demand.parent[v]),
+            "tokens": int(demand.tokens[v]),
+            "requests_per_s": float(through_rps[v]),
+            "replicas": int(placed[v].sum()),
+            "workers": [f"{found.pool.name}-{r}" for r in placed[v].nonzero()[0].tolist()],
+            "hit_frac": float(hits_rps[v] / through_rps[v]),
+        }
+        for v in sorted(range(1, len(demand)), key=lambda v: (-through_rps[v], v))
+    ]
+
+
+def _warm_up_document(prompts: list[WarmUp]) -> list[dict[str, Any]]:
+    return [
+        {"worker": one.worker, "tokens": one.tokens, "request": one.request, "block_ids": list(one.block_ids)}
+        for one in prompts
+    ]
+
+
+def _curve_csv(summary: PrefixSummary) -> str:
+    lines = ["cache_tokens,token_hit_frac"]
+    lines += [f"{tokens},{frac:.6g}" for tokens, frac in summary.hit_frac.items()]
+    return "\n".join([*lines, f"inf,{summary.infinite_hit_frac:.6g}"]) + "\n"
+
+
+def _print_summary(summary: PrefixSummary) -> None:
+    sharing = summary.sharing
+
+    def spread(name: str, unit: float = 1.0) -> str:
+        value = getattr(summary, name)
+        return "-" if value.mean is None else f"{value.mean * unit:.4g} (sd {value.sd * unit:.4g})"
+
+    print_mapping(
+        {
+            "requests": summary.requests,
+            "blocks": f"{sharing.blocks} of {sharing.block_tokens} tokens, "
+            f"{sharing.distinct_blocks} distinct ({summary.distinct_tokens / 1e6:.4g} M tokens)",
+            "tokens an endless cache spares": f"{100 * sharing.token_hit_frac:.1f} %",
+            "blocks that hit (Mooncake)": f"{100 * sharing.block_hit_frac:.1f} %",
+            "mean hit of a request": f"{100 * sharing.request_hit_frac:.1f} %",
+            "tokens another request has too (Preble)": f"{100 * sharing.shared_token_frac:.1f} %; "
+            f"per prompt {spread('shared_frac', 100)} %",
+            "key portion of a prompt (Preble)": f"{spread('key_frac', 100)} %",
+            "requests of a shared key portion": spread("key_requests"),
+            "tree": f"{summary.nodes} nodes, {summary.roots} roots, {summary.largest_depth} deep, at most "
+            f"{summary.largest_branching} children; {summary.shared_nodes} shared ones hold "
+            f"{summary.shared_node_tokens / 1e6:.4g} M tokens",
+            "hottest prefix": f"{summary.hottest_node_requests} requests",
+            "seconds until a block is used again": {f"p{p}": gap for p, gap in summary.reuse_gap_s.items()},
+            f"distinct tokens in {summary.window_s:g} s": f"{spread('working_set_tokens')}, at most "
+            f"{summary.largest_working_set_tokens:.4g}",
+        },
+        summary.name,
+    )  # fmt: skip
+    rows = [
+        {"cache tokens": f"{tokens:,}", "tokens that hit": f"{100 * frac:.1f} %"}
+        for tokens, frac in summary.hit_frac.items()
+    ]
+    rows.append({"cache tokens": "endless", "tokens that hit": f"{100 * summary.infinite_hit_frac:.1f} %"})
+    rows += [
+        {
+            "cache tokens": f"endless, round robin over {workers} workers",
+            "tokens that hit": f"{100 * frac:.1f} %",
+        }
+        for workers, frac in summary.round_robin_hit_frac.items()
+    ]
+    print_rows(rows, "one LRU cache for all requests")
+
+
+def _print_plan(found: PrefixPlan, prompts: list[WarmUp]) -> None:
+    pool, replication = found.pool, found.replication
+    rows = [
+        {
+            "prefix": row["prefix"], "after": row["after"], "tokens": row["tokens"],
+            "requests/s": row["requests_per_s"], "replicas": row["replicas"],
+            "its requests that hit": f"{100 * row['hit_frac']:.1f} %",
+        }
+        for row in _node_rows(found)
+    ]  # fmt: skip
+    if rows:
+        shown = f", the hottest {MOST_ROWS} of {len(rows)}" if len(rows) > MOST_ROWS else ""
+        print_rows(rows[:MOST_ROWS], f"stable prefixes on {pool.count} workers of {pool.name}{shown}")
+    stable, session = 100 * found.stable_hit_frac, 100 * found.session_hit_frac
+    print_mapping(
+        {
+            "tokens for prefixes per worker": f"{found.memory_tokens:,}, of which sessions keep "
+            f"{replication.session_tokens.min():,.0f} or more",
+            "expected hit ratio": f"{stable + session:.1f} % of input tokens: {stable:.1f} % stable, "
+            f"{session:.1f} % in sessions",
+            "prefill work saved": f"{100 * found.prefill_saved_frac:.1f} %",
+            "work per second of the busiest worker": f"{replication.largest_load:.4g} s; "
+            f"{found.uncached_load:.4g} s without caches, at least {replication.bound:.4g} s with any placement "
+            f"(gap {100 * replication.gap_frac:.1f} %)",
+            "workers for the same load": f"{found.workers_needed} instead of {pool.count}, "
+            f"{found.gpus_saved} GPUs fewer",
+            "warm-up": f"{len(prompts)} prompts of {sum(one.tokens for one in prompts):,} tokens in all",
+        },
+        ESTIMATE,
+    )
