@@ -35,6 +35,7 @@ EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:87
 NAMES = ("serial", "loky", *EXAMPLES)
 ANSWER_S = 10.0  # a cluster that takes longer to say hello is not there
 FIRST_WORKER_S = 60.0
+LONGEST_REASON = 300
 MAPPED = "64K"  # arrays above this go to loky's processes as a file mapped into memory
 
 
@@ -112,7 +113,7 @@ def _ray(
 ) -> list[Any]:
     try:
         import ray
-    except ImportError:
+    except ModuleNotFoundError:
         raise _not_installed("ray") from None
     if executor.address != "auto":
         _check_answer(executor)
@@ -141,7 +142,8 @@ def _dask(
 ) -> list[Any]:
     try:
         from distributed import Client, KilledWorker
-    except ImportError:
+        from distributed.comm.core import CommClosedError
+    except ModuleNotFoundError:
         raise _not_installed("dask") from None
     _check_answer(executor)
     try:
@@ -162,7 +164,7 @@ def _dask(
             return list(client.gather(futures))
         except ModuleNotFoundError:
             raise _cannot_import(executor) from None
-        except (KilledWorker, CancelledError) as error:
+        except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
             raise _lost_workers(executor, error) from None
 
 
@@ -198,4 +200,5 @@ def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
 
 
 def _line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."

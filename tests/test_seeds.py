@@ -114,7 +114,7 @@ def test_processes_and_a_cluster_give_what_this_process_gives() -> None:
     distributed = pytest.importorskip("distributed", reason="dask is not installed (extra `cluster`)")
     question = Question(mixed(count=1), bursts(), Asked(5.0), Slo((Limit("tbt", 0.99, 0.2),)))
     expected = document(over_seeds(question, range(4)))
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
         for executor in (Executor("loky"), Executor("dask", cluster.scheduler_address)):
             assert document(over_seeds(question, range(4), executor=executor)) == expected
 
