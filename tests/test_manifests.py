@@ -77,7 +77,7 @@ def composed(fleet: Fleet) -> dict[str, Document]:
 
 
 def workers_of(document: Document) -> dict[str, Document]:
-    return {name: service for name, service in document["services"].items() if "entrypoint" in service}
+    return {name: service for name, service in document["services"].items() if service.get("entrypoint")}
 
 
 def test_every_target_writes_what_it_can_and_says_why_not() -> None:
