@@ -235,7 +235,7 @@ async def _measure(
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
             await _warm_up(wanted, client, url, len(spots))
-            before = await _scrape(client, group)
+            before = await scrape(client, group)
             load = os.getloadavg()[0]
             try:
                 await replay(
@@ -252,7 +252,7 @@ async def _measure(
                     "engines": [],
                 }
                 with suppress(asyncio.CancelledError):
-                    record["engines"] = _difference(before, await _scrape(client, group))
+                    record["engines"] = counted(before, await scrape(client, group))
                 journal.write({"record": record})
 
 
@@ -295,7 +295,7 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     await asyncio.gather(*(one(number) for number in range(WARM_UPS * workers)))
 
 
-async def _scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
+async def scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
     """Counters of each engine that answers."""
     return {
         worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.load.is_up
@@ -323,7 +323,7 @@ async def _metrics(client: aiohttp.ClientSession, worker: Worker) -> dict[str, f
     return found
 
 
-def _difference(
+def counted(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
     """Counters of the traffic alone; sizes and gauges as they are at the end."""
