@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,15 +174,15 @@ def test_workers_that_go_on_dying_end_in_one_error(
 
 @pytest.mark.parametrize("name", ["ray", "dask"])
 def test_workers_without_the_code_are_told_apart(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module that was not there when the workers were started."""
+    """A module that only this process has."""
     executor = the(name, request)
-    (tmp_path / "elsewhere.py").write_text("def first(shared, item):\n    return shared\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    function = importlib.import_module("elsewhere").first
+    here = types.ModuleType("here")
+    exec("def first(shared, item):\n    return shared\n", here.__dict__)
+    monkeypatch.setitem(sys.modules, "here", here)
     with pytest.raises(InputError, match=f"^--address {executor.address}: the {name} workers .* install"):
-        run(function, [1], shared=1, executor=executor)
+        run(here.first, [1], shared=1, executor=executor)
 
 
 @pytest.mark.skipif(
