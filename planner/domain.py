@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.errors import CatalogError, InputError
+from planner.models.forms import StepForm
 from planner.models.latency import StepLatency
 from planner.units import percentile_name
 
@@ -144,7 +146,8 @@ class WorkerType:
     """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
 
     One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
-    multiple of the block.
+    multiple of the block. `form` are the step times of another program, which the simulator takes instead of
+    `latency`.
     """
 
     gpu: Gpu
@@ -154,6 +157,7 @@ class WorkerType:
     max_num_batched_tokens: int
     max_num_seqs: int
     pp: int = 1
+    form: StepForm | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -193,34 +197,81 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The link over which KV blocks move from prefill to decode workers: one, shared by all pairs.
+    """The link over which KV blocks move from prefill to decode workers.
 
-    `transfer` is "serialised" (starts when prefill ends) or "layerwise" (overlaps the last prefill step;
-    at least one layer's share remains after it).
+    `transfer` is "serialised" (starts when prefill ends) or "layerwise" (overlaps the last prefill step; at
+    least one layer's share remains after it), which prompts shorter than `layerwise_tokens` are not worth
+    (Splitwise section IV-C). The link is one, and carries one transfer after the other, unless it is not
+    `is_shared`: then transfers do not slow each other down. The decode worker pulls: a transfer begins once
+    it has room (DistServe section 4.3).
     """
 
     bandwidth_bytes_per_s: float = 50e9
     latency_s: float = 0.0
     transfer: Literal["serialised", "layerwise"] = "layerwise"
+    layerwise_tokens: int = 0
+    is_shared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Who decides what in a fleet; every field is a named choice of planner/simulator."""
+    """Who decides what in a fleet; every name is a choice of planner/simulator/replay.py.
+
+    `queue` orders the prompts that wait: no prompt is overtaken by one that arrives more than
+    `queue_window_s` later (ageing), and with `queue_batch` > 0 only prompts of one scheduling batch of so
+    many overtake each other (TetriInfer). `admission` lets a sequence join the decodes by the KV cache it is
+    predicted to need. Predictions of output lengths are right for `prediction_accuracy_frac` of the requests,
+    to a bucket of 200 tokens; None: lengths are known. `pools` "flip" lets a worker that was idle for
+    `flip_after_s` change its role.
+
+    For best-fit: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what a worker can hold
+    is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
+    request by faster-transformer, and by orca unless it is 0. `patience_steps` is lightllm's. With
+    `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur.
+    """
 
     batching: str = "vllm-v1"
     routing: str = "jsq"
     decode_routing: str = "jsq"
+    queue: str = "fcfs"
+    queue_window_s: float = math.inf
+    queue_batch: int = 0
+    admission: str = "greedy"
+    prediction_accuracy_frac: float | None = None
+    pools: str = "static"
+    flip_after_s: float = 60.0
+    context_weight: float = 0.5
+    headroom_frac: float = 1.0
+    ttft_s: float = math.inf
+    tbt_s: float = math.inf
+    reserve_tokens: int = 0
+    patience_steps: int = 10
+    watermark_frac: float = 0.01
+    vidur_restarts: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Something that happens to a fleet at `time_s`: worker `worker` (counted over all pools) goes "down" or
+    comes "up", its steps take `factor` times as long from now on ("slow"), or transfers do ("link").
+    """
+
+    time_s: float
+    kind: Literal["down", "up", "slow", "link"]
+    worker: int = 0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What `plan simulate` runs and what a plan proposes."""
+    """What `plan simulate` runs and what a plan proposes; `disturbances` are what a simulation does to it."""
 
     llm: Llm
     pools: tuple[Pool, ...]
     policies: Policies = field(default_factory=Policies)
     network: Network = field(default_factory=Network)
+    disturbances: tuple[Disturbance, ...] = ()
 
     def __post_init__(self) -> None:
         roles = {pool.role for pool in self.pools if pool.count}

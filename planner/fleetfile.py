@@ -6,6 +6,7 @@
       - {name: dec, role: decode, gpu: a100-80g, tp: 8, count: 3, max_num_seqs: 256}
     policies: {batching: vllm-v1, max_num_batched_tokens: 2048, routing: jsq, decode_routing: jsq}
     network: {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise}
+    events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
 
 Only `llm` and, of every worker, `gpu` are needed. `latency` is a fit's file beside this one, or the fit
 itself; without it the catalog's is used. `prices` (per GPU and hour) replace the catalog's.
@@ -13,31 +14,66 @@ itself; without it the catalog's is used. `prices` (per GPU and hour) replace th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.catalog import Catalog
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Llm, Network, Policies, Pool, Role, WorkerType
+from planner.domain import (
+    KV_BLOCK_TOKENS,
+    Disturbance,
+    Fleet,
+    Gpu,
+    Llm,
+    Network,
+    Policies,
+    Pool,
+    Role,
+    WorkerType,
+)
 from planner.errors import InputError
 from planner.files import read_yaml
+from planner.models.forms import DistServeSteps, SplitwiseLookup, StepForm
 from planner.models.latency import StepLatency
 from planner.models.memory import memory
-from planner.simulator.replay import BATCHING, ROUTING
+from planner.models.parallel import pipelined
+from planner.simulator.replay import ADMISSION, BATCHING, POOLS, QUEUE, ROUTING
 from planner.slo import refuse_unknown
 from planner.units import LARGEST, quantity
 
 Section = Mapping[str, Any]
 
-FLEET_KEYS = ("llm", "workers", "policies", "network", "prices", "max_model_len")
+FLEET_KEYS = ("llm", "workers", "policies", "network", "events", "prices", "max_model_len")
 PLAN_KEYS = ("status", "cost_usd_per_h", "power_w", "power", "gpus", "slo", "simulated", "objective",
              "traffic", "engine", "latency", "prices_note")  # fmt: skip
-WORKER_KEYS = ("name", "role", "gpu", "tp", "count", "latency", "kv_tokens", "max_num_seqs",
+WORKER_KEYS = ("name", "role", "gpu", "tp", "pp", "count", "latency", "kv_tokens", "max_num_seqs",
                "max_num_batched_tokens")  # fmt: skip
-POLICY_KEYS = ("batching", "max_num_batched_tokens", "routing", "decode_routing", "pools", "prefix_cache")
-NETWORK_KEYS = ("bandwidth", "latency", "transfer")
+POLICY_NAMES: Mapping[str, Collection[str]] = {
+    "batching": BATCHING, "routing": ROUTING, "decode_routing": ROUTING, "queue": QUEUE,
+    "admission": ADMISSION, "pools": POOLS,
+}  # fmt: skip
+POLICY_SECONDS = {"longest_wait": "queue_window_s", "flip_after": "flip_after_s", "ttft": "ttft_s",
+                  "tbt": "tbt_s"}  # fmt: skip
+POLICY_COUNTS = {"queue_batch": "queue_batch", "reserve_tokens": "reserve_tokens",
+                 "patience": "patience_steps", "seed": "seed"}  # fmt: skip
+POLICY_SHARES = {"prediction_accuracy": "prediction_accuracy_frac", "watermark": "watermark_frac",
+                 "headroom": "headroom_frac", "context_weight": "context_weight"}  # fmt: skip
+POLICY_KEYS = (*POLICY_NAMES, *POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, "max_num_batched_tokens",
+               "prefix_cache", "vidur_restarts")  # fmt: skip
+NETWORK_KEYS = ("bandwidth", "latency", "transfer", "layerwise_from", "shared")
+EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 TRANSFERS = ("serialised", "layerwise")
+# step times of other programs: their lists of numbers, and their numbers
+FORMS: Mapping[str, tuple[type[SplitwiseLookup | DistServeSteps], tuple[str, ...], tuple[str, ...]]] = {
+    "splitwise-lookup": (
+        SplitwiseLookup, ("knots_tokens", "prompt_s", "token_s"), ("mixed_factor", "b_s", "d_s")
+    ),
+    "distserve": (
+        DistServeSteps, ("prefill_s", "decode_small_s", "decode_large_s"),
+        ("threshold", "per_rank_s", "overhead_s", "overhead_s_per_token"),
+    ),
+}  # fmt: skip
 FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 
 MAX_NUM_SEQS = 256
@@ -135,14 +171,21 @@ def _pool(
     tp = _tp(row, llm, gpu, where)
     tokens = _count(row, "max_num_batched_tokens", where, default=budget_tokens)
     seats = _count(row, "max_num_seqs", where, default=min(MAX_NUM_SEQS, tokens))
-    kv_tokens = _kv_tokens(row, llm, gpu, tp, tokens, seats, where)
+    pp = _count(row, "pp", where, default=1)
+    if pp > llm.layers:
+        raise InputError(f"{where}: pp: {llm.name} has {llm.layers} layers, found {pp}")
+    kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, seats, where)
+    written = row.get("latency")
+    form = _form(written, f"{where}: latency") if isinstance(written, Mapping) and "form" in written else None
     try:
-        latency = _latency(row.get("latency"), llm, gpu, tp, catalog, directory)
+        latency = _latency(written if form is None else None, llm, gpu, tp, catalog, directory)
+        if written is None:
+            latency = pipelined(latency, llm, gpu, tp, pp)
     except InputError as error:
         raise InputError(f"{where}: latency: {error}") from None
     count = _count(row, "count", where, default=1)
     try:
-        worker_type = WorkerType(gpu, tp, latency, kv_tokens, tokens, seats)
+        worker_type = WorkerType(gpu, tp, latency, kv_tokens, tokens, seats, pp, form)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return Pool(name, role, worker_type, count)
@@ -159,18 +202,20 @@ def _tp(row: Section, llm: Llm, gpu: Gpu, where: str) -> int:
     return tp
 
 
-def _kv_tokens(row: Section, llm: Llm, gpu: Gpu, tp: int, tokens: int, seats: int, where: str) -> int:
+def _kv_tokens(
+    row: Section, llm: Llm, gpu: Gpu, tp: int, pp: int, tokens: int, seats: int, where: str
+) -> int:
     if "kv_tokens" in row:
         kv_tokens = _count(row, "kv_tokens", where)
         if kv_tokens < KV_BLOCK_TOKENS:
             raise InputError(f"{where}: kv_tokens: must hold one block of 16 tokens, found {kv_tokens}")
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-    use = memory(llm, gpu, tp, max_num_batched_tokens=tokens, max_num_seqs=seats)
+    use = memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats)
     if use.kv_tokens == 0:
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
         raise InputError(
-            f"{where}: {llm.name} does not fit {tp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB per GPU are "
-            f"missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise tp, "
+            f"{where}: {llm.name} does not fit {tp * pp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB per GPU "
+            f"are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise tp, "
             "or take a larger GPU"
         )
     return use.kv_tokens
@@ -207,6 +252,26 @@ def _latency(value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, direc
     return latency if on == gpu.name else latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
 
 
+def _form(section: Section, where: str) -> StepForm:
+    """Step times of another program, by the name of their form."""
+    try:
+        kind, tuples, numbers = FORMS[str(section["form"])]
+    except KeyError:
+        raise InputError(
+            f"{where}: form: must be one of {', '.join(FORMS)}, found {section['form']!r}"
+        ) from None
+    refuse_unknown(section, ("form", *tuples, *numbers), where)
+    values: dict[str, Any] = {name: _numbers(section.get(name), f"{where}: {name}") for name in tuples}
+    for name in numbers:
+        if name in section:
+            values[name] = _numbers([section[name]], f"{where}: {name}")[0]
+    try:
+        return kind(**values)
+    except TypeError:
+        missing = ", ".join(name for name in numbers if name not in section)
+        raise InputError(f"{where}: a {section['form']} needs numbers for some of {missing}") from None
+
+
 def _shape(llm: Llm) -> Llm:
     return replace(llm, name="", context_tokens=1)
 
@@ -235,19 +300,26 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
     """The policies, and the token budget of workers that name none."""
     section = _section(document, POLICY_KEYS, where)
     default = Policies()
-    if section.get("pools", "static") != "static":
-        raise InputError(f"{where}: pools: only static pools are simulated yet, found {section['pools']!r}")
     if section.get("prefix_cache", False) is not False:
         found = section["prefix_cache"]
         raise InputError(f"{where}: prefix_cache: must be false, prefix caches are not simulated yet; "
                          f"found {found!r}")  # fmt: skip
-    policies = Policies(
-        batching=_one_of(section.get("batching", default.batching), BATCHING, f"{where}: batching"),
-        routing=_one_of(section.get("routing", default.routing), ROUTING, f"{where}: routing"),
-        decode_routing=_one_of(
-            section.get("decode_routing", default.decode_routing), ROUTING, f"{where}: decode_routing"
-        ),
-    )
+    chosen: dict[str, Any] = {}
+    for name, known in POLICY_NAMES.items():
+        chosen[name] = _one_of(section.get(name, getattr(default, name)), tuple(known), f"{where}: {name}")
+    for name, field in POLICY_SECONDS.items():
+        if name in section:
+            chosen[field] = quantity(section[name], "s", where=f"{where}: {name}")
+            if not chosen[field] > 0:
+                raise InputError(f"{where}: {name}: must be > 0, found {section[name]!r}")
+    for name, field in POLICY_COUNTS.items():
+        if name in section:
+            chosen[field] = _count(section, name, where, least=0)
+    for name, field in POLICY_SHARES.items():
+        if name in section:
+            chosen[field] = _share(section, name, where)
+    chosen["vidur_restarts"] = _flag(section, "vidur_restarts", where, default=False)
+    policies = Policies(**chosen)
     return policies, _count(section, "max_num_batched_tokens", where, default=MAX_NUM_BATCHED_TOKENS)
 
 
@@ -263,7 +335,45 @@ def _network(document: object, where: str) -> Network:
     if latency_s < 0:
         raise InputError(f"{where}: latency: must be >= 0, found {section['latency']!r}")
     transfer = _one_of(section.get("transfer", default.transfer), TRANSFERS, f"{where}: transfer")
-    return Network(bandwidth, latency_s, cast(Literal["serialised", "layerwise"], transfer))
+    return Network(
+        bandwidth,
+        latency_s,
+        cast(Literal["serialised", "layerwise"], transfer),
+        _count(section, "layerwise_from", where, default=default.layerwise_tokens, least=0),
+        _flag(section, "shared", where, default=default.is_shared),
+    )
+
+
+def _events(document: object, pools: Sequence[Pool], where: str) -> tuple[Disturbance, ...]:
+    """What happens to the fleet: {at: 60 s, down: dec-0}, {at: 90 s, up: dec-0}, {at: 10 s, slow: pre-1,
+    factor: 1.5}; slow: link slows the link. Workers are named as in the results: pool, dash, number.
+    """
+    if document is None:
+        return ()
+    if not isinstance(document, list):
+        raise InputError(f"{where}: expected a list such as - {{at: 60 s, down: dec-0}}, found {document!r}")
+    names = [f"{pool.name}-{i}" for pool in pools for i in range(pool.count)]
+    events = []
+    for number, row in enumerate(document):
+        here = f"{where}[{number}]"
+        section = _section(row, EVENT_KEYS, here)
+        kinds = [kind for kind in ("down", "up", "slow") if kind in section]
+        if len(kinds) != 1 or "at" not in section or ("factor" in section) != (kinds == ["slow"]):
+            raise InputError(f"{here}: needs at, and one of down, up, slow (with factor); found {row!r}")
+        name = section[kinds[0]]
+        time_s = quantity(section["at"], "s", where=f"{here}: at")
+        factor = 1.0 if kinds != ["slow"] else _numbers([section["factor"]], f"{here}: factor")[0]
+        if time_s < 0 or not factor > 0:
+            raise InputError(f"{here}: at must be >= 0 and factor > 0, found {row!r}")
+        if kinds == ["slow"] and name == "link":
+            events.append(Disturbance(time_s, "link", factor=factor))
+            continue
+        if name not in names:
+            few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise InputError(f"{here}: no worker is called {name!r}; the workers are {few}")
+        kind = cast(Literal["down", "up", "slow"], kinds[0])
+        events.append(Disturbance(time_s, kind, names.index(name), factor))
+    return tuple(events)
 
 
 def _prices(document: object, catalog: Catalog, where: str) -> dict[str, float]:
@@ -290,10 +400,24 @@ def _section(document: object, known: tuple[str, ...] | None, where: str) -> Sec
     return {key: value for key, value in document.items() if value is not None}
 
 
-def _count(section: Section, key: str, where: str, *, default: int | None = None) -> int:
+def _share(section: Section, key: str, where: str) -> float:
+    value = section[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"{where}: {key}: must be a share between 0 and 1, found {value!r}")
+    return float(value)
+
+
+def _flag(section: Section, key: str, where: str, *, default: bool) -> bool:
     value = section.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{where}: {key}: must be a whole number of at least 1, found {value!r}")
+    if not isinstance(value, bool):
+        raise InputError(f"{where}: {key}: must be true or false, found {value!r}")
+    return value
+
+
+def _count(section: Section, key: str, where: str, *, default: int | None = None, least: int = 1) -> int:
+    value = section.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{where}: {key}: must be a whole number of at least {least}, found {value!r}")
     if value > MAX.get(key, 10**9):
         raise InputError(f"{where}: {key}: must be at most {MAX.get(key, 10**9)}, found {value}")
     return value

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from planner import manifests
-from planner.domain import Fleet, Slo
+from planner.domain import Fleet, Policies, Slo
 from planner.files import to_yaml
+from planner.fleetfile import POLICY_COUNTS, POLICY_SECONDS, POLICY_SHARES
 from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
 from planner.manifests.engine import image as image_of
 from planner.models.latency import StepLatency
@@ -105,6 +106,7 @@ def fleet_document(fleet: Fleet) -> Document:
                 "role": pool.role,
                 "gpu": pool.type.gpu.name,
                 "tp": pool.type.tp,
+                **({"pp": pool.type.pp} if pool.type.pp > 1 else {}),
                 "count": pool.count,
                 "kv_tokens": pool.type.kv_tokens,
                 "max_num_seqs": pool.type.max_num_seqs,
@@ -113,23 +115,35 @@ def fleet_document(fleet: Fleet) -> Document:
             }
             for pool in running(fleet)
         ],
-        "policies": {
-            "batching": policies.batching,
-            "routing": policies.routing,
-            "decode_routing": policies.decode_routing,
-            "pools": "static",
-            "prefix_cache": False,
-        },
+        "policies": _policies_document(policies),
         "network": {
             "bandwidth": _quantity(network.bandwidth_bytes_per_s, 1e9, "GB/s"),
             "latency": _quantity(network.latency_s, 1e-3, "ms"),
             "transfer": network.transfer,
+            **({"layerwise_from": network.layerwise_tokens} if network.layerwise_tokens else {}),
+            **({} if network.is_shared else {"shared": False}),
         },
         "prices": {
             gpu.name: _quantity(gpu.price_usd_per_h, 1.0, "usd/h")
             for gpu in (pool.type.gpu for pool in running(fleet))
         },
     }
+
+
+def _policies_document(policies: Policies) -> Document:
+    """The main choices, and whatever else is not as it is by default."""
+    default = Policies()
+    document: Document = {name: getattr(policies, name) for name in ("batching", "routing", "decode_routing")}
+    for name in ("queue", "admission"):
+        if getattr(policies, name) != getattr(default, name):
+            document[name] = getattr(policies, name)
+    for name, field in (POLICY_SECONDS | POLICY_COUNTS | POLICY_SHARES).items():
+        value = getattr(policies, field)
+        if value != getattr(default, field):
+            document[name] = _quantity(value, 1.0, "s") if name in POLICY_SECONDS else value
+    if policies.vidur_restarts:
+        document["vidur_restarts"] = True
+    return document | {"pools": policies.pools, "prefix_cache": False}
 
 
 def power_document(power: ExpectedPower | None) -> Document | None:

@@ -9,7 +9,7 @@ import numpy as np
 from planner.catalog import read_catalog
 from planner.domain import Fleet, Limit, Pool, Role, Slo, WorkerType
 from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
-from planner.simulator import kernel
+from planner.simulator import layout
 from planner.simulator.metrics import judge
 from planner.simulator.replay import Simulation
 from planner.traces import Trace
@@ -53,7 +53,7 @@ def a_simulation(fleet: Fleet, trace: Trace) -> Simulation:
     queue_s = np.where(last, np.nan, np.where(i % 5 == 4, 1.0, 0.0))
     ttft_s = queue_s + 0.25
     gaps = trace.output_tokens - 1
-    runs = np.zeros(n - 1, dtype=kernel.RUN)
+    runs = np.zeros(n - 1, dtype=layout.RUN)
     runs["worker"], runs["start_s"], runs["first_s"] = i[:-1] % len(names), trace.arrival_s[:-1], 0.05
     runs["steps"], runs["sequences"] = gaps[:-1], 1
     return Simulation(

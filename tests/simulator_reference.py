@@ -19,7 +19,7 @@ from planner.simulator.replay import _weights, measured_window, spared
 from planner.traces import Trace
 
 BLOCK = 16
-ARRIVAL, WORKER, LINK = 0, 1, 2  # at equal times in this order
+WORKER, LINK = 0, 1  # at equal times in this order, after arrivals
 
 
 @dataclass(eq=False)
@@ -85,6 +85,7 @@ class Worker:
     decoding: list[Request] = field(default_factory=list)  # in the current step
     chunks: list[tuple[Request, int]] = field(default_factory=list)  # in the current step
     step_start_s: float | None = None  # None: idle
+    is_starting: bool = False  # its turn comes at this moment
     busy_s: float = 0.0
     steps: int = 0
     tokens: int = 0
@@ -122,6 +123,7 @@ class Reference:
         self.back = [worker for worker in self.workers if worker.role == "decode"]
         self.turns = {"front": 0, "back": 0}
         self.events: list[tuple[float, int, int]] = []
+        self.arrivals: deque[Request] = deque()
         self.link: deque[Request] = deque()
         self.link_free_s = self.link_last_s = -math.inf
         self.transfers = self.done = self.released = 0
@@ -131,25 +133,40 @@ class Reference:
         if self.closed_loop:
             self.release(0.0)
         else:
-            for request in self.requests:
-                heapq.heappush(self.events, (request.arrival_s, ARRIVAL, request.index))
+            self.arrivals.extend(self.requests)
         while self.done < n:
-            now, kind, index = heapq.heappop(self.events)
-            if kind == ARRIVAL:
-                self.arrive(self.requests[index], now)
-            elif kind == WORKER:
-                self.end_step(self.workers[index], now)
+            if self.is_arrival_next():
+                request = self.arrivals.popleft()
+                now = request.arrival_s
+                self.arrive(request, now)
             else:
-                self.end_transfer(now)
+                now, kind, index = heapq.heappop(self.events)
+                if kind == LINK:
+                    self.end_transfer(now)
+                elif self.workers[index].step_start_s is None:
+                    self.start_step(self.workers[index], now)
+                else:
+                    self.end_step(self.workers[index], now)
             if self.closed_loop:
                 self.release(now)
         return self
+
+    def is_arrival_next(self) -> bool:
+        """At one moment arrivals come first. In a closed loop a step that starts then comes before them: no
+        client is so quick that its next request is in the step that follows its answer.
+        """
+        if not self.arrivals or not self.events:
+            return bool(self.arrivals)
+        time_s, kind, index = self.events[0]
+        starts = kind == WORKER and self.workers[index].step_start_s is None
+        arrival_s = self.arrivals[0].arrival_s
+        return arrival_s < time_s or (arrival_s == time_s and not (starts and self.closed_loop))
 
     def release(self, now: float) -> None:
         """Closed loop: let the next requests arrive in place of those that are done."""
         while self.released < len(self.requests) and self.released - self.done < self.closed_loop:
             self.requests[self.released].arrival_s = now
-            heapq.heappush(self.events, (now, ARRIVAL, self.released))
+            self.arrivals.append(self.requests[self.released])
             self.released += 1
 
     # routing
@@ -183,10 +200,12 @@ class Reference:
     # one engine step
 
     def wake(self, worker: Worker, now: float) -> None:
-        if worker.step_start_s is None:
-            self.start_step(worker, now)
+        if worker.step_start_s is None and not worker.is_starting:
+            worker.is_starting = True
+            heapq.heappush(self.events, (now, WORKER, worker.index))
 
     def start_step(self, worker: Worker, now: float) -> None:
+        worker.is_starting = False
         while self.form_step(worker, now) and worker.ready and not worker.running:
             pass  # the only decode was preempted: its seat goes to whoever waits for it
         tokens = len(worker.decoding) + sum(n for _, n in worker.chunks)
@@ -268,7 +287,7 @@ class Reference:
                 if worker.role == "prefill" and request.status == "unfinished":
                     self.hand_off(worker, request, now)
         self.receive(worker, now)
-        self.start_step(worker, now)
+        self.wake(worker, now)
 
     def emit(self, worker: Worker, request: Request, now: float) -> None:
         """A token of the request leaves, perhaps its last."""

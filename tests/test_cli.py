@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import pty
 import signal
 import subprocess
@@ -45,7 +46,12 @@ def script(name: str, *arguments: object, **environment: str) -> Outcome:
     command = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
     kept = {name: value for name, value in os.environ.items() if name not in COLOURING} | environment
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=kept)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return Outcome(done.returncode, done.stdout, without_progress(done.stderr))
+
+
+def without_progress(err: str) -> str:
+    """stderr without the lines that a busy machine gets to see: '[  1.4 s] writing the report'."""
+    return re.sub(r"^\[ *\d+\.\d s\] .*\n", "", err, flags=re.MULTILINE)
 
 
 @pytest.fixture
@@ -62,7 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         said = capsys.readouterr()
         code = end.value.code or 0
         assert isinstance(code, int)
-        return Outcome(code, said.out, said.err)
+        return Outcome(code, said.out, without_progress(said.err))
 
     return run_command
 

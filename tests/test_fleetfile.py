@@ -94,7 +94,7 @@ def test_a_list_of_fits_is_searched_for_the_workers_tp_and_slowed_for_its_cap(tm
         (("count: 2", "latency: {f_s: [1, 2]}"), "latency: fit: knots_tokens: expected numbers, found None"),
         (("meta-llama/Llama-3.1-70B", "lama-3.1-70b"), "fleet.yaml: llm: LLM 'lama-3.1-70b' is not in"),
         (("workers:", "policies: {routing: fastest}\nworkers:"), "routing: must be one of jsq"),
-        (("workers:", "policies: {pools: flip}\nworkers:"), "pools: only static pools are simulated yet"),
+        (("workers:", "policies: {pools: mobile}\nworkers:"), "pools: must be one of static, flip"),
         (("workers:", "policies: {prefix_cache: true}\nworkers:"), "prefix_cache: must be false"),
         (("workers:", "network: {bandwidth: 0 GB/s}\nworkers:"), "bandwidth: must be > 0"),
         (("workers:", "network: {transfer: pigeon}\nworkers:"), "transfer: must be one of serialised"),

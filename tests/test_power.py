@@ -22,7 +22,7 @@ from planner.models.power_fit import (
     phases,
     splitwise_cells,
 )
-from planner.simulator import kernel
+from planner.simulator import layout
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.replay import Simulation, simulate
 
@@ -170,7 +170,7 @@ def test_impossible_shares_are_refused(change: dict[str, object]) -> None:
 
 
 def hand_made(runs: Sequence[tuple[float, ...]], window_s: tuple[float, float] = (0.0, 100.0)) -> Simulation:
-    table = np.array(runs, dtype=kernel.RUN)
+    table = np.array(runs, dtype=layout.RUN)
     simulation: Simulation = replace(
         a_plan(mixed(count=2), requests=4).simulation, runs=table, window_s=window_s
     )
@@ -185,7 +185,7 @@ def expected(simulation: Simulation, power: Power = POWER) -> ExpectedPower:
 
 def test_an_idle_fleet_draws_its_idle_power() -> None:
     """Two workers of 4 H100, a step of nobody's at 200 s, outside the window: 8 * 0.2 * 700 W."""
-    found = expected(hand_made([(0, 200.0, 1.0, 0.0, 1, 1, 0, 0)]))
+    found = expected(hand_made([(0, 200.0, 1.0, 0.0, 1, 1, 1, 0, 0)]))
     assert found.mean_w == found.idle_w == pytest.approx(8 * 0.2 * 700)
     assert found.provisioned_w == 8 * 700
     assert found.energy_j == pytest.approx(100 * found.mean_w)
@@ -195,7 +195,7 @@ def test_runs_count_for_the_seconds_inside_the_window() -> None:
     """Worker 0: a run of 30 s, a third of it before the window. Worker 1: nothing. The gap (prefill_tokens
     NONE) is no engine time. All power at the floor: 0.25 busy, 0.2 idle."""
     flat = replace(POWER, memory_frac=0.0, compute_frac=0.0)
-    runs = [(0, 0.0, 3.0, 0.0, 10, 2, 0, 4), (1, 20.0, 50.0, 0.0, 1, 1, -1, 0)]
+    runs = [(0, 0.0, 3.0, 0.0, 10, 2, 2, 0, 4), (1, 20.0, 50.0, 0.0, 1, 1, 1, -1, 0)]
     found = expected(hand_made(runs, (10.0, 110.0)), flat)
     assert found.worker_w == pytest.approx(np.array([0.2 * 0.25 + 0.8 * 0.2, 0.2]) * 2800)
     assert found.worker_idle_w == pytest.approx(np.array([0.8 * 0.2, 0.2]) * 2800)
@@ -204,7 +204,7 @@ def test_runs_count_for_the_seconds_inside_the_window() -> None:
 def test_a_growing_run_lasts_its_sum_and_reads_its_mean() -> None:
     """3 steps of 1, 2, 3 s, 2 sequences with 5 blocks: 2 s per step, 82 KV tokens each on average."""
     fleet = mixed(count=2)
-    found = expected(hand_made([(1, 10.0, 1.0, 1.0, 3, 2, 0, 5)]), POWER)
+    found = expected(hand_made([(1, 10.0, 1.0, 1.0, 3, 2, 2, 0, 5)]), POWER)
     gpu = fleet.pools[0].type.gpu
     busy_w = 4 * float(POWER.busy_w(fleet.llm, gpu, 4, 2.0, 2, 82.0))
     assert found.worker_w[1] == pytest.approx(0.06 * busy_w + 0.94 * 0.2 * 2800)
@@ -212,11 +212,11 @@ def test_a_growing_run_lasts_its_sum_and_reads_its_mean() -> None:
 
 def test_energy_is_shared_among_what_finished_in_the_window() -> None:
     """a_simulation's first three requests finish in time with 1, 2 and 3 tokens; the last was rejected."""
-    found = expected(hand_made([(0, 0.0, 1.0, 0.0, 1, 1, 0, 0)]))
+    found = expected(hand_made([(0, 0.0, 1.0, 0.0, 1, 1, 1, 0, 0)]))
     assert (found.requests, found.output_tokens) == (3, 6)
     assert found.request_j == pytest.approx(found.energy_j / 3)
     assert found.thousand_tokens_j == pytest.approx(1000 * found.energy_j / 6)
-    nobody = expected(hand_made([(0, 0.0, 1.0, 0.0, 1, 1, 0, 0)], (50.0, 60.0)))
+    nobody = expected(hand_made([(0, 0.0, 1.0, 0.0, 1, 1, 1, 0, 0)], (50.0, 60.0)))
     assert np.isnan(nobody.request_j) and np.isnan(nobody.thousand_tokens_j)
 
 

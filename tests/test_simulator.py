@@ -15,8 +15,10 @@ from planner.domain import Fleet, Gpu, Limit, Llm, Metric, Network, Policies, Po
 from planner.errors import InputError
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import gaps_s, judge
-from planner.simulator.replay import ROUTING, Simulation, simulate
+from planner.simulator.replay import Simulation, simulate
 from planner.traces import Trace
+
+ROUTING = ("jsq", "least-outstanding", "round-robin")
 
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")
 # 2 * 4 layers * 1 head * 1 * 2 bytes: 16 bytes per token, 256 bytes per block of KV
@@ -318,14 +320,15 @@ def test_hand_off_waits_for_blocks() -> None:
 
 def test_preempted_seat_goes_to_whoever_waits_for_it() -> None:
     """One seat and 2 blocks on the decode worker, 1 s steps, a tick (2^-10 s) per transfer. A (8 in, 20 out)
-    decodes from 1 s + 1 tick. B (8 in, 4 out), first token at 2 s, is there at 2 s + 1 tick and holds a
-    block. When A has 16 tokens cached it finds none, at 9 s + 1 tick. B takes its seat and ends 3 s later.
-    Then A recomputes 8 + 9 tokens, which gives it its tenth, and needs 10 steps more: 12 + 1 + 10 s."""
+    decodes from 1 s + 1 tick. B (8 in, 4 out) comes at 0.5 s, has its first token at 2 s, is there at 2 s + 1
+    tick and holds a block. When A has 16 tokens cached it finds none, at 9 s + 1 tick. B takes its seat and
+    ends 3 s later. Then A recomputes 8 + 9 tokens, which gives it its tenth, and needs 10 steps more:
+    12 + 1 + 10 s."""
     tick = 2.0**-10
     network = Network(256 / tick, transfer="serialised")
     fleet = pair(make_latency(), network, decode_kv_tokens=32, decode_seats=1)
-    result = simulate(fleet, make_trace([0.0, 0.0], [8, 8], [20, 4]))
-    assert times(result) == [(1.0, 23 + tick), (2.0, 12 + tick)]
+    result = simulate(fleet, make_trace([0.0, 0.5], [8, 8], [20, 4]))
+    assert times(result) == [(1.0, 23 + tick), (1.5, 11.5 + tick)]
     assert result.preemptions.tolist() == [1, 0]
 
 

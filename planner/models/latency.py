@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError
+from planner.models.forms import FIVE, Compiled
 
 Array = npt.NDArray[np.float64]
 
@@ -74,6 +75,11 @@ class StepLatency:
             f + self.a_s * np.asarray(pairs) + self.b_s * np.asarray(decodes)
             + self.d_s * np.asarray(kv_tokens) + self.e_s * np.asarray(prefills) + self.h_s
         )  # fmt: skip
+
+    def compiled(self, most_tokens: int) -> Compiled:
+        """For the simulator: f(N) + h for every N up to `most_tokens`."""
+        table = self.step_s(np.arange(most_tokens + 1, dtype=float))
+        return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s), (table,), (len(table),))
 
     def prefill_s(self, input_tokens: Array | Sequence[float] | float, budget_tokens: int) -> Array:
         """Seconds to prefill prompts alone on an idle engine, in chunks of `budget_tokens`."""

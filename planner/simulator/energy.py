@@ -96,14 +96,14 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
 
 
 def run_seconds(runs: npt.NDArray[np.void]) -> Floats:
-    """Seconds of runs of kernel.RUN: the j-th of their steps lasts first + j growth."""
+    """Seconds of runs of layout.RUN: the j-th of their steps lasts first + j growth."""
     steps = runs["steps"]
     return np.asarray(runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
 
 
 def run_w(llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats, power: Power) -> Floats:
     """Mean Watts of one GPU of `worker` in each of its runs."""
-    steps, sequences = runs["steps"], runs["sequences"]
+    steps, sequences = runs["steps"], runs["decodes"]
     kv_tokens = np.where(
         sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2, 0.0
     )

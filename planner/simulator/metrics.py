@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import Limit, Metric, Slo
-from planner.simulator import kernel
+from planner.simulator import counting
 from planner.simulator.replay import Simulation, spared
 
 Floats = npt.NDArray[np.float64]
@@ -77,7 +77,7 @@ def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
 
 
 def gap_runs(simulation: Simulation) -> npt.NDArray[np.void]:
-    """The recorded runs (kernel.RUN) that gave tokens to somebody, cut to gaps that ended inside the window.
+    """The recorded runs (layout.RUN) that gave tokens to somebody, cut to gaps that ended inside the window.
 
     Needs a simulation with `record=True`.
     """
@@ -115,13 +115,13 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        if kernel.gaps_at_most(runs, middle) >= rank:
+        if counting.gaps_at_most(runs, middle) >= rank:
             high = middle
         else:
             low = middle
-    gap_s = float(kernel.next_gap_s(runs, low))  # the gaps in (low, high] one by one
-    while kernel.gaps_at_most(runs, gap_s) < rank:
-        gap_s = float(kernel.next_gap_s(runs, gap_s))
+    gap_s = float(counting.next_gap_s(runs, low))  # the gaps in (low, high] one by one
+    while counting.gaps_at_most(runs, gap_s) < rank:
+        gap_s = float(counting.next_gap_s(runs, gap_s))
     return gap_s
 
 

@@ -10,18 +10,43 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Limit, Llm, Network, Pool, WorkerType
 from planner.errors import InputError
-from planner.simulator import kernel
-from planner.simulator.kernel import State
+from planner.models.output_length import bucket_range, synthetic_buckets
+from planner.simulator import kernel, layout
+from planner.simulator.layout import State
 from planner.traces import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-ROLES = {"mixed": kernel.MIXED, "prefill": kernel.PREFILL, "decode": kernel.DECODE}
-METRICS = {"ttft": kernel.TTFT, "tbt": kernel.TBT, "tpot": kernel.TPOT, "e2e": kernel.E2E}
+ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECODE}
+METRICS = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
 STATUS = ("finished", "rejected", "unfinished")
-BATCHING = ("vllm-v1",)
-ROUTING = ("jsq", "least-outstanding", "round-robin")
+EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
+BATCHING = {
+    "vllm-v1": layout.VLLM_V1,
+    "sarathi": layout.SARATHI,
+    "vllm-v0": layout.VLLM_V0,
+    "orca": layout.ORCA,
+    "faster-transformer": layout.FASTER_TRANSFORMER,
+    "lightllm": layout.LIGHTLLM,
+}
+CHUNKED = ("vllm-v1", "sarathi")
+WATERMARKED = ("sarathi", "vllm-v0", "orca")
+QUEUE = {"fcfs": layout.FCFS, "sjf": layout.SJF, "ljf": layout.LJF, "srpt": layout.SRPT}
+ADMISSION = {
+    "greedy": layout.GREEDY,
+    "reserve-static": layout.RESERVE_STATIC,
+    "reserve-dynamic": layout.RESERVE_DYNAMIC,
+}
+ROUTING = {
+    "jsq": layout.SCORE,
+    "least-outstanding": layout.SCORE,
+    "round-robin": layout.ROUND_ROBIN,
+    "random": layout.RANDOM,
+    "power-of-two": layout.POWER_OF_TWO,
+    "best-fit": layout.BEST_FIT,
+}
+POOLS = ("static", "flip")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +79,7 @@ class Simulation:
     violations: Ints  # (L,)
     counted: Ints  # (L,)
     complete: bool
-    runs: npt.NDArray[np.void]  # (R,) kernel.RUN, empty if not recorded
+    runs: npt.NDArray[np.void]  # (R,) layout.RUN, empty if not recorded
 
 
 def measured_window(trace: Trace) -> tuple[float, float]:
@@ -106,9 +131,9 @@ def simulate(
     while True:
         state = _state(fleet, trace, tuple(limits), window_s, runs, closed_loop > 0)
         kernel.run(state, closed_loop, stop_early)
-        if not record or state.counters[kernel.RUNS] <= runs:
-            return _results(state, fleet, tuple(limits))
-        runs = int(state.counters[kernel.RUNS])
+        if not record or state.counters[layout.RUNS] <= runs:
+            return _results(state, fleet, trace, tuple(limits))
+        runs = int(state.counters[layout.RUNS])
 
 
 def keeps(
@@ -125,20 +150,23 @@ def keeps(
         if watched[k]["violations"] > spared(limit.percentile_frac, int(watched[k]["counted"])):
             return None
     return (
-        _results(state, fleet, tuple(limits)) if state.counters[kernel.DONE] == len(state.requests) else None
+        _results(state, fleet, trace, tuple(limits))
+        if state.counters[layout.DONE] == len(state.requests)
+        else None
     )
 
 
 def fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
     """The kernel's requests (n,) before anything has happened to them."""
-    requests = np.zeros(len(trace.arrival_s), dtype=kernel.REQUEST)
+    requests = np.zeros(len(trace.arrival_s), dtype=layout.REQUEST)
     requests["arrival_s"] = trace.arrival_s
     requests["input"] = requests["length"] = trace.input_tokens
     requests["output"] = trace.output_tokens
+    requests["predicted"] = requests["predicted_later"] = trace.output_tokens
     requests["scheduled_s"] = -1.0
     requests["first_token_s"] = requests["finish_s"] = np.nan
-    requests["prefill_worker"] = requests["decode_worker"] = requests["next"] = kernel.NONE
-    requests["status"] = kernel.UNFINISHED
+    requests["prefill_worker"] = requests["decode_worker"] = requests["next"] = layout.NONE
+    requests["status"] = layout.UNFINISHED
     return requests
 
 
@@ -148,9 +176,21 @@ def _check_policies(fleet: Fleet) -> None:
         ("batching", BATCHING, policies.batching),
         ("routing", ROUTING, policies.routing),
         ("decode_routing", ROUTING, policies.decode_routing),
+        ("queue", QUEUE, policies.queue),
+        ("admission", ADMISSION, policies.admission),
+        ("pools", POOLS, policies.pools),
     ):
         if asked not in known:
             raise InputError(f"policies.{name} is {asked!r}, must be one of {', '.join(known)}")
+    if policies.batching == "faster-transformer" and not policies.reserve_tokens:
+        raise InputError("policies.reserve_tokens is 0, must be > 0 for faster-transformer, which needs it")
+    deepest = max(pool.type.pp for pool in fleet.pools)
+    if deepest > layout.MAX_PP:
+        raise InputError(f"pp is {deepest}, must be at most {layout.MAX_PP}")
+    if "best-fit" in (policies.routing, policies.decode_routing) and any(
+        pool.type.form for pool in fleet.pools
+    ):
+        raise InputError("policies.routing is 'best-fit', which needs step times of the planner's own form")
 
 
 def _state(
@@ -164,71 +204,154 @@ def _state(
 ) -> State:
     """The kernel's arrays at time zero; `fresh` is `fresh_requests(trace)` where it is at hand."""
     pools = [pool for pool in fleet.pools if pool.count]
-    workers = np.concatenate([np.repeat(_worker(pool, t, fleet), pool.count) for t, pool in enumerate(pools)])
-    seats = max(pool.type.max_num_seqs for pool in pools)
-    longest = max(pool.type.max_num_batched_tokens for pool in pools)
-    count = len(workers)
-
+    policies = fleet.policies
     requests = fresh_requests(trace) if fresh is None else fresh.copy()
     if is_closed_loop:
         requests["arrival_s"] = 0.0
+    if policies.prediction_accuracy_frac is not None:
+        _predict(requests, policies.prediction_accuracy_frac, policies.seed)
 
-    watched = np.zeros(len(limits), dtype=kernel.LIMIT)
+    longest = int(trace.input_tokens.max())
+    types = np.zeros(len(pools), dtype=layout.TYPE)
+    tables: list[Floats] = []
+    at = 0
+    for i, pool in enumerate(pools):
+        row = types[i : i + 1]
+        most = _most_tokens(pool.type, policies.batching, trace)
+        form = (pool.type.form or pool.type.latency).compiled(most + pool.type.max_num_seqs)
+        _fill_type(row, pool, fleet, longest)
+        row["form"] = form.code
+        row["k"][0, : len(form.numbers)] = form.numbers
+        row["width"][0, : len(form.widths)] = form.widths
+        for j, table in enumerate(form.tables):
+            row["at"][0, j] = at
+            at += len(table)
+            tables.append(table)
+
+    kinds = np.repeat(np.arange(len(pools)), [pool.count for pool in pools])
+    count, lane_count = len(kinds), types["lanes"][kinds]
+    workers = np.zeros(count, dtype=layout.WORKER)
+    workers["type"] = kinds
+    workers["role"] = workers["home"] = [ROLES[pools[kind].role] for kind in kinds]
+    workers["is_up"], workers["slow"] = 1, 1.0
+    workers["lane"] = np.cumsum(lane_count) - lane_count
+    workers["head"] = workers["tail"] = workers["waiting"] = layout.NONE
+    lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)
+    lanes["worker"] = np.repeat(np.arange(count), lane_count)
+    seats = int(types["seats"].max())
+
+    events = np.zeros(len(fleet.disturbances), dtype=layout.EVENT)
+    for k, event in enumerate(sorted(fleet.disturbances, key=lambda event: event.time_s)):
+        if not 0 <= event.worker < count:
+            raise InputError(f"disturbance: there is no worker {event.worker}, the fleet has {count}")
+        events[k] = (event.time_s, EVENTS[event.kind], event.worker, event.factor)
+
+    watched = np.zeros(len(limits), dtype=layout.LIMIT)
     for k, limit in enumerate(limits):
         watched[k] = (METRICS[limit.metric], limit.limit_s, allowed_violations(limit, trace, window_s), 0, 0)
 
-    counters = np.zeros(7, dtype=np.int64)
-    counters[[kernel.LINK_HEAD, kernel.LINK_TAIL]] = kernel.NONE
-    return State(
+    entities = len(lanes) + 2
+    time = np.full(entities, np.inf)
+    counters = np.zeros(layout.COUNTERS, dtype=np.int64)
+    counters[[layout.LIMBO, layout.LOST]] = layout.NONE
+    counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
+    counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing]
+    counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing]
+    policy = np.zeros(layout.POLICY)
+    policy[layout.GAMMA], policy[layout.THETA] = policies.context_weight, policies.headroom_frac
+    policy[layout.TTFT_S], policy[layout.TBT_S] = policies.ttft_s, policies.tbt_s
+    policy[layout.FLIP_S] = policies.flip_after_s if policies.pools == "flip" else np.inf
+    state = State(
+        types=types,
+        tables=np.concatenate(tables),
         workers=workers,
-        slots=np.zeros((count, seats), dtype=kernel.SLOT),
-        gaps=np.zeros((count, kernel.GAP_DEPTH), dtype=kernel.GAP),
-        members=np.zeros((count, seats), dtype=kernel.MEMBER),
+        lanes=lanes,
+        slots=np.zeros((len(lanes), seats), dtype=layout.SLOT),
+        gaps=np.zeros((len(lanes), layout.GAP_DEPTH), dtype=layout.GAP),
+        members=np.zeros((len(lanes), seats), dtype=layout.MEMBER),
         requests=requests,
-        f_s=np.array([pool.type.latency.step_s(np.arange(longest + 1, dtype=float)) for pool in pools]),
-        front=np.flatnonzero(workers["role"] != kernel.DECODE),
-        back=np.flatnonzero(workers["role"] == kernel.DECODE),
+        pools=np.zeros((2, count), dtype=np.int64),
         score=np.zeros(count),
-        round_robin=np.array(
-            [
-                int(fleet.policies.routing == "round-robin"),
-                int(fleet.policies.decode_routing == "round-robin"),
-            ]
-        ),
         link=_link(fleet.llm, fleet.network),
+        events=events,
         limits=watched,
+        policy=policy,
         window=np.array(window_s),
-        runs=np.zeros(runs, dtype=kernel.RUN),
-        time=np.full(count + 1, np.inf),
-        heap=np.arange(count + 1),
-        place=np.arange(count + 1),
+        runs=np.zeros(runs, dtype=layout.RUN),
+        time=time,
+        heap=np.arange(entities),
+        place=np.arange(entities),
         counters=counters,
     )
+    for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
+        members = np.flatnonzero((workers["role"] == layout.DECODE) == is_decode)
+        state.pools[pool_index, : len(members)] = members
+        counters[layout.SIZE + pool_index] = len(members)
+    if len(events):
+        time[-1] = events[0]["time_s"]
+        state.heap[[0, -1]] = state.heap[[-1, 0]]
+        state.place[[0, -1]] = state.place[[-1, 0]]
+    return state
 
 
-def _worker(pool: Pool, table: int, fleet: Fleet) -> npt.NDArray[np.void]:
-    """One idle worker of a pool, shape (1,)."""
-    worker = np.zeros(1, dtype=kernel.WORKER)
-    latency = pool.type.latency
-    is_decode = pool.role == "decode"
-    routing = fleet.policies.decode_routing if is_decode else fleet.policies.routing
+def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
+    """Prefill tokens of the largest step: without chunks a prompt is computed whole, recomputed ones too."""
+    if batching in CHUNKED:
+        return worker_type.max_num_batched_tokens
+    prompt = int((trace.input_tokens + trace.output_tokens).max())
+    if batching == "faster-transformer":
+        total = int((trace.input_tokens + trace.output_tokens).sum())
+        return min(prompt * worker_type.max_num_seqs, total)
+    return max(worker_type.max_num_batched_tokens, prompt)
+
+
+def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest: int) -> None:
+    """One record of layout.TYPE, shape (1,), but for the step times."""
+    worker_type, policies = pool.type, fleet.policies
+    batching = BATCHING[policies.batching]
+    blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
+    is_reserving = policies.batching in ("orca", "faster-transformer")
     for name, value in (
-        ("role", ROLES[pool.role]), ("table", table), ("a_s", latency.a_s), ("b_s", latency.b_s),
-        ("d_s", latency.d_s), ("e_s", latency.e_s), ("budget", pool.type.max_num_batched_tokens),
-        ("seats", pool.type.max_num_seqs), ("blocks", pool.type.kv_tokens // KV_BLOCK_TOKENS),
-        ("weight", _weights(pool.type, routing, decode=is_decode)), ("partial", kernel.NONE),
-        ("head", kernel.NONE), ("tail", kernel.NONE),
+        ("batching", batching), ("order", QUEUE[policies.queue]), ("order_window_s", policies.queue_window_s),
+        ("order_tokens", float(longest)), ("order_batch", policies.queue_batch),
+        ("admission", ADMISSION[policies.admission]), ("budget", worker_type.max_num_batched_tokens),
+        ("seats", worker_type.max_num_seqs), ("blocks", blocks),
+        ("watermark", int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0),
+        ("reserved", -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if is_reserving else 0),
+        ("patience", policies.patience_steps), ("restarts", int(policies.vidur_restarts)),
+        ("pp", worker_type.pp), ("lanes", worker_type.pp),
     ):  # fmt: skip
-        worker[name] = value
-    return worker
+        row[name] = value
+    row["weight"][0, layout.FRONT] = _weights(worker_type, policies.routing, decode=False)
+    row["weight"][0, layout.BACK] = _weights(worker_type, policies.decode_routing, decode=True)
 
 
-def _link(llm: Llm, network: Network) -> Floats:
+def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
+    """Fill in what schedulers believe of the outputs: the lower end of a bucket, right so often (TetriInfer),
+    and, once a request has outlived that, the mean of the outputs that do (Aladdin).
+    """
+    outputs = requests["output"]
+    buckets = synthetic_buckets(outputs, accuracy_frac, np.random.default_rng(seed))
+    requests["predicted"] = bucket_range(buckets)[0]
+    ordered = np.sort(outputs)
+    above = np.searchsorted(ordered, requests["predicted"], side="right")
+    rest = len(ordered) - above
+    sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))
+    requests["predicted_later"] = np.where(rest > 0, sums[above] // np.maximum(rest, 1), outputs)
+
+
+def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
     if not network.bandwidth_bytes_per_s > 0:
         raise InputError(f"network.bandwidth is {network.bandwidth_bytes_per_s}, must be > 0")
-    block_s = KV_BLOCK_TOKENS * llm.kv_bytes_per_token / network.bandwidth_bytes_per_s
-    overlapped = 1.0 - 1.0 / llm.layers if network.transfer == "layerwise" else 0.0
-    return np.array([block_s, network.latency_s, overlapped, -np.inf, -np.inf])
+    link = np.zeros(1, dtype=layout.LINK)
+    link["block_s"] = KV_BLOCK_TOKENS * llm.kv_bytes_per_token / network.bandwidth_bytes_per_s
+    link["latency_s"] = network.latency_s
+    link["overlap_frac"] = 1.0 - 1.0 / llm.layers if network.transfer == "layerwise" else 0.0
+    link["overlap_tokens"] = network.layerwise_tokens
+    link["is_shared"], link["slow"] = network.is_shared, 1.0
+    link["free_s"] = link["last_s"] = -np.inf
+    link["root"] = layout.NONE
+    return link
 
 
 def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[float, float, float]:
@@ -250,10 +373,10 @@ def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[fl
     return 0.0, sequence_s + 1e-12, latency.d_s
 
 
-def _results(state: State, fleet: Fleet, limits: tuple[Limit, ...]) -> Simulation:
+def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
     requests, workers = state.requests, state.workers
-    arrival_s, output = requests["arrival_s"], requests["output"]
-    finished = requests["status"] == kernel.FINISHED
+    arrival_s, output = requests["arrival_s"], trace.output_tokens
+    finished = requests["status"] == layout.FINISHED
     with_gaps = finished & (output > 1)
     decoding_s = requests["finish_s"] - requests["first_token_s"]
     end_s = float(np.nanmax(requests["finish_s"])) if finished.any() else float(arrival_s[-1])
@@ -281,6 +404,6 @@ def _results(state: State, fleet: Fleet, limits: tuple[Limit, ...]) -> Simulatio
         limits=limits,
         violations=state.limits["violations"],
         counted=state.limits["counted"],
-        complete=bool(state.counters[kernel.DONE] == len(requests)),
-        runs=state.runs[: state.counters[kernel.RUNS]],
+        complete=bool(state.counters[layout.DONE] == len(requests)),
+        runs=state.runs[: state.counters[layout.RUNS]],
     )

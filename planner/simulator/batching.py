@@ -1,0 +1,404 @@
+"""Who is in the next step of a lane, by batching policy.
+
+vllm-v1 (chunked prefill, as Sarathi proposed it): every decode, then prompts in chunks of what is left of the
+token budget. A prompt takes the blocks for all of it when admitted. A decode that finds no block preempts the
+request admitted last; in that step nobody is admitted.
+sarathi (Agrawal et al. 2024, as Vidur has it): the same, but a block must be free for every decode, needed or
+not, prompts leave a watermark of blocks free, and whoever was preempted may come back at once.
+vllm-v0: whole prompts before all else, while their number times the longest of them keeps to the budget; the
+decodes wait. A prompt longer than the budget goes alone. Without prompts to admit, a step of decodes.
+orca (Yu et al. 2022): every decode and, in the same step, whole prompts. With reserved blocks a request takes
+them all at once, as in the paper; without, KV is paged (Orca+).
+faster-transformer: requests are batched once. All prompts in one step, then all decode until the last is
+done.
+lightllm: prompts and decodes in steps of their own, KV counted in tokens. Prompts are tried when nothing
+runs, and after every few decodes. One enters while prompts keep to the budget and the peak of KV, if all run
+to their predicted ends together, stays below the capacity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.compiled import kernel_jit
+from planner.simulator.counting import run_s
+from planner.simulator.layout import (
+    ADMITTED,
+    BLOCK,
+    FASTER_TRANSFORMER,
+    GREEDY,
+    LIGHTLLM,
+    NONE,
+    ONE,
+    ORCA,
+    PARTIAL,
+    READY,
+    SARATHI,
+    VLLM_V0,
+    VLLM_V1,
+    ZERO,
+)
+from planner.simulator.queues import append, pop, set_time, without_root
+from planner.simulator.seconds import step_seconds
+from planner.simulator.slots import (
+    LONGEST,
+    blocks_for,
+    blocks_of,
+    foreseen_blocks,
+    held,
+    join,
+    latest_partial,
+    preempt_decode,
+    preempt_partial,
+    steps_with_blocks,
+    take_out,
+)
+
+
+@kernel_jit
+def start_step(state, l, time_s):
+    """Form the next step, or run of equal steps, on the idle lane l. True if there was something to do."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    lane.members, lane.prefill_tokens, lane.pairs, lane.squares, lane.cached_64 = 0, 0, 0.0, 0.0, 0.0
+    lane.decoding = 1
+    if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
+        _gather(state, l)
+    is_closed = False
+    if kind.batching == VLLM_V1:
+        is_closed = _make_room(state, l)
+    else:
+        seat_ready(state, l)
+        if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
+            _prompts_first(state, l, time_s)
+            lane.decoding = lane.members == 0
+        if lane.decoding and kind.batching <= ORCA:
+            _secure_blocks(state, l)
+    if kind.batching == VLLM_V1 or kind.batching == SARATHI:
+        _chunks(state, l, time_s, is_closed)
+    elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
+        _whole_prompts(state, l, time_s)
+    if lane.members == 0 and (lane.decodes == 0 or lane.decoding == 0):
+        lane.run_steps = 0
+        set_time(state, l, np.inf)
+        if worker.running == 0:
+            worker.idle_since_s = time_s
+        return False
+    _launch(state, l, time_s, not is_closed)
+    return True
+
+
+@kernel_jit
+def _gather(state, l):
+    """Move the decodes that rest on other lanes to lane l."""
+    worker = state.workers[state.lanes[l].worker]
+    for m in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+        if m != l and state.lanes[m].run_steps == 0:
+            while state.lanes[m].decodes > 0:
+                join(state, l, take_out(state, m, state.lanes[m].decodes - 1))
+
+
+@kernel_jit
+def _take(state, l, r, n):
+    """Compute n tokens of the prompt of request r in the next step; True if more of it are left."""
+    lane, request = state.lanes[l], state.requests[r]
+    c = request.computed
+    request.computed = c + n
+    member = state.members[l, lane.members]
+    member.request, member.tokens, member.is_last = r, n, request.computed == request.length
+    lane.members += 1
+    lane.prefill_tokens += n
+    lane.pairs += n * (c + 0.5 * (n + 1))
+    lane.squares += float(n) * n
+    lane.cached_64 += (c + 63) // 64
+    return member.is_last == 0
+
+
+@kernel_jit
+def admits(state, l, r, step_blocks):
+    """Whether request r finds KV blocks beside the decodes, which take `step_blocks` in this step."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    if kind.reserved > 0:
+        return worker.used + kind.reserved <= kind.blocks
+    length = state.requests[r].length
+    if worker.used + step_blocks + blocks_of(length) + kind.watermark > kind.blocks:
+        return False
+    if kind.admission == GREEDY:
+        return True
+    return lane.decodes == 0 or foreseen_blocks(state, l, r) <= kind.blocks
+
+
+@kernel_jit
+def admit(state, w, r, time_s):
+    """Give request r, the first that waits for its prompt to be computed, its seat and blocks."""
+    worker, request = state.workers[w], state.requests[r]
+    kind = state.types[worker.type]
+    if kind.order_batch > 0 and request.key >= 0.0:
+        worker.served_batch = int(request.key // LONGEST)
+    worker.waiting = without_root(state.requests, r)
+    worker.waits -= 1
+    worker.used += held(state, w, request.length)
+    worker.running += 1
+    state.counters[ADMITTED] += 1
+    request.order = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]
+    if request.scheduled_s < 0.0:
+        request.scheduled_s = time_s
+
+
+@kernel_jit
+def seat_ready(state, l):
+    """Sequences whose KV has arrived join the decodes while seats are free."""
+    w = state.lanes[l].worker
+    worker = state.workers[w]
+    while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
+        r = pop(state, w, READY)
+        worker.running += 1
+        state.counters[ADMITTED] += 1
+        state.requests[r].order = state.counters[ADMITTED]
+        join(state, l, r)
+
+
+@kernel_jit
+def _latest(state, l):
+    """Slot of the decode admitted last."""
+    latest = 0
+    for slot in range(1, state.lanes[l].decodes):
+        if state.slots[l, slot].order > state.slots[l, latest].order:
+            latest = slot
+    return latest
+
+
+@kernel_jit
+def _make_room(state, l):
+    """vLLM v1: a decode that finds no block preempts the request admitted last; True if that happened."""
+    lane = state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    is_preempted = False
+    while True:
+        seat_ready(state, l)
+        if lane.decodes == 0 or worker.used + blocks_for(lane, ONE) <= kind.blocks:
+            return is_preempted
+        while lane.decodes > 0 and worker.used + blocks_for(lane, ONE) > kind.blocks:
+            slot, r = _latest(state, l), latest_partial(state, w)
+            if r != NONE and state.requests[r].order > state.slots[l, slot].order:
+                preempt_partial(state, w, r)
+            else:
+                preempt_decode(state, l, slot)
+        is_preempted = True
+        if lane.decodes > 0 or worker.head[PARTIAL] != NONE:
+            return True  # else the only decode gave up its seat: whoever waits for it takes it
+
+
+@kernel_jit
+def _chunks(state, l, time_s, is_closed):
+    """vLLM v1 and Sarathi: fill what the decodes left of the token budget, first with the prompt computed in
+    part, then with those that wait; `is_closed`: nobody new is admitted.
+    """
+    lane = state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    step_blocks = blocks_for(lane, ONE)
+    budget = kind.budget - lane.decodes
+    left = worker.head[PARTIAL]
+    worker.head[PARTIAL] = NONE
+    while left != NONE:
+        r = left
+        left = state.requests[r].next
+        n = min(state.requests[r].length - state.requests[r].computed, budget)
+        budget -= n
+        if n == 0 or _take(state, l, r, n):
+            is_closed = True
+            if n == 0 or kind.batching == VLLM_V1:  # else it rests until this step has ended
+                append(state, w, PARTIAL, r)
+    most = kind.seats // kind.lanes
+    while budget > 0 and not is_closed and worker.running < kind.seats and lane.decodes + lane.members < most:
+        r = worker.waiting
+        if r == NONE or not admits(state, l, r, step_blocks):
+            break
+        admit(state, w, r, time_s)
+        step_blocks = blocks_for(lane, ONE)
+        n = min(state.requests[r].length, budget)
+        budget -= n
+        if _take(state, l, r, n) and kind.batching == VLLM_V1:
+            append(state, w, PARTIAL, r)
+
+
+@kernel_jit
+def _secure_blocks(state, l):
+    """Before each decode, in order, a block must be free; until it is, the last in order is preempted."""
+    lane = state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    if kind.reserved > 0 or kind.blocks - worker.used >= lane.decodes:
+        return
+    order, taken = NONE, 0
+    while True:
+        slot = NONE
+        for other in range(lane.decodes):
+            if state.slots[l, other].order > order and (
+                slot == NONE or state.slots[l, other].order < state.slots[l, slot].order
+            ):
+                slot = other
+        if slot == NONE:
+            return
+        order = state.slots[l, slot].order
+        needs = (state.slots[l, slot].context + lane.step) % BLOCK == 0
+        while worker.used + taken >= kind.blocks:
+            latest, r = _latest(state, l), latest_partial(state, w)
+            if r != NONE and state.requests[r].order > state.slots[l, latest].order:
+                preempt_partial(state, w, r)
+                continue
+            is_last = state.slots[l, latest].order == order
+            preempt_decode(state, l, latest)
+            if is_last:
+                needs = False
+                break
+        if needs:
+            taken += 1
+
+
+@kernel_jit
+def _prompts_first(state, l, time_s):
+    """vLLM v0 and LightLLM: a step of whole prompts where some can be admitted; the decodes wait."""
+    lane = state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    is_peak = kind.batching == LIGHTLLM
+    if is_peak:
+        if lane.decodes > 0 and worker.tried < kind.patience:
+            return
+        worker.tried = 0
+    longest, tokens, most = ZERO, ZERO, kind.seats // kind.lanes
+    while worker.running < kind.seats and lane.members < most:
+        r = worker.waiting
+        if r == NONE:
+            return
+        length = state.requests[r].length
+        longest = max(longest, length)
+        tokens += length
+        cost = tokens if is_peak else (lane.members + 1) * longest
+        if lane.members > 0 and cost > kind.budget:
+            return
+        if is_peak:
+            if _peak_tokens(state, l, r) >= kind.blocks * BLOCK:
+                return
+        elif not admits(state, l, r, ZERO):
+            return
+        admit(state, w, r, time_s)
+        _take(state, l, r, length)
+
+
+@kernel_jit
+def _whole_prompts(state, l, time_s):
+    """Orca: whole prompts beside the decodes while the step keeps to the budget. FasterTransformer: where
+    nothing is decoded, as many as find a seat and KV.
+    """
+    lane = state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    is_group = kind.batching == FASTER_TRANSFORMER
+    if is_group and lane.decodes > 0:
+        return
+    budget = kind.budget - lane.decodes
+    most = kind.seats // kind.lanes
+    while worker.running < kind.seats and lane.decodes + lane.members < most:
+        r = worker.waiting
+        if r == NONE or not admits(state, l, r, blocks_for(lane, ONE)):
+            return
+        length = state.requests[r].length
+        if not is_group and length > budget and lane.decodes + lane.members > 0:
+            return
+        admit(state, w, r, time_s)
+        _take(state, l, r, length)
+        budget -= length
+
+
+@kernel_jit
+def _left(state, l, i):
+    """(tokens held, tokens to come as predicted) of the i-th of lane l: its decodes, then its members."""
+    lane = state.lanes[l]
+    if i < lane.decodes:
+        request = state.requests[state.slots[l, i].request]
+        c = state.slots[l, i].context + lane.step
+        generated = request.output - (state.slots[l, i].finish - lane.step)
+        return c + 1, max(request.predicted - generated - 1, ZERO)
+    request = state.requests[state.members[l, i - lane.decodes].request]
+    return request.length + 1, max(request.predicted - request.generated - 2, ZERO)
+
+
+@kernel_jit
+def _peak_tokens(state, l, r):
+    """With tokens held h and to come f, in order of falling f, the largest of h_1 + .. + h_i + i f_i."""
+    lane, request = state.lanes[l], state.requests[r]
+    peak = 0
+    new_held, new_left = request.length + 1, max(request.predicted - request.generated - 2, ZERO)
+    count = lane.decodes + lane.members
+    for i in range(count + 1):
+        left = new_left
+        if i < count:
+            _, left = _left(state, l, i)
+        total, sequences = 0, 0
+        for j in range(count + 1):
+            other_held, other_left = new_held, new_left
+            if j < count:
+                other_held, other_left = _left(state, l, j)
+            if other_left >= left:
+                total += other_held
+                sequences += 1
+        peak = max(peak, total + sequences * left)
+    return peak
+
+
+@kernel_jit
+def _launch(state, l, time_s, goes_on):
+    """Start the step that was formed; `goes_on`: it may be followed by others like it."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    decodes = lane.decodes * lane.decoding
+    stage, extra, send, growth, longest = step_seconds(
+        state, kind, decodes, lane.kv_sum * lane.decoding, lane.prefill_tokens, lane.pairs, lane.squares,
+        lane.cached_64, lane.members,
+    )  # fmt: skip
+    if worker.slow != 1.0:
+        stage, extra, send, growth = (
+            stage * worker.slow, extra * worker.slow, send * worker.slow, growth * worker.slow,
+        )  # fmt: skip
+    lane.run_start = time_s
+    lane.stage_s = stage + extra / kind.pp
+    lane.run_steps = 1
+    if kind.lanes == 1:
+        lane.run_first = stage + extra
+        lane.run_growth = growth
+        if goes_on and lane.late == 0 and lane.members == 0 and lane.last_token_s == time_s:
+            steps = lane.next_finish - lane.step
+            free = kind.blocks - worker.used
+            if kind.batching == VLLM_V1:
+                steps = min(steps, steps_with_blocks(lane, free))
+            elif kind.batching == LIGHTLLM:
+                if worker.waits > 0:
+                    steps = min(steps, kind.patience - worker.tried)
+            elif kind.reserved == 0:  # a block must be free for each decode at the start of each step
+                steps = min(steps, steps_with_blocks(lane, max(free - lane.decodes, ZERO)) + 1)
+            lane.run_steps = max(min(steps, longest), 1)
+        set_time(state, l, time_s + run_s(lane.run_first, lane.run_growth, lane.run_steps))
+        return
+    if decodes > 0 and kind.reserved == 0:
+        worker.used += blocks_for(lane, 1)
+    end_s = time_s
+    for i in range(kind.pp):
+        end_s = max(end_s, worker.stage_free_s[i]) + stage + (extra if i == 0 else 0.0)
+        if i < kind.pp - 1:
+            end_s += send
+        worker.stage_free_s[i] = end_s
+    lane.run_first, lane.run_growth = end_s - time_s, 0.0
+    set_time(state, l, end_s)

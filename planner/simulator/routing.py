@@ -1,0 +1,186 @@
+"""Which worker: of the pool that takes arrivals, and of the one that takes hand-offs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.compiled import kernel_jit, small_jit
+from planner.simulator.layout import (
+    BACK,
+    BEST_FIT,
+    DECODE,
+    FRONT,
+    GAMMA,
+    NONE,
+    POWER_OF_TWO,
+    RANDOM_STATE,
+    ROUND_ROBIN,
+    ROUTING,
+    SCORE,
+    SIZE,
+    TBT_S,
+    THETA,
+    TTFT_S,
+    TURN,
+)
+from planner.simulator.slots import blocks_of
+
+
+@kernel_jit
+def set_pools(state):
+    """List the workers that are up: those that take arrivals, those that take hand-offs."""
+    for pool in (FRONT, BACK):
+        size = 0
+        for w in range(len(state.workers)):
+            worker = state.workers[w]
+            if worker.is_up and (worker.role == DECODE) == (pool == BACK):
+                state.pools[pool, size] = w
+                size += 1
+        state.counters[SIZE + pool] = size
+
+
+@kernel_jit
+def _drawn(state, n):
+    """A random integer below n: xorshift64*."""
+    x = np.uint64(state.counters[RANDOM_STATE])
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state.counters[RANDOM_STATE] = np.int64(x)
+    return np.int64((x * np.uint64(2685821657736338717) >> np.uint64(33)) % np.uint64(n))
+
+
+@small_jit
+def _fits(state, w, need):
+    return need <= state.types[state.workers[w].type].blocks
+
+
+@kernel_jit
+def choose(state, pool, r):
+    """The worker of `pool` for request r; NONE if it fits on none."""
+    request = state.requests[r]
+    need = blocks_of(request.input + request.output)
+    size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]
+    if how == SCORE:
+        return _smallest_score(state, pool, need)
+    if how == ROUND_ROBIN:
+        for _ in range(size):
+            w = state.pools[pool, state.counters[TURN + pool] % size]
+            state.counters[TURN + pool] += 1
+            if _fits(state, w, need):
+                return w
+        return NONE
+    if how == BEST_FIT:
+        return _best_fit(state, pool, r, need)
+    return _by_lot(state, pool, r, need, how)
+
+
+@kernel_jit
+def _smallest_score(state, pool, need):
+    best, best_score = NONE, np.inf
+    for i in range(state.counters[SIZE + pool]):
+        w = state.pools[pool, i]
+        if state.score[w] < best_score and _fits(state, w, need):
+            best, best_score = w, state.score[w]
+    return best
+
+
+@kernel_jit
+def _by_lot(state, pool, r, need, how):
+    """One worker at random, or the lower score of two, among those whose free blocks hold all of request r as
+    predicted; if there are none, among all it fits on.
+    """
+    request = state.requests[r]
+    blocks = blocks_of(request.input + max(request.predicted, 1))
+    for is_strict in (True, False):
+        count = 0
+        for i in range(state.counters[SIZE + pool]):
+            count += _is_candidate(state, state.pools[pool, i], need, blocks, is_strict)
+        if count == 0:
+            continue
+        first = _drawn(state, count)
+        second = first
+        if how == POWER_OF_TWO and count > 1:
+            second = _drawn(state, count - 1)
+            if second >= first:
+                second += 1
+        best = NONE
+        for i in range(state.counters[SIZE + pool]):
+            w = state.pools[pool, i]
+            if _is_candidate(state, w, need, blocks, is_strict):
+                if (first == 0 or second == 0) and (best == NONE or state.score[w] < state.score[best]):
+                    best = w
+                first -= 1
+                second -= 1
+        return best
+    return NONE
+
+
+@small_jit
+def _is_candidate(state, w, need, blocks, is_strict):
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    return need <= kind.blocks and (not is_strict or worker.used + blocks <= kind.blocks)
+
+
+@kernel_jit
+def _best_fit(state, pool, r, need):
+    """Aladdin's Algorithm 1: of the workers that keep every constraint with request r the fullest, else the
+    emptiest. Fullness is capacity_norm, the length of (batch size, weighted context), each as a share of what
+    the worker could hold.
+    """
+    best, best_norm = NONE, -1.0
+    emptiest, least_norm = NONE, np.inf
+    for i in range(state.counters[SIZE + pool]):
+        w = state.pools[pool, i]
+        if not _fits(state, w, need):
+            continue
+        worker = state.workers[w]
+        kind = state.types[worker.type]
+        _predict_again(state, w)
+        norm = (worker.requests / kind.seats) ** 2 + (worker.future_tokens / (kind.blocks * 16.0)) ** 2
+        if norm < least_norm:
+            emptiest, least_norm = w, norm
+        if norm > best_norm and _keeps(state, w, r):
+            best, best_norm = w, norm
+    return emptiest if best == NONE else best
+
+
+@kernel_jit
+def _keeps(state, w, r):
+    """Aladdin's constraints (b) to (e) with request r on worker w: the step of the batch, the prompts before
+    the first token, what the running decodes can still afford to wait, KV now and as predicted.
+    """
+    worker, request = state.workers[w], state.requests[r]
+    kind = state.types[worker.type]
+    theta, tbt_s = state.policy[THETA], state.policy[TBT_S]
+    batch = int(worker.requests) + 1
+    if batch > kind.seats:
+        return False
+    future = worker.future_tokens + request.input + state.policy[GAMMA] * request.predicted
+    at, k, tables = kind.at[0], kind.k, state.tables
+    if tables[at + min(batch, kind.width[0] - 1)] + k[1] * batch + k[2] * future / theta > tbt_s:  # (b)
+        return False
+    if future > theta * kind.blocks * 16.0:  # (e), over the whole future
+        return False
+    if worker.role == DECODE:
+        return True
+    tokens = worker.pending_tokens + request.input
+    whole = int(tokens) // kind.budget
+    wait_s = whole * tables[at + kind.budget] + tables[at + int(tokens) - whole * kind.budget]
+    return wait_s <= state.policy[TTFT_S]  # (c); (d) is (b) where decodes go on during prefill
+
+
+@kernel_jit
+def _predict_again(state, w):
+    """Decodes that have outlived their prediction get a new one (Aladdin section 4.3)."""
+    worker = state.workers[w]
+    for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+        lane = state.lanes[l]
+        for slot in range(lane.decodes):
+            request = state.requests[state.slots[l, slot].request]
+            generated = request.output - (state.slots[l, slot].finish - lane.step)
+            if generated >= request.predicted:
+                later = max(request.predicted_later, generated + 1)
+                worker.future_tokens += state.policy[GAMMA] * (later - request.predicted)
+                request.predicted = later

@@ -1,0 +1,285 @@
+"""Requests and the room they take: seats, KV blocks, and the slots of the decodes that run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.compiled import kernel_jit, small_jit
+from planner.simulator.counting import count, in_window, settle_gap
+from planner.simulator.layout import (
+    BACK,
+    BLOCK,
+    DECODE,
+    DONE,
+    E2E,
+    FCFS,
+    FINISHED,
+    FRONT,
+    GAMMA,
+    LJF,
+    NONE,
+    ONE,
+    PARTIAL,
+    REJECTED,
+    RESERVE_STATIC,
+    SJF,
+    TPOT,
+    TTFT,
+)
+from planner.simulator.queues import append, pop, put
+
+LONGEST = 1e9  # tokens: more than any prompt has
+
+
+@small_jit
+def blocks_of(tokens):
+    return (tokens + BLOCK - 1) // BLOCK
+
+
+@kernel_jit
+def blocks_for(lane, steps):
+    """KV blocks that the running decodes will ask for in their next `steps` steps."""
+    total = (steps // BLOCK) * lane.decodes
+    for i in range(steps % BLOCK):
+        total += lane.residue[(-(lane.step + i)) % BLOCK]
+    return total
+
+
+@kernel_jit
+def steps_with_blocks(lane, free):
+    """How many steps the running decodes can take before one of them finds no block of `free`."""
+    steps = (free // lane.decodes) * BLOCK
+    rest = free % lane.decodes
+    while True:
+        rest -= lane.residue[(-(lane.step + steps)) % BLOCK]
+        if rest < 0:
+            return steps
+        steps += 1
+
+
+@kernel_jit
+def load(state, w, pending_tokens, requests, kv_tokens):
+    """What the router sees of worker w changes by this much."""
+    worker = state.workers[w]
+    worker.pending_tokens += pending_tokens
+    worker.requests += requests
+    worker.kv_tokens += kv_tokens
+    weight = state.types[worker.type].weight[BACK if worker.role == DECODE else FRONT]
+    state.score[w] = (
+        weight[0] * worker.pending_tokens + weight[1] * worker.requests + weight[2] * worker.kv_tokens
+    )
+
+
+@kernel_jit
+def assign(state, w, r, sign):
+    """Request r is worker w's from now on (sign 1.0), or no longer (-1.0)."""
+    request = state.requests[r]
+    load(state, w, 0.0, sign, sign * request.input)
+    state.workers[w].future_tokens += sign * (request.input + state.policy[GAMMA] * request.predicted)
+
+
+@kernel_jit
+def finish(state, w, r, time_s):
+    """Request r is complete on worker w; its blocks are given back by whoever calls."""
+    request = state.requests[r]
+    request.finish_s = time_s
+    request.status = FINISHED
+    request.generated = request.output
+    state.workers[w].running -= 1
+    assign(state, w, r, -1.0)
+    state.counters[DONE] += 1
+    if in_window(state, request.arrival_s):
+        count(state, E2E, time_s - request.arrival_s)
+        if request.output > 1:
+            count(state, TPOT, (time_s - request.first_token_s) / (request.output - 1))
+
+
+@kernel_jit
+def reject(state, r):
+    """No worker has room for request r, ever."""
+    request = state.requests[r]
+    request.status = REJECTED
+    state.counters[DONE] += 1
+    if in_window(state, request.arrival_s):
+        if np.isnan(request.first_token_s):
+            count(state, TTFT, np.inf)
+        if request.output > 1:
+            count(state, TPOT, np.inf)
+        count(state, E2E, np.inf)
+
+
+@small_jit
+def held(state, w, tokens):
+    """KV blocks that a request with `tokens` in the cache takes on worker w."""
+    reserved = state.types[state.workers[w].type].reserved
+    return reserved if reserved > 0 else blocks_of(tokens)
+
+
+@kernel_jit
+def enqueue(state, w, r):
+    """Request r waits for its prompt to be computed on worker w, in the order of its policy."""
+    worker, request = state.workers[w], state.requests[r]
+    kind = state.types[worker.type]
+    tokens = float(request.length)
+    if kind.order == FCFS:
+        key = request.arrival_s
+    else:
+        if kind.order == LJF:
+            tokens = LONGEST - tokens
+        elif kind.order != SJF:
+            tokens += request.predicted - request.generated
+        if kind.order_batch > 0:  # sorted inside scheduling batches, which are served one after the other
+            if worker.filled_batch <= worker.served_batch:
+                worker.filled_batch, worker.filled = worker.served_batch + 1, 0
+            elif worker.filled == kind.order_batch:
+                worker.filled_batch, worker.filled = worker.filled_batch + 1, 0
+            worker.filled += 1
+            key = worker.filled_batch * LONGEST + tokens
+        elif kind.order_window_s < np.inf:
+            key = request.arrival_s + kind.order_window_s * tokens / kind.order_tokens
+        else:
+            key = tokens
+    worker.waiting = put(state.requests, worker.waiting, r, key)
+    worker.waits += 1
+
+
+@kernel_jit
+def enqueue_first(state, w, r):
+    """Request r was preempted: it goes before all others, the latest first."""
+    worker = state.workers[w]
+    worker.preempted += 1
+    worker.waiting = put(state.requests, worker.waiting, r, -LONGEST * LONGEST * worker.preempted)
+    worker.waits += 1
+
+
+@kernel_jit
+def join(state, l, r):
+    """Request r becomes a running decode of lane l; its KV cache holds `length` tokens.
+
+    The slots are in two groups: those whose last token left at lane.last_token_s, then the late ones.
+    """
+    lane, request = state.lanes[l], state.requests[r]
+    if lane.decodes == 0:
+        lane.last_token_s, lane.late = request.last_token_s, 0
+    at = lane.decodes
+    if request.last_token_s != lane.last_token_s:
+        lane.late += 1
+    elif lane.late > 0:
+        state.slots[l, at] = state.slots[l, at - lane.late]
+        at -= lane.late
+    slot = state.slots[l, at]
+    s, c = lane.step, request.length
+    slot.request = r
+    slot.finish = s + request.output - request.generated
+    slot.context = c - s
+    slot.since = s
+    slot.order = request.order
+    lane.next_finish = slot.finish if lane.decodes == 0 else min(lane.next_finish, slot.finish)
+    lane.residue[(c - s) % BLOCK] += 1
+    lane.kv_sum += c + 1
+    lane.decodes += 1
+
+
+@kernel_jit
+def take_out(state, l, slot):
+    """Empty a slot; its request knows again how far it is. The blocks stay taken."""
+    settle_gap(state, l, slot)
+    lane, slots = state.lanes[l], state.slots
+    r = slots[l, slot].request
+    request = state.requests[r]
+    c = slots[l, slot].context + lane.step
+    request.length = c
+    request.generated = request.output - (slots[l, slot].finish - lane.step)
+    lane.residue[slots[l, slot].context % BLOCK] -= 1
+    lane.kv_sum -= c + 1
+    last = lane.decodes - 1
+    first_late = lane.decodes - lane.late
+    if slot < first_late:
+        request.last_token_s = lane.last_token_s
+        slots[l, slot] = slots[l, first_late - 1]
+        slots[l, first_late - 1] = slots[l, last]
+    else:
+        slots[l, slot] = slots[l, last]
+        lane.late -= 1
+    lane.decodes = last
+    return r
+
+
+@kernel_jit
+def refresh_next_finish(state, l):
+    lane = state.lanes[l]
+    lane.next_finish = np.iinfo(np.int64).max
+    for slot in range(lane.decodes):
+        lane.next_finish = min(lane.next_finish, state.slots[l, slot].finish)
+
+
+@kernel_jit
+def give_up(state, w, r):
+    """Request r, which is in no slot any more, loses its seat, its blocks and what was computed."""
+    worker, request = state.workers[w], state.requests[r]
+    worker.used -= held(state, w, request.length)
+    worker.running -= 1
+    request.computed = 0
+    request.preemptions += 1
+
+
+@kernel_jit
+def preempt_decode(state, l, slot):
+    """Drop a running decode: it waits, before all others, to recompute everything it had."""
+    w = state.lanes[l].worker
+    r = take_out(state, l, slot)
+    refresh_next_finish(state, l)
+    give_up(state, w, r)
+    state.requests[r].length += 1  # the token that was not yet in the cache
+    load(state, w, float(state.requests[r].length), 0.0, 0.0)
+    enqueue_first(state, w, r)
+
+
+@kernel_jit
+def latest_partial(state, w):
+    """Of the prompts computed in part and not in a step the one admitted last, or NONE."""
+    latest, r = NONE, state.workers[w].head[PARTIAL]
+    while r != NONE:
+        if latest == NONE or state.requests[r].order > state.requests[latest].order:
+            latest = r
+        r = state.requests[r].next
+    return latest
+
+
+@kernel_jit
+def preempt_partial(state, w, r):
+    """Drop a prompt that is computed in part."""
+    worker = state.workers[w]
+    for _ in range(state.types[worker.type].lanes):  # the list goes round once, without r
+        other = pop(state, w, PARTIAL) if worker.head[PARTIAL] != NONE else NONE
+        if other == NONE or other == r:
+            break
+        append(state, w, PARTIAL, other)
+    request = state.requests[r]
+    done, missing = request.computed, request.length - request.computed
+    give_up(state, w, r)
+    if state.types[worker.type].restarts > 0:  # what is missing is then decoded, token by token
+        request.length = done
+        request.output += missing
+        done -= missing
+    load(state, w, float(done), 0.0, 0.0)
+    enqueue_first(state, w, r)
+
+
+@kernel_jit
+def foreseen_blocks(state, l, r):
+    """KV blocks in use with request r, as TetriInfer's admission of decodes foresees them (its section 3.4).
+
+    reserve-static: now, with all that r is predicted to need. reserve-dynamic: when the running decode
+    predicted to end first does so.
+    """
+    lane, new = state.lanes[l], state.requests[r]
+    worker = state.workers[lane.worker]
+    left = max(new.predicted - new.generated, ONE)
+    if state.types[worker.type].admission == RESERVE_STATIC:
+        return worker.used + blocks_of(new.length + left)
+    for slot in range(lane.decodes):
+        request = state.requests[state.slots[l, slot].request]
+        generated = request.output - (state.slots[l, slot].finish - lane.step)
+        left = min(left, max(request.predicted - generated, ONE))
+    return worker.used + blocks_for(lane, left) + blocks_of(new.length + left)

@@ -1,0 +1,111 @@
+"""From prefill to decode: KV blocks cross the link once the decode worker has room for them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.compiled import kernel_jit
+from planner.simulator.counting import run_s, steps_reaching
+from planner.simulator.layout import GREEDY, INBOUND, NONE
+from planner.simulator.queues import pop, put, set_time, without_root
+from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks
+
+
+@kernel_jit
+def cut(state, w, time_s, cause):
+    """End the current run of w with the step in progress at `time_s`.
+
+    Of a step that ends just then the next one is in progress if the lane's turn came before that of `cause`:
+    a lane, the link, or NONE for an arrival that nothing caused.
+    """
+    l = state.workers[w].lane
+    lane = state.lanes[l]
+    if lane.run_steps > 1:
+        if l < cause:
+            time_s = np.nextafter(time_s, np.inf)
+        j = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s)
+        if j < lane.run_steps:
+            lane.run_steps = j
+            set_time(state, l, lane.run_start + run_s(lane.run_first, lane.run_growth, j))
+
+
+@kernel_jit
+def wake(state, w, time_s, cause):
+    """Something came to worker w: it starts a step now where a lane is idle, else when the step ends."""
+    worker = state.workers[w]
+    lanes = state.types[worker.type].lanes
+    for l in range(worker.lane, worker.lane + lanes):
+        if state.lanes[l].run_steps == 0:
+            set_time(state, l, time_s)
+            return
+    if lanes == 1:
+        cut(state, w, time_s, cause)
+
+
+@kernel_jit
+def _has_room(state, w, r):
+    """Whether the decode worker w may reserve blocks for request r; those its run will take are not free."""
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    lane = state.lanes[worker.lane]
+    coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 else 0
+    if worker.used + coming + blocks_of(state.requests[r].length) > kind.blocks:
+        return False
+    return (
+        kind.admission == GREEDY or lane.decodes == 0 or foreseen_blocks(state, worker.lane, r) <= kind.blocks
+    )
+
+
+@kernel_jit
+def receive(state, w, time_s, cause):
+    """Start the transfers for which the decode worker w has blocks, in order of hand-off; a long run is cut
+    short before giving up.
+    """
+    worker = state.workers[w]
+    while worker.head[INBOUND] != NONE:
+        r = worker.head[INBOUND]
+        if not _has_room(state, w, r):
+            cut(state, w, time_s, cause)
+            if not _has_room(state, w, r):
+                return
+        pop(state, w, INBOUND)
+        blocks = blocks_of(state.requests[r].length)
+        worker.used += blocks
+        state.requests[r].epoch_back = worker.epoch
+        _transfer(state, r, blocks, time_s)
+
+
+@kernel_jit
+def _transfer(state, r, blocks, time_s):
+    """Put the KV blocks of r on the link; `last_token_s` is when its prefill ended.
+
+    A shared link carries one transfer after the other, else they do not slow each other down. Layer by layer
+    all but the last layer's share may hide behind the last prefill step.
+    """
+    request, link = state.requests[r], state.link[0]
+    seconds = blocks * link.block_s * link.slow
+    overlap_s, rest_s = 0.0, seconds
+    if request.length >= link.overlap_tokens:
+        rest_s = seconds * (1.0 - link.overlap_frac)
+        if time_s == request.last_token_s:
+            overlap_s = min(request.transfer_s, seconds * link.overlap_frac)
+    start = time_s - overlap_s
+    if link.is_shared:
+        start = max(start, link.free_s)
+    end = max(start + seconds, time_s + rest_s) + link.latency_s
+    if link.is_shared:
+        end = max(end, link.last_s)
+        link.free_s, link.last_s = start + seconds, end
+    request.transfer_s = end
+    link.root = put(state.requests, link.root, r, end)
+    set_time(state, len(state.lanes), state.requests[link.root].transfer_s)
+
+
+@kernel_jit
+def end_transfer(state, time_s):
+    """The transfer that ends first is complete: its request."""
+    link = state.link[0]
+    r = link.root
+    link.root = without_root(state.requests, r)
+    set_time(state, len(state.lanes), np.inf if link.root == NONE else state.requests[link.root].transfer_s)
+    return r
