@@ -221,7 +221,7 @@ def _print_plan(found: PrefixPlan, prompts: list[WarmUp]) -> None:
             f"{session:.1f} % in sessions",
             "prefill work saved": f"{100 * found.prefill_saved_frac:.1f} %",
             "work per second of the busiest worker": f"{replication.largest_load:.4g} s; "
-            f"{found.uncached_load:.4g} s without caches, at least {replication.bound:.4g} s with any placement "
+            f"{found.uncached_load:.4g} s without caches, no less than {replication.bound:.4g} s in any way "
             f"(gap {100 * replication.gap_frac:.1f} %)",
             "workers for the same load": f"{found.workers_needed} instead of {pool.count}, "
             f"{found.gpus_saved} GPUs fewer",

@@ -38,8 +38,9 @@ z_ud = theta times the rate of class u that hits the first d nodes of its path (
         memory         sum_v l_v n_v <= R M
 
 Placements come from a greedy fill and from filling replica after replica (`_fill_one`, a MIP without
-symmetry); with x fixed the routing is an LP. The better of the two is improved by the MIP above with x free
-on one or two replicas, warm-started, until no two replicas gain. A small problem also goes to it as a whole.
+symmetry); with x fixed the routing is an LP. The better of the two is improved by the MIP above, warm-started
+with x free on two replicas for the traffic they have, or on one for all traffic, until no such step gains.
+A small problem also goes to it as a whole.
 
 After Preble (Srivatsa et al. 2024, arXiv:2407.00023), which places online what is planned here.
 """
@@ -48,7 +49,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -65,7 +66,7 @@ Bools = npt.NDArray[np.bool_]
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
 WHOLE_CELLS = 300  # nodes x replicas up to which the MIP is solved as a whole
-PAIR_S = 2.0  # for a MIP of one or two replicas
+STEP_S, STEP_GAP_FRAC = 1.0, 0.002  # for a MIP of one or two replicas
 ROUTING_S = 120.0
 SAME_FRAC = 1e-6
 
@@ -146,6 +147,10 @@ class SessionReuse:
         ):
             raise InputError("session reuse: cache_tokens must rise, and the savings must be concave")
 
+    @property
+    def corners(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.cache_tokens, self.saved_s
+
     def pieces(self) -> list[tuple[float, float]]:
         """(slope, seconds saved at 0 tokens) of every piece, the last one flat."""
         slopes = [*(np.diff(self.saved_s) / np.diff(self.cache_tokens)).tolist(), 0.0]
@@ -213,7 +218,7 @@ def replicate(
 ) -> Replication:
     """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each; see the module.
 
-    Stops at `gap_frac` above the bound, when no pair of replicas can be improved, or at the time limit.
+    Stops at `gap_frac` above the bound, when no step gains, or at the time limit.
     """
     if replicas < 1 or memory_tokens < 0:
         raise InputError(f"prefixes: {replicas} replicas of {memory_tokens} tokens, need >= 1 and >= 0")
@@ -354,7 +359,7 @@ class _Problem:
         x, y, loads = self._carry(problem, left_rps, (0,))
         problem.setObjective(pulp.lpSum(float(demand.work_s[u]) * y_u for (u, _), y_u in y.items()))
         problem += loads[0] <= load, "load"
-        run(problem, time_limit_s=PAIR_S, gap_frac=0.01)
+        run(problem, time_limit_s=STEP_S, gap_frac=0.01)
         placed, served_rps = np.zeros(len(demand), bool), np.zeros(len(demand))
         for (v, _), x_v in x.items():
             placed[v] = (x_v.value() or 0.0) > 0.5
@@ -465,19 +470,33 @@ class _Problem:
     def improved(
         self, best: Replication, bound: float, gap_frac: float, ends_s: float, rng: np.random.Generator
     ) -> Replication:
-        """One replica, then two at a time placed anew, until none gains."""
-        untried = _few(self.replicas, rng)
+        """Two replicas placed anew for what they serve, or one with all routing free, until no step gains."""
+        untried = self._steps(rng)
         while untried and best.largest_load > bound * (1 + gap_frac) and time.monotonic() < ends_s:
-            other, _ = self.placed_again(best, untried.pop(), time_limit_s=PAIR_S, gap_frac=0.002)
+            free = untried.pop()
+            if len(free) == 1:
+                other, _ = self.placed_again(best, free, time_limit_s=STEP_S, gap_frac=STEP_GAP_FRAC)
+            else:
+                other = self._pair_again(best, free)
             if other.largest_load < best.largest_load * (1 - 1e-4):
-                best, untried = other, _few(self.replicas, rng)
+                best, untried = other, self._steps(rng)
         return best
 
+    def _steps(self, rng: np.random.Generator) -> list[list[int]]:
+        """Every replica, then all pairs, each in random order: to be taken from the end."""
+        pairs = [list(pair) for pair in combinations(range(self.replicas), 2)]
+        order = rng.permutation(len(pairs))
+        return [[r] for r in rng.permutation(self.replicas).tolist()] + [pairs[i] for i in order]
 
-def _few(replicas: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """All pairs of replicas, then every single one, each in random order: to be taken from the end."""
-    pairs, singles = list(combinations(range(replicas), 2)), [(r,) for r in range(replicas)]
-    return [
-        *(pairs[i] for i in rng.permutation(len(pairs))),
-        *(singles[i] for i in rng.permutation(replicas)),
-    ]
+    def _pair_again(self, best: Replication, pair: list[int]) -> Replication:
+        """`best` with two replicas placed anew for the traffic they have, which keeps the MIP small."""
+        share = len(pair) / self.replicas
+        sessions = SessionReuse(*(tuple(share * x for x in axis) for axis in self.sessions.corners))
+        demand = replace(self.demand, rate_rps=best.routed_rps[:, pair].sum(axis=1))
+        alone = _Problem(demand, len(pair), self.memory_tokens, sessions)
+        solved = alone._solve(best.placed[:, pair], range(len(pair)), STEP_S, STEP_GAP_FRAC)
+        if solved is None:
+            return best
+        placed = best.placed.copy()
+        placed[:, pair] = solved[0]
+        return self.routed(placed)

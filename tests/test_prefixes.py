@@ -1,0 +1,214 @@
+"""planner/solvers/prefixes.py against a worked example, enumeration, its own constraints and bounds."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from planner.errors import InputError
+from planner.solvers.prefixes import (
+    Bools,
+    Demand,
+    Floats,
+    Replication,
+    SessionReuse,
+    _Problem,
+    hot_bound,
+    replicate,
+)
+
+TOKEN_S = 1e-4
+NO_SESSIONS = SessionReuse()
+
+
+def tree(parent: list[int], tokens: list[int], rate_rps: list[float], rest_s: float) -> Demand:
+    """TOKEN_S for every token, and `rest_s` for what no cache spares."""
+    prefill_s = TOKEN_S * np.array(tokens, float)
+    work_s = prefill_s.copy()
+    for v, above in enumerate(parent):
+        work_s[v] += work_s[above] if above >= 0 else 0.0
+    return Demand(np.array(parent), np.array(tokens), prefill_s, np.array(rate_rps, float), work_s + rest_s)
+
+
+def tools() -> Demand:
+    """sys -> A, B, C; A -> A1, A2. 0.1 ms per token; a suffix of 200 tokens and 20 ms of decode: 40 ms."""
+    return tree([-1, 0, 0, 0, 1, 1], [500, 2000, 1500, 3000, 1200, 800], [0, 4, 6, 2, 30, 3], 0.04)
+
+
+def random_tree(rng: np.random.Generator, nodes: int, replicas: int, room: float) -> tuple[Demand, int]:
+    """Zipf rates; `room` is the memory of all replicas as a share of all tokens."""
+    tokens = rng.integers(100, 3000, nodes)
+    popularity = rng.permutation(1 / np.arange(1, nodes + 1))
+    parent = [-1] + [int(rng.integers(0, v)) for v in range(1, nodes)]
+    rates = 8 * replicas * popularity / popularity.sum()
+    return tree(parent, tokens.tolist(), rates.tolist(), 0.05), int(room * tokens.sum() / replicas)
+
+
+def solved(demand: Demand, replicas: int, memory_tokens: int, **settings: object) -> Replication:
+    return replicate(demand, replicas, memory_tokens, rng=np.random.default_rng(0), **settings)  # type: ignore[arg-type]
+
+
+def best_routing(demand: Demand, placed: Bools, session_s: Floats) -> float:
+    """The smallest largest load with x fixed, by an LP of our own."""
+    nodes, replicas = placed.shape
+    cost = np.zeros((nodes, replicas))
+    for u, r in product(range(nodes), range(replicas)):
+        path, v = [], u
+        while v >= 0:
+            path.append(v)
+            v = int(demand.parent[v])
+        cost[u, r] = demand.work_s[u] - sum(demand.prefill_s[v] for v in path if placed[v, r])
+    upper = np.zeros((replicas, nodes * replicas + 1))
+    upper[:, -1] = -1
+    equal = np.zeros((nodes, nodes * replicas + 1))
+    for u, r in product(range(nodes), range(replicas)):
+        upper[r, u * replicas + r] = cost[u, r]
+        equal[u, u * replicas + r] = 1
+    answer = linprog(
+        [0.0] * (nodes * replicas) + [1.0], A_ub=upper, b_ub=session_s, A_eq=equal, b_eq=demand.rate_rps,
+        bounds=[(0, None)] * (nodes * replicas) + [(None, None)],
+    )  # fmt: skip
+    return float(answer.fun)
+
+
+def enumerated(demand: Demand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
+    """The smallest L over all placements that are closed under parents and fit."""
+    nodes = len(demand)
+    columns = []
+    for column in product((False, True), repeat=nodes):
+        is_closed = all(
+            not column[v] or demand.parent[v] < 0 or column[demand.parent[v]] for v in range(nodes)
+        )
+        if is_closed and demand.tokens @ np.array(column) <= memory_tokens:
+            columns.append(column)
+    best = np.inf
+    for chosen in product(range(len(columns)), repeat=replicas):
+        if list(chosen) == sorted(chosen):
+            placed = np.array([columns[c] for c in chosen]).T
+            left = replicas * (memory_tokens - demand.tokens @ placed)
+            best = min(best, best_routing(demand, placed, sessions.at(left) / replicas))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("replicas", "load", "bound"),
+    [(1, 3.30, 2.76), (2, 1.20, 0.90), (3, 0.7077, 0.60), (4, 0.4842, 0.45), (5, 0.368, 0.36)],
+)
+def test_worked_example(replicas: int, load: float, bound: float) -> None:
+    """5000 tokens per replica. Bounds: 45 requests/s of 40 ms are 1.80 s/s once all 9000 tokens are held.
+
+    One replica: the hottest, sys, A, A1 and B, have 5200 tokens, so B counts 1300/1500: of 16.79 s/s are
+    2.25 + 7.4 + 3.6 + 0.78 saved.
+    """
+    found = solved(tools(), replicas, 5000)
+    assert found.largest_load == pytest.approx(load, abs=5e-5)
+    assert found.is_optimal
+    assert hot_bound(tools(), replicas, 5000, NO_SESSIONS) == pytest.approx(bound)
+
+
+def test_three_replicas_are_the_fewest_for_the_worked_example() -> None:
+    """At most 0.8 s of work per second: two replicas have 1.20, three 0.7077 and room for every prefix."""
+    assert solved(tools(), 2, 5000).bound > 0.8
+    found = solved(tools(), 3, 5000)
+    assert found.largest_load < 0.8
+    assert found.replicas[0] == 3 and (found.replicas >= 1).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_trees_are_solved_to_the_enumerated_optimum(seed: int) -> None:
+    """Four nodes on two replicas, with and without sessions that compete for the memory."""
+    rng = np.random.default_rng(seed)
+    demand, memory_tokens = random_tree(rng, 4, 2, float(rng.uniform(0.6, 1.6)))
+    for sessions in (NO_SESSIONS, SessionReuse((0.0, 1500.0, 6000.0), (0.0, 0.5, 0.9))):
+        best = enumerated(demand, 2, memory_tokens, sessions)
+        found = solved(demand, 2, memory_tokens, sessions=sessions)
+        assert found.largest_load == pytest.approx(best, rel=1e-5)
+        assert found.bound == pytest.approx(best, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_answer_keeps_every_constraint(seed: int) -> None:
+    """served, parent, memory, and the loads recomputed from x and y; no bound is above the answer."""
+    rng = np.random.default_rng(seed)
+    replicas = int(rng.integers(2, 5))
+    demand, memory_tokens = random_tree(rng, 20, replicas, float(rng.uniform(0.5, 1.5)))
+    found = solved(demand, replicas, memory_tokens, time_limit_s=2.0, gap_frac=0.1)
+    placed = found.placed
+    assert found.routed_rps.sum(axis=1) == pytest.approx(demand.rate_rps)
+    children = np.flatnonzero(demand.parent >= 0)
+    assert (placed[children] <= placed[demand.parent[children]]).all()
+    assert (demand.tokens @ placed + found.session_tokens <= memory_tokens).all()
+    hits_rps = found.hits_rps(demand)
+    load = demand.work_s @ found.routed_rps - demand.prefill_s @ hits_rps
+    assert load == pytest.approx(found.load)
+    assert found.largest_load == pytest.approx(best_routing(demand, placed, np.zeros(replicas)), rel=1e-5)
+    assert hot_bound(demand, replicas, memory_tokens, NO_SESSIONS) <= found.largest_load * (1 + 1e-9)
+    assert found.bound <= found.largest_load
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bound_of_whole_copies_is_below_the_optimum_and_above_the_closed_form(seed: int) -> None:
+    """Where memory is scarce it is the closer one: roots are needed on every replica."""
+    demand, memory_tokens = random_tree(np.random.default_rng(seed), 6, 2, 0.7)
+    sessions = SessionReuse((0.0, 2000.0), (0.0, 0.3))
+    best = solved(demand, 2, memory_tokens, sessions=sessions)
+    copies = _Problem(demand, 2, memory_tokens, NO_SESSIONS).count_bound(time_limit_s=10, gap_frac=0)
+    with_sessions = _Problem(demand, 2, memory_tokens, sessions).count_bound(time_limit_s=10, gap_frac=0)
+    alone = solved(demand, 2, memory_tokens)
+    assert hot_bound(demand, 2, memory_tokens, NO_SESSIONS) <= copies * (1 + 1e-6)
+    assert copies <= alone.largest_load * (1 + 1e-6)
+    assert with_sessions <= best.largest_load * (1 + 1e-6)
+
+
+def test_120_prefixes_on_8_replicas_come_within_15_percent_of_the_closed_form() -> None:
+    demand, memory_tokens = random_tree(np.random.default_rng(0), 120, 8, 1.2)
+    found = solved(demand, 8, memory_tokens, time_limit_s=60.0, gap_frac=0.145)
+    assert found.largest_load <= 1.15 * hot_bound(demand, 8, memory_tokens, NO_SESSIONS)
+    assert found.gap_frac <= 0.15
+
+
+def test_twice_the_traffic_is_twice_the_load() -> None:
+    demand = tools()
+    twice = Demand(demand.parent, demand.tokens, demand.prefill_s, 2 * demand.rate_rps, demand.work_s)
+    assert solved(twice, 3, 5000).largest_load == pytest.approx(2 * solved(demand, 3, 5000).largest_load)
+
+
+def test_sessions_take_the_memory_where_they_save_more() -> None:
+    """100 tokens on one replica. The prefix saves 10 x 10 ms = 0.1 s/s, sessions 0.3 s/s in that memory.
+
+    Work 10 x 0.02 + 10 x 0.01 = 0.3 (all of it uncached); with sessions 0.3 - 0.3 = 0.
+    """
+    demand = tree([-1], [100], [10.0], 0.02)
+    found = solved(demand, 1, 100, sessions=SessionReuse((0.0, 100.0), (0.0, 0.3)))
+    assert not found.placed.any()
+    assert found.session_tokens.tolist() == [100]
+    assert found.load == pytest.approx([0.0], abs=1e-9)
+
+
+def test_without_memory_the_work_is_shared_evenly() -> None:
+    """16.79 s/s over four replicas, the bound among them."""
+    found = solved(tools(), 4, 0)
+    assert found.load == pytest.approx([16.79 / 4] * 4)
+    assert found.is_optimal
+    assert found.gap_frac == pytest.approx(0.0)
+
+
+def test_nonsense_is_refused() -> None:
+    one = np.ones(1)
+    with pytest.raises(InputError, match="every parent must stand before its children"):
+        Demand(np.array([0]), np.array([1]), one, one, one)
+    with pytest.raises(InputError, match="another length"):
+        Demand(np.array([-1]), np.array([1, 2]), one, one, one)
+    with pytest.raises(InputError, match="must be >= 0"):
+        Demand(np.array([-1]), np.array([-1]), one, one, one)
+    with pytest.raises(InputError, match="must hold the prefill of its own prefix"):
+        Demand(np.array([-1]), np.array([1]), one, one, one / 2)
+    with pytest.raises(InputError, match="0 replicas of 5000 tokens"):
+        solved(tools(), 0, 5000)
+    with pytest.raises(InputError, match=r"from \(0, 0\)"):
+        SessionReuse((1.0,), (0.0,))
+    with pytest.raises(InputError, match="concave"):
+        SessionReuse((0.0, 1.0, 2.0), (0.0, 1.0, 3.0))
