@@ -94,11 +94,11 @@ def test_prices_gpus_and_watts_are_the_fleets() -> None:
 
 
 def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
-    trace = a_trace(200)
-    by_count = {count: outcome(small(count), trace, PROMISE).verdict for count in (1, 2, 3)}
+    trace, slo = a_trace(200), Slo((Limit("ttft", 0.9, 0.75),))
+    by_count = {count: outcome(small(count), trace, slo).verdict for count in (1, 2, 3)}
     least = min(count for count, found in by_count.items() if found is not None and found.holds)
     assert least > 1, "one worker must fail for the test to tell"
-    comparison = compare([Variant(f"n{count}", small(count)) for count in (3, 1, 2)], trace, PROMISE)
+    comparison = compare([Variant(f"n{count}", small(count)) for count in (3, 1, 2)], trace, slo)
     kept = sum(found is not None and found.holds for found in by_count.values())
     assert verdict(comparison).startswith(f"{kept} of 3 keep the promise; the cheapest is n{least}, ")
     assert shown(comparison)["promise"] == ["kept" if count >= least else "MISSED" for count in (3, 1, 2)]
