@@ -1,4 +1,4 @@
-"""A validation as files: validation.json, report.html, requests.csv as measured, and the corrected fleet."""
+"""A validation as files: validation.json, requests.csv as measured, the corrected fleet, and report.html."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from planner.files import to_yaml
 from planner.output import fleet_document, requests_csv
 from planner.report import page, table
 from planner.simulator import Verdict
-from planner.units import percentile_name, show_s
-from runtime.compare import Comparison, Run, Steps, corrected, outside_s
-from runtime.replay import lateness_s
+from planner.units import show_s
+from runtime.compare import Comparison, Run, Steps, corrected
+from runtime.document import document, rows, signed, verdict
 from runtime.validate import Validation
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1500  # of a scatter chart
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
-STATUSES = ("finished", "rejected", "failed")
 LATE_S = 0.05  # a client later than this could not keep up with the trace
 
 
@@ -41,136 +40,6 @@ def render(found: Validation) -> dict[str, str]:
         "report.html": _html(found),
         **({"corrected.yaml": to_yaml(fleet)} if found.corrections else {}),
     }
-
-
-def document(found: Validation) -> dict[str, Any]:
-    """Everything a program may want to know; what never happened is null."""
-    run, comparison = found.measurement, found.comparison
-    sent = list(run.journal.sent.values())
-    outside = outside_s(run)
-    answer = {
-        "verdict": verdict(found),
-        "agrees": comparison.agrees,
-        "slo_kept": found.slo_holds if found.wanted.slo.limits else None,
-        "requests": len(run.trace),
-        **{status: sum(one.status == status for one in sent) for status in STATUSES},
-        "compared": int(comparison.chosen.sum()),
-        "reasons": _reasons(found),
-        "times": "engines' step logs" if run.is_timed_by_engines else "client",
-        "outside_engine_s": {"p50": _quantile(outside, 0.5), "p99": _quantile(outside, 0.99)},
-        "client_late_s": lateness_s(sent),
-        "tolerances": {
-            "p50_frac": comparison.tolerances.p50_frac,
-            "p90_frac": comparison.tolerances.p90_frac,
-            "attainment_frac": comparison.tolerances.attainment_frac,
-        },
-        "errors": [row.as_dict() for row in comparison.rows],
-        "errors_corrected": [row.as_dict() for row in found.after.rows] if found.after else None,
-        "attainment": {
-            "predicted": comparison.predicted_verdict.attainment_frac,
-            "measured": comparison.measured_verdict.attainment_frac,
-        },
-        "slo": _slo_lines(comparison),
-        "scatter": {metric: _scatter(*comparison.scatter(metric)) for metric in ("ttft", "tpot", "e2e")},
-        "steps": [
-            {"pool": one.pool, "steps": len(one.table.y), "bias_frac": one.bias_frac,
-             "mean_error_frac": dict(one.errors)}
-            for one in found.steps
-        ],
-        "corrections": [
-            {"pool": one.pool, "held_out_before_frac": one.held_out_before_frac,
-             "held_out_after_frac": one.held_out_after_frac, **one.calibrated.as_dict()}
-            for one in found.corrections
-        ],
-        "parts": [dict(record) for record in found.records],
-        "machine": dict(found.machine),
-        "notes": list(found.wanted.notes),
-        "run": found.wanted.identity(),
-    }  # fmt: skip
-    plain: dict[str, Any] = _plain(answer)
-    return plain
-
-
-def verdict(found: Validation) -> str:
-    """The result in a sentence or two."""
-    comparison, limits = found.comparison, found.wanted.slo.limits
-    judged = [row for row in comparison.rows if row.tolerance_frac is not None and row.measured_s > 0]
-    worst = max(judged, key=lambda row: abs(row.error_frac), default=None)
-    if worst is None:
-        return "Nothing was measured that could be compared."
-    agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
-    text = (
-        f"{agreed} with the measurement: the largest error is {_signed(worst.error_frac)} ({worst.metric} "
-        f"{percentile_name(worst.percentile_frac)}; allowed {100 * (worst.tolerance_frac or 0):g} %)."
-    )
-    if limits:
-        text += f" The SLO was {'kept' if found.slo_holds else 'MISSED'} on the engines"
-        predicted = comparison.predicted_verdict.holds
-        text += f", and {'kept' if predicted else 'missed'} in the simulation."
-    return text
-
-
-def _reasons(found: Validation) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for one in found.measurement.journal.sent.values():
-        if one.reason:
-            counts[one.reason] = counts.get(one.reason, 0) + 1
-    return counts
-
-
-def _slo_lines(comparison: Comparison) -> list[dict[str, Any]]:
-    return [
-        {
-            "limit": p.limit.name, "limit_s": p.limit.limit_s, "predicted_kept_frac": p.kept_frac,
-            "measured_kept_frac": m.kept_frac, "predicted_holds": p.holds, "measured_holds": m.holds,
-        }
-        for p, m in zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
-    ]  # fmt: skip
-
-
-def _scatter(predicted: Floats, measured: Floats) -> dict[str, float | None]:
-    """Request by request: median of the absolute relative errors, and the share within 20 %."""
-    if not len(measured):
-        return {"median_error_frac": None, "within_20_percent_frac": None}
-    errors = np.abs(predicted / measured - 1)
-    return {
-        "median_error_frac": float(np.median(errors)),
-        "within_20_percent_frac": float((errors <= 0.2).mean()),
-    }
-
-
-def _quantile(values: Floats, frac: float) -> float | None:
-    return float(np.quantile(values, frac)) if len(values) else None
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types; NaN and infinity become null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _signed(frac: float) -> str:
-    return "-" if not math.isfinite(frac) else f"{100 * frac:+.1f} %"
-
-
-def rows(found: Validation) -> list[dict[str, str]]:
-    """The errors, for a table: here and on the command line."""
-    after = found.after.rows if found.after else [None] * len(found.comparison.rows)
-    return [
-        {
-            "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
-            "predicted": show_s(row.predicted_s), "measured": show_s(row.measured_s),
-            "error": _signed(row.error_frac),
-            "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
-            "with corrected fits": "-" if fixed is None else _signed(fixed.error_frac),
-        }
-        for row, fixed in zip(found.comparison.rows, after, strict=True)
-    ]  # fmt: skip
 
 
 def _html(found: Validation) -> str:
@@ -213,8 +82,8 @@ def _figures(told: Mapping[str, Any]) -> str:
     cells = [
         ("Requests", str(told["requests"]), f"{told['finished']} finished, {told['rejected']} rejected, "
          f"{told['failed']} failed, {lost} lost"),
-        ("Attainment", _share(told["attainment"]["measured"]),
-         f"predicted {_share(told['attainment']['predicted'])}"),
+        ("Attainment", _share(told["attainment"]["measured"] if told["slo"] else None),
+         f"predicted {_share(told['attainment']['predicted'])}" if told["slo"] else "no SLO was given"),
         ("Times", "engine" if told["times"] != "client" else "client", f"taken from the {told['times']}"),
         ("Outside the engine", show_s(told["outside_engine_s"]["p50"] or math.nan),
          "median from the client's send to the engine's receipt"),
@@ -367,7 +236,7 @@ def _steps(found: Validation) -> str:
         line = {
             "pool": one.pool,
             "steps": f"{len(one.table.y):,}",
-            "seconds predicted": _signed(one.bias_frac),
+            "seconds predicted": signed(one.bias_frac),
         }
         line |= {
             f"mean error, {kind}": _share(one.errors.get(kind)) for kind in ("prefill", "decode", "mixed")
@@ -397,10 +266,16 @@ def _engines(told: Mapping[str, Any]) -> str:
         lines += [{"part": str(part["part"]), **_engine_line(engine)} for engine in part["engines"]]
         events += [f"part {part['part']}, {at_s:.1f} s: {name} {what}" for at_s, name, what in part["events"]]
     reasons = [f"{count} x {reason}" for reason, count in told["reasons"].items()]
-    return _table(lines, range(2, 9)) + "".join(
-        f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
-        for title, items in (("Events", events), ("Requests that did not finish", reasons))
-        if items
+    loads = [load for part in told["parts"] for load in part["load_average"]]
+    note = f"<p class=note>Load average of the machine: {min(loads):.1f} to {max(loads):.1f}.</p>"
+    return (
+        _table(lines, range(2, 9))
+        + note
+        + "".join(
+            f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
+            for title, items in (("Events", events), ("Requests that did not finish", reasons))
+            if items
+        )
     )
 
 
@@ -414,9 +289,3 @@ def _engine_line(engine: Mapping[str, Any]) -> dict[str, str]:
         text: value if isinstance(value := engine.get(key, "-"), str) else f"{value:,.0f}"
         for key, text in names.items()
     }
-
-
-def load_note(records: Sequence[Mapping[str, Any]]) -> str:
-    """Load average of the machine while each part ran."""
-    loads = [load for record in records for load in record["load_average"]]
-    return f"load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""

@@ -270,11 +270,12 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     elif not wanted.real_weights and Path(model).exists():
         model = model_folder(Path(model), out / "engines")
     is_cpu = is_cpu_build()
+    devices = [str(core) for core in sorted(os.sched_getaffinity(0))] if is_cpu else visible_gpus()
     commands = vllm_commands(
         wanted.fleet, wanted.max_model_len, model=model, is_dummy=not wanted.real_weights, is_cpu=is_cpu,
-        cpus=sorted(os.sched_getaffinity(0)),
+        devices=devices,
     )  # fmt: skip
-    return commands, None if is_cpu else visible_gpus()
+    return commands, None if is_cpu else len(devices)
 
 
 async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:

@@ -40,7 +40,7 @@ CPU_BLOCK_TOKENS = 128  # what vLLM takes by itself on a CPU; its attention ther
 class Patience:
     """How long to wait for what, in seconds, and how often."""
 
-    start_s: float = 900.0
+    start_s: float = engine.START_S
     stop_s: float = 15.0
     health_every_s: float = 2.0
     health_timeout_s: float = 5.0
@@ -53,7 +53,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one worker runs: its pool, its number, the GPUs (or CPU cores) it has, its folder for logs."""
+    """Where one worker runs: its `devices` among those the machine has, and its `folder` for logs."""
 
     name: str
     pool: Pool
@@ -270,13 +270,13 @@ def _ending(code: int) -> str:
 
 
 def vllm_commands(
-    fleet: Fleet, max_model_len: int, *, model: str, is_dummy: bool, is_cpu: bool, cpus: Sequence[int]
+    fleet: Fleet, max_model_len: int, *, model: str, is_dummy: bool, is_cpu: bool, devices: Sequence[str]
 ) -> Commands:
     """`vllm serve` as the manifests write it (planner.manifests.engine), on a loopback port.
 
-    `model` is a folder with a config.json where weights are dummies, else what vLLM finds weights by. What a
-    CPU needs besides: eager mode, one core of `cpus` per rank, and as many KV blocks as the plan says, since
-    no GPU's memory limits them.
+    `model` is a folder with a config.json where weights are dummies, else what vLLM finds weights by;
+    `devices` are GPUs, or CPU cores. What a CPU needs besides: eager mode, one core per rank, and as many KV
+    blocks as the plan says, since no GPU's memory limits them.
     """
 
     def command(place: Place, port: int) -> Command:
@@ -292,11 +292,11 @@ def vllm_commands(
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
             }
         if is_cpu:
-            told, cpu_environment = _on_cpu(told, place, fleet, cpus)
+            told, cpu_environment = _on_cpu(told, place, fleet, devices)
             environment |= cpu_environment
             more.append("--enforce-eager")
         else:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[number] for number in place.devices)
         argv = [sys.executable, "-m", "runtime.launch", "serve", model, *engine.to_args(told), *more]
         return Command(argv, environment)
 
@@ -304,7 +304,7 @@ def vllm_commands(
 
 
 def _on_cpu(
-    told: dict[str, engine.Setting], place: Place, fleet: Fleet, cpus: Sequence[int]
+    told: dict[str, engine.Setting], place: Place, fleet: Fleet, cores: Sequence[str]
 ) -> tuple[dict[str, engine.Setting], dict[str, str]]:
     kv_tokens = place.pool.type.kv_tokens
     told = {
@@ -314,7 +314,7 @@ def _on_cpu(
     }
     if isinstance(transfer := told.get("kv-transfer-config"), dict):
         told["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
-    own = [str(cpus[device % len(cpus)]) for device in place.devices]
+    own = [cores[device % len(cores)] for device in place.devices]
     kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
     # one rank in the engine core's own process: a worker process would poll shared memory for all it can
     in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -355,12 +355,13 @@ def model_folder(config: Path, folder: Path) -> str:
     return str(target)
 
 
-def visible_gpus() -> int:
-    """GPUs this process may use: CUDA_VISIBLE_DEVICES, else what the driver lists."""
+def visible_gpus() -> list[str]:
+    """GPUs this process may use, as CUDA_VISIBLE_DEVICES names them: those it has now, else the driver's."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([device for device in visible.split(",") if device.strip()])
+        return [device.strip() for device in visible.split(",") if device.strip()]
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+        return []
+    count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return [str(device) for device in range(count)]

@@ -84,7 +84,7 @@ def validate(
     import numpy as np
 
     from planner.traces import read_trace
-    from runtime.report import document, rows
+    from runtime.document import document, rows
     from runtime.validate import slice_of
     from runtime.validate import validate as run
 
