@@ -1,7 +1,8 @@
 """The command line: files in, one library call, files and a short answer out.
 
 stdout carries the answer (a table, or one JSON object with --json), stderr progress and errors. Exit codes:
-0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 plan written but level 0 not exhausted in time.
+0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 plan written but level 0 not exhausted in time;
+5 validation ran and the engines missed the SLO.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from planner.commands.common import (
 from planner.commands.compare import compare
 from planner.commands.manifests import write_manifests
 from planner.commands.prefixes import plan_prefixes
+from planner.commands.schedule import schedule
 from planner.commands.simulate import simulate
 from planner.errors import InfeasibleError, PlannerError
 from planner.units import show_s
@@ -51,6 +53,7 @@ for _name, _command in (
     ("compare", compare),
     ("manifests", write_manifests),
     ("allocate", allocate),
+    ("schedule", schedule),
     ("trace", facts.describe_trace),
     ("prefixes", plan_prefixes),
     ("catalog", facts.show_catalog),
