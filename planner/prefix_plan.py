@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -187,8 +187,6 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         rate_rps=requests / trace.duration_s,
         work_s=np.bincount(class_of, weights=work_s, minlength=len(requests)) / np.maximum(requests, 1),
     )
-    # a class without requests has no mean; its prefix alone keeps the instance valid
-    demand = replace(demand, work_s=np.maximum(demand.work_s, demand.path_sum(own_s)))
     kept_blocks = np.concatenate(([0], tree.blocks[kept])).astype(float)
     sessions, hits = _session_reuse(trace, blocks, demand.path_sum(kept_blocks)[class_of], prefill_s)
     return StableTraffic(

@@ -68,6 +68,7 @@ Cells = dict[tuple[int, int], pulp.LpVariable]
 WHOLE_CELLS = 300  # nodes x replicas up to which the MIP is solved as a whole
 STEP_S, STEP_GAP_FRAC = 1.0, 0.002  # for a MIP of one or two replicas
 ROUTING_S = 120.0
+FILL_FRAC, BOUND_FRAC = 0.25, 0.1  # of the time: filling replicas one by one, bounding at the end
 SAME_FRAC = 1e-6
 
 
@@ -95,7 +96,8 @@ class Demand:
             raise InputError("prefix tree: every parent must stand before its children, roots have -1")
         if min(self.tokens.min(), self.prefill_s.min(), self.rate_rps.min()) < 0:
             raise InputError("prefix tree: tokens, prefill_s and rate_rps must be >= 0")
-        if (self.work_s < self.path_sum(self.prefill_s) * (1 - SAME_FRAC)).any():
+        is_used = self.rate_rps > 0
+        if (self.work_s < self.path_sum(self.prefill_s) * (1 - SAME_FRAC))[is_used].any():
             raise InputError("prefix tree: a request's work_s must hold the prefill of its own prefix")
 
     def __len__(self) -> int:
@@ -225,12 +227,14 @@ def replicate(
     ends_s = time.monotonic() + time_limit_s
     problem = _Problem(demand, replicas, memory_tokens, sessions or SessionReuse())
     bound = hot_bound(demand, replicas, memory_tokens, problem.sessions)
-    starts = [problem.greedy(bound)]
-    if starts[0].largest_load > bound * (1 + gap_frac):
-        bound = max(bound, problem.count_bound(time_limit_s=time_limit_s / 4, gap_frac=gap_frac / 2))
-        starts.append(problem.one_by_one(bound, starts[0].largest_load, ends_s - time_limit_s / 4))
-    best = min(starts, key=lambda start: start.largest_load)
-    best = problem.improved(best, bound, gap_frac, ends_s, rng)
+    best = problem.greedy(bound)
+    if best.largest_load > bound * (1 + gap_frac):
+        filled = problem.one_by_one(bound, best.largest_load, ends_s - (1 - FILL_FRAC) * time_limit_s)
+        best = min(best, filled, key=lambda one: one.largest_load)
+        best = problem.improved(best, bound, gap_frac, ends_s - BOUND_FRAC * time_limit_s, rng)
+    if best.largest_load > bound * (1 + gap_frac):
+        left_s = max(ends_s - time.monotonic(), BOUND_FRAC * time_limit_s)
+        bound = max(bound, problem.count_bound(time_limit_s=left_s, gap_frac=gap_frac / 2))
     if len(demand) * replicas <= WHOLE_CELLS and best.largest_load > bound * (1 + SAME_FRAC):
         whole, proven = problem.placed_again(
             best, range(replicas), time_limit_s=max(ends_s - time.monotonic(), 1.0)
