@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from manifest_commands import (
     EXAMPLES,
+    LOADER,
     Command,
     commands,
     documents,
@@ -67,12 +69,13 @@ def fleet_on_nodes(request: pytest.FixtureRequest) -> Fleet:
     return FLEETS[request.param]
 
 
+@functools.cache
 def rendered(fleet: Fleet) -> dict[str, str]:
     return manifests.render(fleet, 5000).files
 
 
 def composed(fleet: Fleet) -> dict[str, Document]:
-    return {path: yaml.safe_load(text) for path, text in rendered(fleet).items()
+    return {path: yaml.load(text, Loader=LOADER) for path, text in rendered(fleet).items()
             if path.startswith("compose/") and path.endswith(".yaml")}  # fmt: skip
 
 

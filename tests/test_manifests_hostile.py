@@ -13,7 +13,7 @@ from manifest_commands import EXAMPLES, commands, documents, run_script
 from plans import LLM, a_pool, mixed, pairs
 
 from planner import manifests
-from planner.domain import Fleet, Gpu
+from planner.domain import Fleet
 from planner.errors import InputError
 from planner.files import write_files
 from planner.manifests import engine
@@ -147,19 +147,20 @@ def test_pools_of_reserved_and_equal_names_keep_apart() -> None:
         assert len(found) == len(names), target
 
 
+@functools.cache
+def with_gpu(name: str) -> dict[str, str]:
+    pool = mixed().pools[0]
+    gpu = replace(pool.type.gpu, name=name, base=name)
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, gpu=gpu)),))
+    return manifests.render(fleet, 5000).files
+
+
 @pytest.mark.parametrize("number", range(len(NAMES)))
 def test_the_name_of_a_gpu_stays_in_its_comment(number: int) -> None:
-    def called(gpu: Gpu, name: str) -> Fleet:
-        pool = mixed().pools[0]
-        return Fleet(LLM, (replace(pool, type=replace(pool.type, gpu=replace(gpu, name=name, base=name))),))
-
-    gpu = mixed().pools[0].type.gpu
-    files = manifests.render(called(gpu, NAMES[number]), 5000).files
-    expected = manifests.render(called(gpu, "tame"), 5000).files
+    files, expected = with_gpu(NAMES[number]), with_gpu("tame")
     assert yaml_of(files) == yaml_of(expected)
-    assert {k: len(v.split("\n")) for k, v in files.items()} == {
-        k: len(v.split("\n")) for k, v in expected.items()
-    }
+    lines, expected_lines = ({k: len(v.split("\n")) for k, v in each.items()} for each in (files, expected))
+    assert lines == expected_lines
 
 
 @pytest.mark.parametrize("number", range(len(SELECTORS)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from planner.domain import Fleet, Pool
 from planner.errors import InputError
-from planner.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
 
@@ -21,8 +20,7 @@ _ROUTER_MODES = {"jsq": "least-loaded", "least-outstanding": "least-loaded", "ro
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """dynamo.yaml: everything to apply, in one file."""
-    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f dynamo.yaml\n"
-    return {"dynamo.yaml": about + "---\n".join(map(to_yaml, documents(fleet, max_model_len)))}
+    return {"dynamo.yaml": kubernetes.in_one_file("dynamo.yaml", fleet, documents(fleet, max_model_len))}
 
 
 def steps(fleet: Fleet) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 
 from planner.domain import Fleet, Pool
-from planner.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
 
@@ -19,8 +18,7 @@ _KSERVE_TELLS = ("served-model-name", "tensor-parallel-size", "pipeline-parallel
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """kserve.yaml: everything to apply, in one file."""
-    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f kserve.yaml\n"
-    return {"kserve.yaml": about + "---\n".join(map(to_yaml, documents(fleet, max_model_len)))}
+    return {"kserve.yaml": kubernetes.in_one_file("kserve.yaml", fleet, documents(fleet, max_model_len))}
 
 
 def steps(fleet: Fleet) -> list[str]:
