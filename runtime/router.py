@@ -180,6 +180,8 @@ class Router:
             raise _refusal(400, "the body is not a JSON object")
         if body.get("model", self.model) != self.model:
             raise _refusal(404, "no such model here; GET /v1/models lists the one there is")
+        if "kv_transfer_params" in body:
+            raise _refusal(400, "kv_transfer_params are the router's to set: they name hosts to fetch from")
         inputs = _input_tokens(body.get("prompt") if request.path == PATHS[0] else body.get("messages"))
         outputs = body.get("max_completion_tokens", body.get("max_tokens", DEFAULT_OUTPUT_TOKENS))
         if outputs is None:
@@ -189,12 +191,15 @@ class Router:
         given = request.headers.get("X-Request-Id", "")
         name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         asked = Asked(name, request.path, body, raw, inputs, outputs)
-        for pool in (self.front, self.back):
-            if pool and not any(fits(backend.load, asked.tokens) for backend in pool):
-                raise _refusal(
-                    400, f"{asked.tokens} tokens of prompt and output fit into no worker's KV cache"
-                )
+        if not self._is_servable(asked):
+            raise _refusal(400, f"{asked.tokens} tokens of prompt and output fit into no worker's KV cache")
         return asked
+
+    def _is_servable(self, asked: Asked) -> bool:
+        """Whether a mixed worker, or one of each kind of a pair, could ever hold it."""
+        workers = (*self.front, *self.back)
+        roles = {worker.load.role for worker in workers if fits(worker.load, asked.tokens)}
+        return "mixed" in roles or {"prefill", "decode"} <= roles
 
     async def _try_workers(self, answer: _Answer) -> str:
         """Serve the request, on another worker where one fails before the answer began; its outcome."""

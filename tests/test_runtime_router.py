@@ -240,6 +240,7 @@ def hostile_bodies() -> list[Any]:
     lengths: list[Any] = [0, -1, 1.5, "5", True, [], {}, 10**12]
     bodies += [a_body() | {"max_tokens": value} for value in lengths]
     bodies += [a_body(tokens=16_001, outputs=1)]
+    bodies += [a_body(kv_transfer_params={"do_remote_prefill": True, "remote_host": "10.0.0.1"})]
     bodies += [
         b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b"\x00" * 100, b"[" * 100_000, b'{"model": NaN',
         json.dumps(HOSTILE).encode(), b"x" * 1000,
