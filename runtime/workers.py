@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +32,7 @@ from planner.manifests import engine
 from runtime.launch import PARENT, STEP_LOG
 from runtime.routing import Load, load_of
 
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 STEADY_S = 60.0  # up for this long: earlier failures are forgotten
 LAST_LINES = 3
 CPU_BLOCK_TOKENS = 128  # what vLLM takes by itself on a CPU; its attention there needs multiples of 32
@@ -76,6 +78,10 @@ def places(fleet: Fleet, folder: Path, devices: int | None) -> list[Place]:
     """Every worker of `fleet` on this machine's `devices` GPUs, in order; None: they share what there is."""
     taken, found = 0, []
     for pool in engine.running(fleet):
+        if not _NAME.fullmatch(pool.name):
+            raise InputError(
+                f"pool {pool.name[:80]!r}: its engines' logs bear its name; use up to 64 letters, digits, - and _"
+            )
         for number in range(pool.count):
             width = pool.type.gpus
             if devices is not None and taken + width > devices:

@@ -81,6 +81,12 @@ def test_pairs_get_a_connector_and_ports_of_their_own(tmp_path: Path) -> None:
     assert len({one.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] for one in made}) == 2
 
 
+@pytest.mark.parametrize("name", ["../../tmp/x", "a/b", "a\nb", "a,b", "a.0", "*", "$(reboot)", "", "x" * 65])
+def test_a_pool_whose_name_is_no_name_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="letters, digits"):
+        places(fleet_of((name, "mixed", 1)), tmp_path, None)
+
+
 def test_dummy_weights_need_a_config_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     for given in (tmp_path, tmp_path / "config.json"):
