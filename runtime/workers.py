@@ -80,7 +80,7 @@ def places(fleet: Fleet, folder: Path, devices: int | None) -> list[Place]:
     for pool in engine.running(fleet):
         if not _NAME.fullmatch(pool.name):
             raise InputError(
-                f"pool {pool.name[:80]!r}: its engines' logs bear its name; use up to 64 letters, digits, - and _"
+                f"pool {pool.name[:80]!r}: its logs bear its name; use up to 64 letters, digits, - and _"
             )
         for number in range(pool.count):
             width = pool.type.gpus
