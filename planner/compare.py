@@ -118,7 +118,7 @@ def compare(
     seed: int = 0,
     executor: Executor = SERIAL,
 ) -> Comparison:
-    """Simulate every variant on `requests`; `seed`, by which they were drawn, is only written down.
+    """Simulate every variant on `requests`; `seed`, by which they were drawn, is the policies' too.
 
     Raises InputError for none, or for two of one name.
     """
@@ -127,13 +127,13 @@ def compare(
         raise InputError("compare: expected at least one fleet")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"compare: two variants are named {twice[0]!r}; name a fleet with --fleet NAME=FILE")
-    rows = run(_row, variants, shared=(requests, slo), executor=executor)
+    rows = run(_row, variants, shared=(requests, slo, seed), executor=executor)
     return Comparison(requests, slo, seed, tuple(rows))
 
 
-def _row(shared: tuple[Trace, Slo | None], variant: Variant) -> Row:
-    requests, slo = shared
-    found = outcome(variant.fleet, requests, slo)
+def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> Row:
+    requests, slo, seed = shared
+    found = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
     curves = {
         metric: charts.distribution(

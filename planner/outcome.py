@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner import output
 from planner.domain import Fleet, Slo
@@ -25,8 +25,14 @@ class Outcome:
         return output.simulation_summary(self.simulation, self.verdict) | {"power": power}
 
 
-def outcome(fleet: Fleet, requests: Trace, slo: Slo | None = None, *, closed_loop: int = 0) -> Outcome:
-    """Simulate `requests` on `fleet` with every step recorded; arguments as for `simulate`."""
+def outcome(
+    fleet: Fleet, requests: Trace, slo: Slo | None = None, *, seed: int = 0, closed_loop: int = 0
+) -> Outcome:
+    """Simulate `requests` on `fleet` with every step recorded; arguments as for `simulate`.
+
+    `seed` is added to that of the fleet's policies.
+    """
+    fleet = replace(fleet, policies=replace(fleet.policies, seed=fleet.policies.seed + seed))
     limits = slo.limits if slo is not None else ()
     simulation = simulate(fleet, requests, limits=limits, record=True, closed_loop=closed_loop)
     verdict = judge(simulation, slo) if slo is not None else None

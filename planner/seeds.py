@@ -1,9 +1,9 @@
 """One fleet under many seeds: how much of a simulated figure is chance.
 
-A seed draws what is random in the traffic: the shift of every copy of a superposed trace and the requests of
-the last one, the requests that thinning keeps, where the stamps of a coarse clock are spread. A trace of a
-fine clock at its own rate has none of these, so every seed gives the same run, and the answer says so. Each
-run is what `plan simulate --seed` gives alone.
+A seed draws what is random in the traffic (the shift of every copy of a superposed trace and the requests of
+the last one, the requests that thinning keeps, where the stamps of a coarse clock are spread) and in the
+policies (samples of workers, predictions). Where nothing is, every seed gives the same run, and the answer
+says so. Each run is what `plan simulate --seed` gives alone.
 
 The interval of a figure is Student's, 95 %, for its mean over the seeds. It covers what the seed draws, not
 what another day's trace would bring.
@@ -83,7 +83,7 @@ def simulate_seed(question: Question, item: tuple[int, bool]) -> SeedRun:
     """The run of one (seed, whether its requests are wanted)."""
     seed, with_requests = item
     requests = question.asked.of(spread(question.trace, seed=seed), seed=seed)
-    found = outcome(question.fleet, requests, question.slo, closed_loop=question.closed_loop)
+    found = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)
     return SeedRun(seed, found.summary(), output.requests_csv(found.simulation) if with_requests else None)
 
 

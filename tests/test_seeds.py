@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from plans import mixed
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.domain import Limit, Slo
+from planner.domain import Limit, Policies, Slo
 from planner.errors import InputError
 from planner.executors import Executor
 from planner.outcome import outcome
@@ -57,7 +58,7 @@ def test_each_run_is_what_its_seed_gives_alone() -> None:
     runs = over_seeds(question, (3, 9), with_requests=True)
     for run, seed in zip(runs, (3, 9), strict=True):
         requests = rescale(bursts(), 5.0, rng=np.random.default_rng(seed))
-        alone = outcome(mixed(count=1), requests, slo)
+        alone = outcome(mixed(count=1), requests, slo, seed=seed)
         assert (run.seed, run.summary) == (seed, alone.summary())
         assert run.requests_csv == (requests_csv(alone.simulation) if seed == 3 else None)
     assert runs[0].summary["ttft_s"] != runs[1].summary["ttft_s"]
@@ -77,6 +78,14 @@ def test_the_seed_spreads_the_stamps_of_a_coarse_clock(tmp_path: Path) -> None:
     assert [run.summary for run in runs] == alone
     assert alone[0]["ttft_s"] != alone[1]["ttft_s"]
     assert document(runs)["notes"] == []
+
+
+def test_the_seed_draws_for_the_policies() -> None:
+    """Two of four workers are sampled for each request; the trace is the same for every seed."""
+    fleet = replace(mixed(count=4), policies=Policies(routing="power-of-two", seed=5))
+    runs = over_seeds(Question(fleet, bursts(), Asked()), (0, 1))
+    assert runs[0].summary["ttft_s"] != runs[1].summary["ttft_s"]
+    assert runs[0].summary == outcome(fleet, bursts()).summary()  # seed 0 keeps the fleet file's
 
 
 def test_an_interval_by_hand() -> None:

@@ -86,7 +86,7 @@ def simulate(
         if seeds == 1:
             requests = asked.of(spread(read, seed=seed), seed=seed)
             progress(f"simulating {len(requests)} requests on {engines.workers} workers")
-            found = outcome(engines, requests, promise, closed_loop=closed_loop)
+            found = outcome(engines, requests, promise, seed=seed, closed_loop=closed_loop)
             answer = found.summary()
             table = output.requests_csv(found.simulation) if out is not None else None
         else:
