@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from planner import manifests
 from planner.cli import app
-from planner.domain import Fleet
+from planner.domain import Fleet, Policies
 from planner.errors import InputError
 from planner.files import write_files
 from planner.manifests import engine, kubernetes
@@ -490,6 +490,13 @@ def test_requests_that_no_worker_holds_are_named() -> None:
         "Requests of more than 131072 tokens are refused"
         in manifests.render(mixed(), 200_000).files["README.md"]
     )
+
+
+def test_a_policy_that_no_engine_is_told_of_is_named() -> None:
+    """Routing has its place in every router; the simulator's batching is vLLM's own only under that name."""
+    readme = rendered(replace(mixed(), policies=Policies("another", routing="round-robin")))["README.md"]
+    assert "simulated with batching another; vLLM is not told of it" in readme
+    assert "vLLM is not told" not in rendered(mixed())["README.md"]
 
 
 def test_a_power_cap_is_said_and_kept_apart_but_never_set() -> None:

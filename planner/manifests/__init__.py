@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
-from planner.domain import Fleet
+from planner.domain import Fleet, Policies
 from planner.errors import InputError
 from planner.manifests import (
     compose,
@@ -127,6 +127,14 @@ def _capped(fleet: Fleet) -> list[str]:
     ]
 
 
+def _untold(policies: Policies) -> list[str]:
+    """What a plan's policies change that no target expresses: everything but routing."""
+    default = Policies()
+    changed = [field.name for field in fields(Policies) if field.name not in ("routing", "decode_routing", "seed")
+               and getattr(policies, field.name) != getattr(default, field.name)]  # fmt: skip
+    return [f"{name} {getattr(policies, name)}" for name in changed]
+
+
 def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
     lines = [
         "",
@@ -135,6 +143,10 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         "- Our router has no join-the-shortest-queue by tokens; its nearest policy, power of two, stands in.",
         "- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.",
     ]
+    if untold := _untold(fleet.policies):
+        lines.append(
+            f"- The plan was simulated with {', '.join(untold)}; vLLM is not told, and keeps its own ways."
+        )
     if fleet.llm.dtype_bytes != 2:
         lines.append(
             f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "
