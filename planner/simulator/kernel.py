@@ -171,7 +171,7 @@ def hand_off(state, r, time_s, cause):
 
 
 @kernel_jit
-def _decoded(state, l, steps, time_s):
+def decoded(state, l, steps, time_s):
     """The decodes of lane l have made `steps` tokens each, the last ones at `time_s`."""
     lane = state.lanes[l]
     w = lane.worker
@@ -224,7 +224,7 @@ def end_run(state, l, time_s):
     lane.run_steps = 0
 
     if lane.decodes > 0 and lane.decoding:
-        _decoded(state, l, steps, time_s)
+        decoded(state, l, steps, time_s)
         if lane.step == lane.next_finish:
             slot = ZERO
             while slot < lane.decodes:
@@ -344,7 +344,7 @@ def _go_down(state, w, time_s):
         if lane.run_steps > 0 and lane.decoding and lane.decodes > 0:
             done = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s) - 1
             if done > 0:
-                _decoded(state, l, done, lane.run_start + run_s(lane.run_first, lane.run_growth, done))
+                decoded(state, l, done, lane.run_start + run_s(lane.run_first, lane.run_growth, done))
         for i in range(lane.members):  # in the list of prompts in part, or here
             member = state.members[l, i]
             if member.is_last or state.types[worker.type].batching != VLLM_V1:

@@ -41,7 +41,7 @@ TYPE = np.dtype(
         ("form", "i8"),
         ("k", "f8", 12),  # its numbers
         ("at", "i8", 4),  # where its tables begin in State.tables
-        ("width", "i8", 4),  # and how long a row of them is
+        ("width", "i8", 5),  # and how long a row of them is
         ("batching", "i8"),
         ("order", "i8"),
         ("order_window_s", "f8"),  # a prompt is overtaken only by what arrives this much later
@@ -51,6 +51,7 @@ TYPE = np.dtype(
         ("budget", "i8"),  # max_num_batched_tokens
         ("seats", "i8"),  # max_num_seqs
         ("blocks", "i8"),  # KV blocks
+        ("kv_tokens", "i8"),  # where KV is counted in tokens
         ("watermark", "i8"),  # of them left free when a prompt is admitted
         ("reserved", "i8"),  # blocks that every request takes at once and keeps; 0: blocks as they are needed
         ("patience", "i8"),  # lightllm: decode steps until new prompts are tried again

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Limit, Llm, Network, Pool, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Limit, Llm, Network, Policies, Pool, WorkerType
 from planner.errors import InputError
 from planner.models.output_length import bucket_range, synthetic_buckets
-from planner.simulator import kernel, layout
+from planner.simulator import kernel, layout, splitwise
 from planner.simulator.layout import State
 from planner.traces import Trace
 
@@ -29,6 +29,7 @@ BATCHING = {
     "orca": layout.ORCA,
     "faster-transformer": layout.FASTER_TRANSFORMER,
     "lightllm": layout.LIGHTLLM,
+    "splitwise": layout.SPLITWISE,
 }
 CHUNKED = ("vllm-v1", "sarathi")
 WATERMARKED = ("sarathi", "vllm-v0", "orca")
@@ -45,8 +46,10 @@ ROUTING = {
     "random": layout.RANDOM,
     "power-of-two": layout.POWER_OF_TWO,
     "best-fit": layout.BEST_FIT,
+    "token-jsq": layout.SCORE,
+    "kv-token-jsq": layout.SCORE,
 }
-POOLS = ("static", "flip")
+POOLS = ("static", "flip", "splitwise")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +133,7 @@ def simulate(
     runs = 8 * n + 1024 if record else 0
     while True:
         state = _state(fleet, trace, tuple(limits), window_s, runs, closed_loop > 0)
-        kernel.run(state, closed_loop, stop_early)
+        _run(state, fleet.policies, closed_loop, stop_early)
         if not record or state.counters[layout.RUNS] <= runs:
             return _results(state, fleet, trace, tuple(limits))
         runs = int(state.counters[layout.RUNS])
@@ -144,7 +147,7 @@ def keeps(
     `fresh` is `fresh_requests(trace)`, made once for many fleets.
     """
     state = _state(fleet, trace, tuple(limits), measured_window(trace), 0, False, fresh)
-    kernel.run(state, 0, True)
+    _run(state, fleet.policies, 0, True)
     watched = state.limits
     for k, limit in enumerate(limits):
         if watched[k]["violations"] > spared(limit.percentile_frac, int(watched[k]["counted"])):
@@ -154,6 +157,19 @@ def keeps(
         if state.counters[layout.DONE] == len(state.requests)
         else None
     )
+
+
+def _run(state: State, policies: Policies, closed_loop: int, stop_early: bool) -> None:
+    if policies.batching == "splitwise":
+        splitwise.simulate(
+            state,
+            adds=policies.routing != "kv-token-jsq",
+            moves=policies.pools == "splitwise",
+            closed_loop=closed_loop,
+            stop_early=stop_early,
+        )
+    else:
+        kernel.run(state, closed_loop, stop_early)
 
 
 def fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
@@ -310,14 +326,15 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest: int
     worker_type, policies = pool.type, fleet.policies
     batching = BATCHING[policies.batching]
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
-    is_reserving = policies.batching in ("orca", "faster-transformer")
+    reserved = {"orca": -(-policies.reserve_tokens // KV_BLOCK_TOKENS), "splitwise": 1}
+    reserved["faster-transformer"] = reserved["orca"]
     for name, value in (
         ("batching", batching), ("order", QUEUE[policies.queue]), ("order_window_s", policies.queue_window_s),
         ("order_tokens", float(longest)), ("order_batch", policies.queue_batch),
         ("admission", ADMISSION[policies.admission]), ("budget", worker_type.max_num_batched_tokens),
-        ("seats", worker_type.max_num_seqs), ("blocks", blocks),
+        ("seats", worker_type.max_num_seqs), ("blocks", blocks), ("kv_tokens", worker_type.kv_tokens),
         ("watermark", int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0),
-        ("reserved", -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if is_reserving else 0),
+        ("reserved", reserved.get(policies.batching, 0)),
         ("patience", policies.patience_steps), ("restarts", int(policies.vidur_restarts)),
         ("pp", worker_type.pp), ("lanes", worker_type.pp),
     ):  # fmt: skip
@@ -366,6 +383,8 @@ def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[fl
     if routing == "least-outstanding":
         return 0.0, 1.0, 0.0
     token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
+    if routing in ("token-jsq", "kv-token-jsq"):
+        return 1.0, 1.0, 0.0
     if not decode:
         return token_s, token_s, 0.0
     seats = worker_type.max_num_seqs
@@ -374,6 +393,8 @@ def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[fl
 
 
 def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
+    if ((state.lanes["run_steps"] > 0) & np.isinf(state.time[: len(state.lanes)])).any():
+        raise InputError("a step is larger than the tables of its step times; give larger tables")
     requests, workers = state.requests, state.workers
     arrival_s, output = requests["arrival_s"], trace.output_tokens
     finished = requests["status"] == layout.FINISHED

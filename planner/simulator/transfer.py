@@ -76,8 +76,8 @@ def receive(state, w, time_s, cause):
 
 
 @kernel_jit
-def _transfer(state, r, blocks, time_s):
-    """Put the KV blocks of r on the link; `last_token_s` is when its prefill ended.
+def transfer_end_s(state, r, blocks, time_s):
+    """When the KV blocks of r, sent now, have crossed the link; `last_token_s` is when its prefill ended.
 
     A shared link carries one transfer after the other, else they do not slow each other down. Layer by layer
     all but the last layer's share may hide behind the last prefill step.
@@ -97,7 +97,14 @@ def _transfer(state, r, blocks, time_s):
         end = max(end, link.last_s)
         link.free_s, link.last_s = start + seconds, end
     request.transfer_s = end
-    link.root = put(state.requests, link.root, r, end)
+    return end
+
+
+@kernel_jit
+def _transfer(state, r, blocks, time_s):
+    """Put the KV blocks of r on the link."""
+    link = state.link[0]
+    link.root = put(state.requests, link.root, r, transfer_end_s(state, r, blocks, time_s))
     set_time(state, len(state.lanes), state.requests[link.root].transfer_s)
 
 
