@@ -144,9 +144,7 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         "- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.",
     ]
     if untold := _untold(fleet.policies):
-        lines.append(
-            f"- The plan was simulated with {', '.join(untold)}; vLLM is not told, and keeps its own ways."
-        )
+        lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
     if fleet.llm.dtype_bytes != 2:
         lines.append(
             f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "
