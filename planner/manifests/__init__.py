@@ -127,12 +127,15 @@ def _capped(fleet: Fleet) -> list[str]:
     ]
 
 
+_TOLD = ("routing", "decode_routing", "seed")  # to a router, and what no engine could be told
+
+
 def _untold(policies: Policies) -> list[str]:
     """What a plan's policies change that no target expresses: everything but routing."""
     default = Policies()
-    changed = [field.name for field in fields(Policies) if field.name not in ("routing", "decode_routing", "seed")
-               and getattr(policies, field.name) != getattr(default, field.name)]  # fmt: skip
-    return [f"{name} {getattr(policies, name)}" for name in changed]
+    names = [field.name for field in fields(Policies)]
+    changed = [name for name in names if getattr(policies, name) != getattr(default, name)]
+    return [f"{name} {getattr(policies, name)}" for name in changed if name not in _TOLD]
 
 
 def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
