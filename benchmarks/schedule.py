@@ -1,6 +1,6 @@
 """A synthetic week of three LLMs on shared GPUs: the schedule, its bound, its time, and what it saves.
 
-    python benchmarks/schedule.py [--seed N] [--time-limit S] [--scale X]
+    python benchmarks/schedule.py [--seed N] [--time-limit S] [--scale X] [--spot SHARE]
 
 The week has the shape that the Azure LLM traces are known for, drawn by us and not from them: a code
 assistant that lives in office hours and rests at weekends, a conversation service with an evening peak and
@@ -38,7 +38,7 @@ def week(*, scale: float = 1.0, seed: int = 0) -> Demand:
     return Demand(("code", "conversation", "summaries"), rates, 3600.0)
 
 
-def market(*, scale: float = 1.0) -> Market:
+def market(*, scale: float = 1.0, spot_frac: float = 0.25) -> Market:
     """Two GPUs, each sold three ways; two or three worker types per LLM."""
     return Market(
         (
@@ -54,7 +54,7 @@ def market(*, scale: float = 1.0) -> Market:
             Capacity("summaries", "h100 tp1", "h100", 1, 2.3, 700.0, 120.0),
             Capacity("summaries", "a100 tp1", "a100", 1, 1.1, 400.0, 120.0),
         ),
-        most_spot_frac=0.25,
+        most_spot_frac=spot_frac,
         power_w=150e3 * scale,
     )
 
@@ -62,10 +62,14 @@ def market(*, scale: float = 1.0) -> Market:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--scale", type=float, default=2.0)
     parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--spot", type=float, default=0.25, help="most of a rate that spot may carry")
     options = parser.parse_args()
-    demand, sold = week(scale=options.scale, seed=options.seed), market(scale=options.scale)
+    demand, sold = (
+        week(scale=options.scale, seed=options.seed),
+        market(scale=options.scale, spot_frac=options.spot),
+    )
     start_s, start_cpu_s = time.monotonic(), time.process_time()
     found = schedule(sold, demand, time_limit_s=options.time_limit)
     wall_s, cpu_s = time.monotonic() - start_s, time.process_time() - start_cpu_s

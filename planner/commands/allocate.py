@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner.commands.common import JsonOption, print_json, print_rows, stdout_console
 
+if TYPE_CHECKING:
+    from planner.solvers.allocation import Allocation, Instance
+
 
 def allocate(
     instance: Annotated[
-        Path, typer.Argument(help="JSON: buckets with rates, worker types with prices, stock and rates.")
+        Path,
+        typer.Argument(readable=False, help="JSON: buckets with rates, types with prices, stock and rates."),
     ],
     json_output: JsonOption = False,
     time_limit: Annotated[
@@ -43,7 +47,7 @@ def allocate(
         raise typer.Exit(4)
 
 
-def to_json(asked: Any, found: Any) -> dict[str, Any]:
+def to_json(asked: Instance, found: Allocation) -> dict[str, Any]:
     """The answer as one object: counts of the types used, shares of the buckets with traffic."""
     shares = {
         bucket: {name: float(x) for name, x in zip(asked.types, row, strict=True) if x > 0}

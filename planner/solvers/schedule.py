@@ -179,10 +179,13 @@ def schedule(
     return replace(found, bound_usd_per_h=min(max(bound, 0.0), found.cost_usd_per_h))
 
 
-def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Schedule:
-    """The cheapest fleet for every LLM's highest rate, kept through all windows."""
+def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Schedule | None:
+    """The cheapest fleet for every LLM's highest rate, kept through all windows; None beyond a limit."""
     highest = replace(demand, rate_rps=demand.rate_rps.max(axis=1, keepdims=True))
-    return schedule(market, highest, time_limit_s=time_limit_s)
+    try:
+        return schedule(market, highest, time_limit_s=time_limit_s, threads=1)
+    except InfeasibleError:  # peaks at different hours need not fit together
+        return None
 
 
 def by_rule(market: Market, demand: Demand) -> Schedule | None:
