@@ -68,7 +68,7 @@ Cells = dict[tuple[int, int], pulp.LpVariable]
 WHOLE_CELLS = 300  # nodes x replicas up to which the MIP is solved as a whole
 STEP_S, STEP_GAP_FRAC = 1.0, 0.002  # for a MIP of one or two replicas
 ROUTING_S = 120.0
-FILL_FRAC, BOUND_FRAC = 0.25, 0.1  # of the time: filling replicas one by one, bounding at the end
+FILL_FRAC, BOUND_FRAC = 0.2, 0.1  # of the time: filling replicas one by one, bounding at the end
 SAME_FRAC = 1e-6
 
 
