@@ -33,6 +33,7 @@ from planner.simulator.counting import (
     single_gap,
     steps_reaching,
 )
+from planner.simulator.handle import pointer_to
 from planner.simulator.layout import (
     BACK,
     DECODE,
@@ -269,7 +270,6 @@ def end_run(state, l, time_s):
             join(state, l, r)
     lane.members = 0
     receive(state, w, time_s, l)
-    set_time(state, l, time_s)
 
 
 @small_jit
@@ -401,7 +401,8 @@ def _outside(state, time_s):
 
 def _entry(sources):
     @entry_jit
-    def run(state, closed_loop, stop_early):
+    def run(fields, closed_loop, stop_early):
+        state = pointer_to(fields)
         n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
         released = n if closed_loop == 0 else min(closed_loop, n)
         entered = ZERO
@@ -430,6 +431,13 @@ def _entry(sources):
                 _outside(state, time_s)
             else:
                 end_run(state, entity, time_s)
+                # its turn to start comes at once, unless something else happens at this moment
+                if state.time[state.heap[1]] > time_s and state.time[state.heap[2]] > time_s and (
+                    entered == released or closed_loop > 0 or state.requests[entered].arrival_s > time_s
+                ):
+                    start_steps(state, entity, time_s)
+                else:
+                    set_time(state, entity, time_s)
             if state.counters[LOST] != NONE:
                 route_lost(state, time_s, entity)
             if closed_loop > 0:

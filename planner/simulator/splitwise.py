@@ -31,6 +31,7 @@ from planner.simulator import layout
 from planner.simulator.agenda import PENDING, schedule
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.counting import count, in_window, record_run, run_s, settle_gap, steps_reaching
+from planner.simulator.handle import pointer_to
 from planner.simulator.kernel import decoded
 from planner.simulator.layout import DONE, NONE, ONE, TTFT, UNFINISHED, ZERO, State
 from planner.simulator.seconds import step_seconds
@@ -639,7 +640,8 @@ def _reject_rest(m):
 
 def _entry(sources):
     @entry_jit
-    def run(m, closed_loop, stop_early):
+    def run(fields, closed_loop, stop_early):
+        m = pointer_to(fields)
         n = len(m.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
         machines, marks = len(m.workers), m.marks
         while m.counters[DONE] < n:
