@@ -202,8 +202,8 @@ def test_a_dear_start_keeps_workers_through_a_dip() -> None:
 
 
 def test_two_llms_take_turns_on_reserved_gpus() -> None:
-    """One peaks by day, the other by night: the same two GPUs serve both, for 1.2 USD/h. Both peaks at once do
-    not fit them, so there is no fleet for the peak."""
+    """One peaks by day, the other by night: the same two GPUs serve both, for 1.2 USD/h. Both peaks at once
+    do not fit them, so there is no fleet for the peak."""
     each = [Capacity(f"llm{m}", "t", "g", 1, 1.0, start_s=0.0) for m in (0, 1)]
     market = Market((Offer("g", 1.0, 0.6, stock=2),), tuple(each))
     asked = demand([2, 0], [0, 2])
