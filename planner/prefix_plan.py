@@ -158,7 +158,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         )
     blocks = block_uses(trace)
     tree = prefix_tree(blocks)
-    kept = _stable_nodes(trace, blocks, tree)
+    kept = _stable_nodes(trace, tree)
     number = np.full(len(tree) + 1, 0)  # the last entry is what -1 refers to
     number[kept] = np.arange(1, len(kept) + 1)
     # the deepest kept node of every node; kept ones are closed under parents
@@ -200,11 +200,10 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     )
 
 
-def _stable_nodes(trace: Trace, blocks: Blocks, tree: PrefixTree) -> IntArray:
+def _stable_nodes(trace: Trace, tree: PrefixTree) -> IntArray:
     """The most used nodes that occur in STABLE_PARTS of PARTS equal parts of the trace; parents first."""
-    part = np.minimum((trace.arrival_s - trace.arrival_s[0]) / trace.duration_s * PARTS, PARTS - 1).astype(
-        int
-    )
+    through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
+    part = np.minimum(through_frac * PARTS, PARTS - 1).astype(int)
     seen = np.zeros((len(tree), PARTS), bool)
     at = tree.end.copy()
     while len(still := np.flatnonzero(at >= 0)):
