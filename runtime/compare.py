@@ -180,6 +180,38 @@ def compare(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) ->
     parts = [_part(run, part, fleet, slo) for part in run.journal.parts if _outcomes(run, part)]
     if not parts:
         raise InputError("no request has ended: nothing was measured")
+    return _compared(parts, slo, tolerances)
+
+
+def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) -> Comparison | None:
+    """The comparison on each engine's own clock, which stands still while the machine is busy with others.
+
+    Every mixed worker is simulated by itself with the requests it had: what is compared is batching and step
+    times, not routing. None where engines do not note CPU seconds.
+    """
+    parts = []
+    for pool in running(fleet):
+        one = replace(fleet, pools=(replace(pool, count=1),)) if pool.role == "mixed" else None
+        for number in range(pool.count):
+            name = f"{pool.name}-{number}"
+            if one is None or name not in run.logs or not run.logs[name].has_cpu:
+                return None
+            for part in run.journal.parts:
+                sent = {
+                    sent.request: replace(sent, workers=(f"{pool.name}-0",))
+                    for sent in _outcomes(run, part)
+                    if sent.workers == (name,) and sent.status == "finished"
+                }
+                if not sent:
+                    continue
+                log, start_s = run.logs[name].on_its_own_clock(part.start_s)
+                alone = Part(part.part, start_s, tuple(sent))
+                own = Measurement(one, run.trace, Journal((alone,), sent), {f"{pool.name}-0": log})
+                parts.append(_part(own, alone, one, slo))
+    return _compared(parts, slo, tolerances) if parts else None
+
+
+def _compared(parts: Sequence[tuple[Run, Run]], slo: Slo, tolerances: Tolerances) -> Comparison:
     predicted, observed = (_joined([part[side] for part in parts]) for side in (0, 1))
     chosen = measured(observed.requests)
     chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)

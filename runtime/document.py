@@ -39,8 +39,14 @@ def document(found: Validation) -> dict[str, Any]:
             "p90_frac": comparison.tolerances.p90_frac,
             "attainment_frac": comparison.tolerances.attainment_frac,
         },
-        "errors": [row.as_dict() for row in comparison.rows],
-        "errors_corrected": [row.as_dict() for row in found.after.rows] if found.after else None,
+        **{
+            name: [row.as_dict() for row in side.rows] if side else None
+            for name, side in (
+                ("errors", comparison),
+                ("errors_corrected", found.after),
+                ("errors_undisturbed", found.undisturbed),
+            )
+        },
         "attainment": {
             "predicted": comparison.predicted_verdict.attainment_frac,
             "measured": comparison.measured_verdict.attainment_frac,
@@ -137,14 +143,15 @@ def signed(frac: float) -> str:
 
 def rows(found: Validation) -> list[dict[str, str]]:
     """The errors, for a table: here and on the command line."""
-    after = found.after.rows if found.after else [None] * len(found.comparison.rows)
+    sides = {"with corrected fits": found.after, "without interruptions": found.undisturbed}
+    others = {name: side.rows for name, side in sides.items() if side is not None}
     return [
         {
             "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
             "predicted": show_s(row.predicted_s), "measured": show_s(row.measured_s),
             "error": signed(row.error_frac),
             "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
-            "with corrected fits": "-" if fixed is None else signed(fixed.error_frac),
+            **{name: signed(side[k].error_frac) for name, side in others.items()},
         }
-        for row, fixed in zip(found.comparison.rows, after, strict=True)
+        for k, row in enumerate(found.comparison.rows)
     ]  # fmt: skip

@@ -14,6 +14,7 @@ import pandas as pd
 from planner.models.tables import COLUMNS
 
 STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
+CPU_COLUMNS = ("cpu_start_s", "cpu_end_s", "waited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,41 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class EngineLog:
-    """All that one worker wrote. `steps` has STEP_COLUMNS and `t_s`, in order of time."""
+    """All that one worker wrote. `steps` has STEP_COLUMNS, CPU_COLUMNS (NaN where the engine's thread does
+    not compute) and `t_s`, in order of time."""
 
     steps: pd.DataFrame
     requests: Mapping[str, Served]
+
+    @property
+    def has_cpu(self) -> bool:
+        return bool(self.steps.cpu_end_s.notna().all())
+
+    def on_its_own_clock(self, start_s: float) -> tuple[EngineLog, float]:
+        """The same on a clock that stands still while the machine is busy with others, and `start_s` on it.
+
+        It runs with the wall while the engine has no work, else with the CPU seconds of the engine's thread.
+        """
+        steps = self.steps[self.steps.start_s >= start_s]
+        wall_s = np.column_stack([steps.start_s, steps.end_s]).ravel()
+        between_s = steps.cpu_start_s - steps.cpu_end_s.shift(fill_value=np.nan)
+        idle_s = steps.start_s - steps.end_s.shift(fill_value=start_s)
+        before_s = np.where((steps.waited == 1) | between_s.isna() | (between_s < 0), idle_s, between_s)
+        own_s = np.cumsum(np.column_stack([before_s, steps.cpu_end_s - steps.cpu_start_s]).ravel())
+        wall_s, own_s = np.r_[start_s, wall_s], np.r_[0.0, own_s]
+
+        def own(at_s: npt.ArrayLike) -> npt.NDArray[np.float64]:
+            at = np.asarray(at_s, dtype=float)
+            return np.asarray(np.interp(at, wall_s, own_s) + np.minimum(at - start_s, 0.0))
+
+        requests = {
+            name: Served(
+                float(own(one.queued_s)), float(own(one.scheduled_s)), own(one.token_s), one.preemptions
+            )
+            for name, one in self.requests.items()
+        }
+        table = steps.assign(start_s=own(steps.start_s), end_s=own(steps.end_s))
+        return EngineLog(table.assign(t_s=table.end_s - table.start_s), requests), 0.0
 
 
 def read_step_logs(paths: Iterable[Path]) -> EngineLog:
@@ -45,11 +77,13 @@ def read_step_logs(paths: Iterable[Path]) -> EngineLog:
             except ValueError:
                 continue
             if "step" in row:
-                steps.append(row["step"])
+                steps.append([*row["step"], *row.get("cpu", (np.nan, np.nan)), row.get("waited", np.nan)])
             else:
                 requests[row["request"]] = Served(
                     row["queued_s"], row["scheduled_s"], np.array(row["token_s"]), row["preemptions"]
                 )
-    table = pd.DataFrame(steps, columns=list(STEP_COLUMNS)).sort_values("start_s", ignore_index=True)
+    table = pd.DataFrame(steps, columns=[*STEP_COLUMNS, *CPU_COLUMNS]).sort_values(
+        "start_s", ignore_index=True
+    )
     table["t_s"] = table.end_s - table.start_s
     return EngineLog(table, requests)

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 STEP_LOG = "FLEETPLAN_STEP_LOG"
+STEP_CPU = "FLEETPLAN_STEP_CPU"  # set where the engine core's own thread computes
 PARENT = "FLEETPLAN_PARENT"
 _PR_SET_PDEATHSIG = 1
 
@@ -33,7 +34,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
     mend_cpu_wheel()
     if path := os.environ.get(STEP_LOG):
-        hook_vllm(Path(path))
+        hook_vllm(Path(path), with_cpu=STEP_CPU in os.environ)
 
 if __name__ == "__main__":
     end_with_parent()

@@ -53,7 +53,7 @@ def _html(found: Validation) -> str:
         *(f"<p class=lead>{escape(text)}</p>" for text in lead),
         "</header>",
         _figures(told),
-        _section("Predicted and measured", _table(rows(found), numeric=range(1, 6)) + _errors_note(told)),
+        _section("Predicted and measured", _table(rows(found), numeric=range(1, 7)) + _errors_note(told)),
         _section("Distributions", _distributions(found)),
         _section("The promise", _slo(found)),
         _section("Request by request", _scatters(found)),
@@ -101,8 +101,10 @@ def _share(frac: float | None) -> str:
 def _errors_note(told: Mapping[str, Any]) -> str:
     return (
         f"<p class=note>{told['compared']} requests that arrived after the warm-up and finished on both "
-        "sides. Error: predicted over measured, less one. The last column predicts the same with the fits "
-        "corrected by this run's own steps, so it says what is left once step times are right.</p>"
+        "sides. Error: predicted over measured, less one. With corrected fits: the fits follow this run's "
+        "own steps, so it says what is left once step times are right. Without interruptions (engines on a "
+        "CPU): on the engines' own clocks, which stand still while the machine works for others; each "
+        "worker by itself.</p>"
     )
 
 

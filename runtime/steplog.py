@@ -3,13 +3,17 @@
 A client that shares its cores with the engine cannot be trusted with the time between two tokens, so the
 engine core itself writes them down, one JSON object per line:
 
-    {"step": [start_s, end_s, n_prefill, prefill_tokens, cached_tokens, prefill_pairs, n_decode, kv_tokens]}
+    {"step": [start_s, end_s, n_prefill, prefill_tokens, cached_tokens, prefill_pairs, n_decode, kv_tokens],
+     "cpu": [0.52, 0.53], "waited": 1}
     {"request": "r7", "queued_s": 1.2, "scheduled_s": 1.3, "token_s": [1.4, 1.41], "preemptions": 0}
 
 Times are CLOCK_MONOTONIC, which all processes of a machine share. A step starts when it was scheduled or the
 one before it ended, whichever came later (engines schedule ahead), and ends when its tokens are on the
-host. A request is written when it has finished. This module runs inside the engine, so it imports little;
-runtime/enginelog.py reads what it writes.
+host. A request is written when it has finished. On a CPU, where the engine's own thread computes, `cpu` are
+that thread's CPU seconds when the step was scheduled and when it ended: what is missing to the wall's, others
+took. `waited` is 1 where the step found the engine without work before.
+
+This module runs inside the engine, so it imports little; runtime/enginelog.py reads what it writes.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ class StepLog:
         self.stream: IO[str] = path.open("a", encoding="utf-8")
         self.requests: dict[str, _Request] = {}
         self.last_end_s = 0.0
+        self.has_waited = True
 
     def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
         self.requests[name] = _Request(prompt_tokens, now_s)
@@ -50,8 +55,15 @@ class StepLog:
         if request := self.requests.get(name):
             request.preemptions += 1
 
-    def step(self, scheduled_s: float, end_s: float, chunks: Iterable[tuple[str, int, int]]) -> None:
-        """`chunks`: (request, new tokens, tokens computed before) of all that were in the step."""
+    def step(
+        self,
+        scheduled_s: float,
+        end_s: float,
+        chunks: Iterable[tuple[str, int, int]],
+        cpu_s: tuple[float, float] | None = None,
+    ) -> None:
+        """`chunks`: (request, new tokens, tokens computed before) of all that were in the step; `cpu_s` of
+        the engine's thread when it was scheduled and when it ended."""
         prefills = new = cached = pairs = decodes = attended = 0
         for name, n, c in chunks:
             request = self.requests.get(name)
@@ -66,7 +78,9 @@ class StepLog:
         start_s = max(scheduled_s, self.last_end_s)
         self.last_end_s = end_s
         row = [round(start_s, 6), round(end_s, 6), prefills, new, cached, pairs, decodes, attended]
-        self._write({"step": row})
+        cpu = {} if cpu_s is None else {"cpu": [round(s, 6) for s in cpu_s], "waited": int(self.has_waited)}
+        self.has_waited = False
+        self._write({"step": row} | cpu)
 
     def token(self, name: str, tokens: int, now_s: float) -> None:
         if request := self.requests.get(name):
@@ -75,6 +89,7 @@ class StepLog:
     def finished(self, name: str) -> None:
         if (request := self.requests.pop(name, None)) is None:
             return
+        self.has_waited = self.has_waited or not self.requests
         self._write(
             {
                 "request": name,
@@ -88,12 +103,13 @@ class StepLog:
 
     def forget(self, name: str) -> None:
         self.requests.pop(name, None)
+        self.has_waited = self.has_waited or not self.requests
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self.stream.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def hook_vllm(path: Path) -> None:
+def hook_vllm(path: Path, *, with_cpu: bool) -> None:
     """Have every engine core of this process write to `path` (vLLM 0.26 to 0.33, engine v1)."""
     from vllm.v1.engine.core import EngineCore
 
@@ -101,22 +117,22 @@ def hook_vllm(path: Path) -> None:
 
     def started(core: Any, *args: Any, **kwargs: Any) -> None:
         start(core, *args, **kwargs)
-        _hook_scheduler(core.scheduler, StepLog(path))
+        _hook_scheduler(core.scheduler, StepLog(path), with_cpu)
 
     EngineCore.__init__ = started
 
 
-def _hook_scheduler(scheduler: Any, log: StepLog) -> None:
+def _hook_scheduler(scheduler: Any, log: StepLog, with_cpu: bool) -> None:
     add, schedule, update = scheduler.add_request, scheduler.schedule, scheduler.update_from_output
     finish = scheduler.finish_requests
-    planned: dict[int, tuple[float, list[tuple[str, int, int]]]] = {}
+    planned: dict[int, tuple[float, float, list[tuple[str, int, int]]]] = {}
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         log.queued(request.request_id, request.num_prompt_tokens, time.monotonic())
         return add(request, *args, **kwargs)
 
     def scheduled(*args: Any, **kwargs: Any) -> Any:
-        now_s = time.monotonic()
+        now_s, cpu_s = time.monotonic(), time.thread_time()
         output = schedule(*args, **kwargs)
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name in computed:
@@ -127,14 +143,14 @@ def _hook_scheduler(scheduler: Any, log: StepLog) -> None:
             log.preempted(name)
         if output.total_num_scheduled_tokens:
             chunks = [(name, n, computed[name]) for name, n in output.num_scheduled_tokens.items()]
-            planned[id(output)] = now_s, chunks
+            planned[id(output)] = now_s, cpu_s, chunks
         return output
 
     def updated(output: Any, *args: Any, **kwargs: Any) -> Any:
-        now_s = time.monotonic()
+        now_s, cpu_s = time.monotonic(), time.thread_time()
         results = update(output, *args, **kwargs)
         if found := planned.pop(id(output), None):
-            log.step(found[0], now_s, found[1])
+            log.step(found[0], now_s, found[2], (found[1], cpu_s) if with_cpu else None)
         for result in results.values():
             for one in result.outputs:
                 log.token(one.request_id, len(one.new_token_ids), now_s)

@@ -41,6 +41,7 @@ from runtime.compare import (
     corrected,
     corrections,
     steps,
+    undisturbed,
 )
 from runtime.enginelog import read_step_logs
 from runtime.replay import JournalFile, prompt, replay
@@ -95,7 +96,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Validation:
-    """All there is to say about a run. `after` is the comparison with corrected fits, None without steps."""
+    """All there is to say about a run. `after` is the comparison with corrected fits, None without steps;
+    `undisturbed` the one on the engines' own clocks, None where they keep none."""
 
     wanted: Wanted
     measurement: Measurement
@@ -103,6 +105,7 @@ class Validation:
     steps: tuple[Steps, ...]
     corrections: tuple[Correction, ...]
     after: Comparison | None
+    undisturbed: Comparison | None
     records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
     machine: Mapping[str, str]
 
@@ -201,8 +204,9 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
     if found:
         after = compare(run, corrected(wanted.fleet, found), wanted.slo, tolerances)
     return Validation(
-        wanted, run, comparison, tuple(measured_steps), tuple(found), after, tuple(file.records()), describe()
-    )
+        wanted, run, comparison, tuple(measured_steps), tuple(found), after,
+        undisturbed(run, wanted.fleet, wanted.slo, tolerances), tuple(file.records()), describe(),
+    )  # fmt: skip
 
 
 async def until_signalled(work: Coroutine[Any, Any, None]) -> None:

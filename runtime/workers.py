@@ -29,7 +29,7 @@ import aiohttp
 from planner.domain import Fleet, Pool
 from planner.errors import InputError
 from planner.manifests import engine
-from runtime.launch import PARENT, STEP_LOG
+from runtime.launch import PARENT, STEP_CPU, STEP_LOG
 from runtime.routing import Load, load_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -323,7 +323,7 @@ def _on_cpu(
     own = [cores[device % len(cores)] for device in place.devices]
     kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
     # one rank in the engine core's own process: a worker process would poll shared memory for all it can
-    in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", STEP_CPU: "1"}
     return told, in_process | {
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(own),
         "OMP_NUM_THREADS": "1",

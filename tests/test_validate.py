@@ -26,7 +26,16 @@ from planner.simulator import simulate
 from planner.traces import Trace
 from profiling.vllm_install import is_installed
 from runtime import workers
-from runtime.compare import Measurement, Tolerances, compare, corrected, corrections, outside_s, steps
+from runtime.compare import (
+    Measurement,
+    Tolerances,
+    compare,
+    corrected,
+    corrections,
+    outside_s,
+    steps,
+    undisturbed,
+)
 from runtime.enginelog import read_step_logs
 from runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt
 from runtime.steplog import StepLog
@@ -218,6 +227,56 @@ def test_a_fit_that_is_off_is_corrected_by_the_steps_that_were_logged(tmp_path: 
     assert fixed.step_s(300, 45150.0, prefills=1) == pytest.approx(
         2 * LATENCY.step_s(300, 45150.0, prefills=1), rel=0.05
     )
+
+
+def test_an_engines_own_clock_stands_still_while_others_compute(tmp_path: Path) -> None:
+    """From 10 s on. Idle until 11, then a step of 2 s on the wall and 1 on the CPU; 0.5 s until the next is
+    scheduled, 0.2 on the CPU; that one takes 2 s and 1. So 11 is 1, 12 is 1.5, 13 is 2, 13.5 is 2.2 and 15.5
+    is 3.2 s. The warm-up before 10 s does not count."""
+    log = StepLog(tmp_path / "w-0.1.steps.jsonl")
+    log.step(5.0, 6.0, [("warm", 10, 0)], (0.0, 0.1))
+    log.has_waited = True
+    log.queued("p0r0", 10, 12.0)
+    log.scheduled("p0r0", 13.5)
+    log.step(11.0, 13.0, [("x", 10, 0)], (0.1, 1.1))
+    log.step(13.5, 15.5, [("p0r0", 10, 0)], (1.3, 2.3))
+    log.token("p0r0", 1, 15.5)
+    log.finished("p0r0")
+    log.stream.close()
+    own, start_s = read_step_logs(tmp_path.glob("*.jsonl")).on_its_own_clock(10.0)
+    assert start_s == 0.0 and own.steps.start_s.tolist() == pytest.approx([1.0, 2.2])
+    assert own.steps.t_s.tolist() == pytest.approx([1.0, 1.0])
+    served = own.requests["p0r0"]
+    assert (served.queued_s, served.scheduled_s, served.token_s[0]) == pytest.approx((1.5, 2.2, 3.2))
+
+
+def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
+    """Two workers that batch and compute as simulated, while every second step waits 50 ms for the machine:
+    far off on the wall, equal on their own clocks."""
+    fleet = fleet_of(("w", "mixed", 2), policies=Policies(routing="round-robin"))
+    trace = Trace("even", np.linspace(0.0, 1.95, 40), np.full(40, 50), np.full(40, 1))
+    step_s = float(LATENCY.step_s(50, 1275, prefills=1))
+    sent = {}
+    for worker in range(2):
+        log, cpu_s = StepLog(tmp_path / f"w-{worker}.1.steps.jsonl"), 0.0
+        for i in range(worker, 40, 2):
+            begin_s, delay_s = 100 + float(trace.arrival_s[i]), 0.05 * (i % 4 < 2)
+            log.queued(f"p0r{i}", 50, begin_s)
+            log.scheduled(f"p0r{i}", begin_s)
+            end_s = begin_s + step_s + delay_s
+            log.step(begin_s, end_s, [(f"p0r{i}", 50, 0)], (cpu_s, cpu_s + step_s))
+            log.token(f"p0r{i}", 1, end_s)
+            log.finished(f"p0r{i}")
+            cpu_s += step_s
+            sent[i] = sent_of(i, float(trace.arrival_s[i]), (end_s - 100,), worker=f"w-{worker}")
+        log.stream.close()
+    logs = {f"w-{k}": read_step_logs(tmp_path.glob(f"w-{k}.*")) for k in range(2)}
+    run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(40))),), sent), logs)
+    disturbed = compare(run, fleet, NO_SLO, Tolerances())
+    own = undisturbed(run, fleet, NO_SLO, Tolerances(1e-3, 1e-3))
+    assert not disturbed.agrees and own is not None and own.agrees
+    assert len(own.measured.requests.ttft_s) == 40
+    assert own.measured.requests.ttft_s == pytest.approx(step_s, abs=2e-6)
 
 
 def test_prompts_share_no_beginning_and_have_their_length() -> None:
