@@ -309,7 +309,7 @@ class _Model:
         if gives_way:
             self.excess = {name: self.cp.new_int_var(0, 2**40, name) for name in market.limits()}
         self._serve()
-        self._stay_within(math.ceil)
+        self._stay_within()
 
     def _grid(self, name: str, most: Sequence[int]) -> list[list[cp_model.IntVar]]:
         return [
@@ -335,7 +335,7 @@ class _Model:
                 self.cp.add(self.x[c][t] - self.x[c][t - 1] <= self.u[c][t])
                 self.cp.add(self.y[c][t] - self.y[c][t - 1] <= self.v[c][t])
 
-    def _stay_within(self, rounding: Callable[[float], int]) -> None:
+    def _stay_within(self) -> None:
         """held, stock, power, budget."""
         market, capacities = self.market, self.market.capacities
         for g, offer in enumerate(market.offers):
@@ -349,13 +349,13 @@ class _Model:
         if market.power_w is not None:
             for t in self.windows:
                 watts = sum(
-                    rounding(capacity.power_w) * (self.x[c][t] + self.y[c][t])
+                    math.ceil(capacity.power_w) * (self.x[c][t] + self.y[c][t])
                     for c, capacity in enumerate(capacities)
                 )
                 self.cp.add(watts <= math.floor(market.power_w) + self.excess.get("power", 0))
         if market.cost_usd_per_h is not None:
             budget = math.floor(market.cost_usd_per_h * USD_UNITS) + self.excess.get("cost", 0)
-            self.cp.add(self.cost(rounding) <= len(self.windows) * budget)
+            self.cp.add(self.cost(math.ceil) <= len(self.windows) * budget)
 
     def cost(self, rounding: Callable[[float], int]) -> cp_model.LinearExprT:
         """The objective over all windows, in units of money."""
