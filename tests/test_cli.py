@@ -6,8 +6,8 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import pty
+import re
 import signal
 import subprocess
 import sys

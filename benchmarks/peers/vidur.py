@@ -35,12 +35,16 @@ from scipy.interpolate import PchipInterpolator, RegularGridInterpolator, interp
 
 sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
 
-from reference_batching import Request, Settings, VidurTables, simulate
+from reference_batching import Settings, VidurTables
 
 from benchmarks.peers.compare import Array, Bounds, Columns, each_case, judge, lookup
 from planner.catalog import read_catalog
+from planner.domain import Fleet, Policies, Pool, WorkerType
 from planner.errors import InputError, PlannerError
 from planner.files import read_json
+from planner.models import forms
+from planner.simulator.replay import simulate
+from planner.traces import Trace
 
 EXACT = Bounds(request_s=1e-6, percentile_frac=None)
 FITTED = Bounds(request_s=None, percentile_frac=0.03)
@@ -60,6 +64,7 @@ ORACLE_COLUMNS = (
     "kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "tokens", "total_ms", "attn_prefill_ms",
     "attn_decode_ms",
 )  # fmt: skip
+UNLIMITED = 1_000_000  # tokens of a step
 LONGEST = 4096  # tokens of a request, and so what Orca and FasterTransformer reserve
 KINDS = ("vidur", "vidur_sampled", "aic")  # classes of step times, most genuine first
 # what made the requests and the step times, or says what to write: nothing that decides how to batch
@@ -90,16 +95,32 @@ class Case:
 
 
 def simulate_case(case: Case, steps: VidurTables) -> tuple[Array, Array]:
-    """TTFT and E2E [s] of each request, by us."""
-    columns = case.arrival_s.tolist(), case.prompt.tolist(), case.output.tolist()
-    requests = [Request(i, *row) for i, row in enumerate(zip(*columns, strict=True))]
+    """TTFT and E2E [s] of each request, by us. GPU and LLM are names only: the step times are the tables'."""
+    catalog, said = read_catalog(), case.settings
+    form = forms.VidurTables(
+        np.array(steps.linear_ms) * 1e-3, np.array(steps.prefill_ms) * 1e-3, np.array(steps.decode_ms) * 1e-3,
+        *steps.over,
+    )  # fmt: skip
+    llm, gpu = catalog.llm(case.setup[1]), catalog.gpu("a100-80g")
+    budget = said.token_budget or UNLIMITED
+    worker = WorkerType(
+        gpu, 1, catalog.latency(llm, gpu, 1), said.blocks * said.block_size, max(budget, said.max_num_seqs),
+        said.max_num_seqs, form=form,
+    )  # fmt: skip
+    policies = Policies(
+        batching=case.policy, routing="round-robin", watermark_frac=said.watermark_frac,
+        reserve_tokens=said.reserve_tokens, patience_steps=said.max_waiting_steps,
+        vidur_restarts=said.vidur_restarts,
+    )  # fmt: skip
+    trace = Trace(case.name, case.arrival_s, case.prompt, case.output)
+    fleet = Fleet(llm, (Pool("vidur", "mixed", worker, case.replicas),), policies)
     try:
-        simulate(requests, case.policy, case.settings, steps, replicas=case.replicas)
-    except IndexError:
-        raise InputError(f"{case.name}: a step is larger than the tables of its step times") from None
-    except RuntimeError as error:
+        result = simulate(fleet, trace)
+    except InputError as error:
         raise InputError(f"{case.name}: {error}") from None
-    return np.array([r.ttft_s for r in requests]), np.array([r.e2e_s for r in requests])
+    if (unserved := int((result.status != 0).sum())) > 0:
+        raise InputError(f"{case.name}: {unserved} requests can never be scheduled")
+    return result.ttft_s, result.e2e_s
 
 
 # reading a case
@@ -265,6 +286,7 @@ def with_tpot(case: Case, ttft_s: Array, e2e_s: Array) -> Columns:
 
 
 def compared(case: Case, steps: VidurTables, label: str, bounds: Bounds) -> bool:
+    simulate_case(case, steps)  # compiles, the first time
     start_s = time.process_time()
     ours = simulate_case(case, steps)
     cpu_s = time.process_time() - start_s

@@ -69,7 +69,8 @@ class VidurTables:
     """Vidur's predictor, tabulated: `linear_s` (N / 8,) by tokens in eights, `prefill_s` by cached tokens in
     sixty-fours and by the root of the summed squares of the chunks, `decode_s` by decodes and by their mean
     context in sixty-fours. Attention takes `prefill_over_frac` and `decode_over_frac` more where there are
-    several. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`.
+    several. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`. The simulator refuses
+    a step beyond the tables.
     """
 
     linear_s: Floats
@@ -85,7 +86,7 @@ class VidurTables:
             VIDUR_TABLES,
             (self.prefill_over_frac, self.decode_over_frac, self.send_s_per_token, self.send_s),
             (self.linear_s, self.prefill_s.ravel(), self.decode_s.ravel()),
-            (len(self.linear_s), len(self.prefill_s), self.prefill_s.shape[1], self.decode_s.shape[1]),
+            (len(self.linear_s), *self.prefill_s.shape, self.decode_s.shape[1], len(self.decode_s)),
         )
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit
+from planner.simulator.compiled import hot_jit, kernel_jit
 from planner.simulator.counting import run_s
 from planner.simulator.layout import (
     ADMITTED,
@@ -55,7 +55,7 @@ from planner.simulator.slots import (
 )
 
 
-@kernel_jit
+@hot_jit
 def start_step(state, l, time_s):
     """Form the next step, or run of equal steps, on the idle lane l. True if there was something to do."""
     lane = state.lanes[l]
@@ -73,8 +73,8 @@ def start_step(state, l, time_s):
         if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
             _prompts_first(state, l, time_s)
             lane.decoding = lane.members == 0
-        if lane.decoding and kind.batching <= ORCA:
-            _secure_blocks(state, l)
+        if lane.decoding and kind.batching <= ORCA and _secure_blocks(state, l):
+            is_closed = kind.batching == VLLM_V0  # the others let whoever was preempted try again now
     if kind.batching == VLLM_V1 or kind.batching == SARATHI:
         _chunks(state, l, time_s, is_closed)
     elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
@@ -91,15 +91,15 @@ def start_step(state, l, time_s):
 
 @kernel_jit
 def _gather(state, l):
-    """Move the decodes that rest on other lanes to lane l."""
+    """Move the decodes that rest on other lanes, idle or computing prompts alone, to lane l."""
     worker = state.workers[state.lanes[l].worker]
     for m in range(worker.lane, worker.lane + state.types[worker.type].lanes):
-        if m != l and state.lanes[m].run_steps == 0:
+        if m != l and (state.lanes[m].run_steps == 0 or state.lanes[m].decoding == 0):
             while state.lanes[m].decodes > 0:
                 join(state, l, take_out(state, m, state.lanes[m].decodes - 1))
 
 
-@kernel_jit
+@hot_jit
 def _take(state, l, r, n):
     """Compute n tokens of the prompt of request r in the next step; True if more of it are left."""
     lane, request = state.lanes[l], state.requests[r]
@@ -131,7 +131,7 @@ def admits(state, l, r, step_blocks):
     return lane.decodes == 0 or foreseen_blocks(state, l, r) <= kind.blocks
 
 
-@kernel_jit
+@hot_jit
 def admit(state, w, r, time_s):
     """Give request r, the first that waits for its prompt to be computed, its seat and blocks."""
     worker, request = state.workers[w], state.requests[r]
@@ -194,7 +194,7 @@ def _make_room(state, l):
             return True  # else the only decode gave up its seat: whoever waits for it takes it
 
 
-@kernel_jit
+@hot_jit
 def _chunks(state, l, time_s, is_closed):
     """vLLM v1 and Sarathi: fill what the decodes left of the token budget, first with the prompt computed in
     part, then with those that wait; `is_closed`: nobody new is admitted.
@@ -216,8 +216,7 @@ def _chunks(state, l, time_s, is_closed):
             is_closed = True
             if n == 0 or kind.batching == VLLM_V1:  # else it rests until this step has ended
                 append(state, w, PARTIAL, r)
-    most = kind.seats // kind.lanes
-    while budget > 0 and not is_closed and worker.running < kind.seats and lane.decodes + lane.members < most:
+    while budget > 0 and not is_closed and worker.running < kind.seats:
         r = worker.waiting
         if r == NONE or not admits(state, l, r, step_blocks):
             break
@@ -231,14 +230,16 @@ def _chunks(state, l, time_s, is_closed):
 
 @kernel_jit
 def _secure_blocks(state, l):
-    """Before each decode, in order, a block must be free; until it is, the last in order is preempted."""
+    """Before each decode, in order, a block must be free; until it is, the last in order is preempted. True if
+    that happened.
+    """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
     if kind.reserved > 0 or kind.blocks - worker.used >= lane.decodes:
-        return
-    order, taken = NONE, 0
+        return False
+    order, taken, is_preempted = NONE, 0, False
     while True:
         slot = NONE
         for other in range(lane.decodes):
@@ -247,10 +248,11 @@ def _secure_blocks(state, l):
             ):
                 slot = other
         if slot == NONE:
-            return
+            return is_preempted
         order = state.slots[l, slot].order
         needs = (state.slots[l, slot].context + lane.step) % BLOCK == 0
         while worker.used + taken >= kind.blocks:
+            is_preempted = True
             latest, r = _latest(state, l), latest_partial(state, w)
             if r != NONE and state.requests[r].order > state.slots[l, latest].order:
                 preempt_partial(state, w, r)
@@ -276,8 +278,8 @@ def _prompts_first(state, l, time_s):
         if lane.decodes > 0 and worker.tried < kind.patience:
             return
         worker.tried = 0
-    longest, tokens, most = ZERO, ZERO, kind.seats // kind.lanes
-    while worker.running < kind.seats and lane.members < most:
+    longest, tokens = ZERO, ZERO
+    while worker.running < kind.seats:
         r = worker.waiting
         if r == NONE:
             return
@@ -309,8 +311,7 @@ def _whole_prompts(state, l, time_s):
     if is_group and lane.decodes > 0:
         return
     budget = kind.budget - lane.decodes
-    most = kind.seats // kind.lanes
-    while worker.running < kind.seats and lane.decodes + lane.members < most:
+    while worker.running < kind.seats:
         r = worker.waiting
         if r == NONE or not admits(state, l, r, blocks_for(lane, ONE)):
             return
@@ -358,7 +359,7 @@ def _peak_tokens(state, l, r):
     return peak
 
 
-@kernel_jit
+@hot_jit
 def _launch(state, l, time_s, goes_on):
     """Start the step that was formed; `goes_on`: it may be followed by others like it."""
     lane = state.lanes[l]
@@ -387,8 +388,10 @@ def _launch(state, l, time_s, goes_on):
             elif kind.batching == LIGHTLLM:
                 if worker.waits > 0:
                     steps = min(steps, kind.patience - worker.tried)
-            elif kind.reserved == 0:  # a block must be free for each decode at the start of each step
-                steps = min(steps, steps_with_blocks(lane, max(free - lane.decodes, ZERO)) + 1)
+            elif kind.reserved == 0 and free >= lane.decodes:  # so many must be free as a step starts
+                steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
+            elif kind.reserved == 0:  # as long as nobody needs one
+                steps = min(steps, steps_with_blocks(lane, ZERO))
             lane.run_steps = max(min(steps, longest), 1)
         set_time(state, l, time_s + run_s(lane.run_first, lane.run_growth, lane.run_steps))
         return

@@ -432,8 +432,10 @@ def _entry(sources):
             else:
                 end_run(state, entity, time_s)
                 # its turn to start comes at once, unless something else happens at this moment
-                if state.time[state.heap[1]] > time_s and state.time[state.heap[2]] > time_s and (
-                    entered == released or closed_loop > 0 or state.requests[entered].arrival_s > time_s
+                if (
+                    state.time[state.heap[1]] > time_s
+                    and state.time[state.heap[2]] > time_s
+                    and (entered == released or closed_loop > 0 or state.requests[entered].arrival_s > time_s)
                 ):
                     start_steps(state, entity, time_s)
                 else:

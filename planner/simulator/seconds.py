@@ -6,7 +6,7 @@ VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
 DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage o + o' context tokens more
 
-C = sum over the chunks of ceil(cached / 64). What p counts besides the prompts' tokens is a setting of the
+C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the prompts' tokens is a setting of the
 form. Tables are made by `planner.models.forms`.
 """
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 import numpy as np
 
 from planner.models.forms import DISTSERVE_FIT, FIVE, SPLITWISE_LOOKUP
-from planner.simulator.compiled import kernel_jit
+from planner.simulator.compiled import hot_jit
 
 UNBOUNDED = np.int64(2**62)
 
 
-@kernel_jit
+@hot_jit
 def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cached_64, chunks):
     """(stage, extra, send, growth, steps) of one step of a worker of type `kind`.
 
@@ -51,14 +51,20 @@ def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cache
         t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
         return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + k[11] * decodes, UNBOUNDED
     steps = UNBOUNDED
-    t = tables[at[0] + min((prefill + decodes + 7) // 8, width[0] - 1)]
+    eights = (prefill + decodes + 7) // 8
+    if eights >= width[0]:
+        return np.inf, 0.0, 0.0, 0.0, steps
+    t = tables[at[0] + eights]
     if chunks > 0:
-        row = min(int(cached_64), width[1] - 1)
-        edge = min(int(np.rint(np.sqrt(squares))), width[2] - 1)
-        t += tables[at[1] + row * width[2] + edge] * (1.0 + (k[0] if chunks > 1 else 0.0))
+        edge = int(np.rint(np.sqrt(squares)))
+        if cached_64 >= width[1] or edge >= width[2]:
+            return np.inf, 0.0, 0.0, 0.0, steps
+        t += tables[at[1] + int(cached_64) * width[2] + edge] * (1.0 + (k[0] if chunks > 1 else 0.0))
     if decodes > 0:
         context = int(kv_tokens) // decodes
-        column = min((context + 63) // 64, width[3] - 1)
+        column = (context + 63) // 64
+        if column >= width[3] or decodes >= width[4]:
+            return np.inf, 0.0, 0.0, 0.0, steps
         t += tables[at[2] + decodes * width[3] + column] * (1.0 + (k[1] if decodes > 1 else 0.0))
         steps = column * 64 - context + 1
     return t / kind.pp, 0.0, k[2] * (prefill + decodes) + k[3], 0.0, steps
