@@ -226,8 +226,9 @@ class Policies:
 
     For best-fit: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what a worker can hold
     is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
-    request by faster-transformer, and by orca unless it is 0. `patience_steps` is lightllm's. With
-    `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur.
+    request by faster-transformer, and by orca unless it is 0. A batch of distserve's decodes holds
+    `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
+    lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur.
     """
 
     batching: str = "vllm-v1"
@@ -246,6 +247,7 @@ class Policies:
     tbt_s: float = math.inf
     reserve_tokens: int = 0
     patience_steps: int = 10
+    decode_batch_tokens: int = 0
     watermark_frac: float = 0.01
     vidur_restarts: bool = False
     seed: int = 0

@@ -52,13 +52,15 @@ TYPE = np.dtype(
         ("seats", "i8"),  # max_num_seqs
         ("blocks", "i8"),  # KV blocks
         ("kv_tokens", "i8"),  # where KV is counted in tokens
+        ("decode_tokens", "i8"),  # distserve: context of a batch of decodes
         ("watermark", "i8"),  # of them left free when a prompt is admitted
         ("reserved", "i8"),  # blocks that every request takes at once and keeps; 0: blocks as they are needed
         ("patience", "i8"),  # lightllm: decode steps until new prompts are tried again
         ("restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does
         ("pp", "i8"),
         ("lanes", "i8"),
-        ("weight", "f8", (2, 3)),  # routing score per pending prompt token, request, KV token: front, back
+        # routing score per pending prompt token, request, KV token, waiting request: front, back
+        ("weight", "f8", (2, 4)),
     ]
 )
 WORKER = np.dtype(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Limit, Llm, Network, Policies, Pool, WorkerType
 from planner.errors import InputError
 from planner.models.output_length import bucket_range, synthetic_buckets
-from planner.simulator import kernel, layout, splitwise
+from planner.simulator import kernel, layout, ring, splitwise
 from planner.simulator.layout import State
 from planner.traces import Trace
 
@@ -29,6 +29,7 @@ BATCHING = {
     "orca": layout.ORCA,
     "faster-transformer": layout.FASTER_TRANSFORMER,
     "lightllm": layout.LIGHTLLM,
+    "distserve": layout.DISTSERVE,
     "splitwise": layout.SPLITWISE,
 }
 CHUNKED = ("vllm-v1", "sarathi")
@@ -48,8 +49,21 @@ ROUTING = {
     "best-fit": layout.BEST_FIT,
     "token-jsq": layout.SCORE,
     "kv-token-jsq": layout.SCORE,
+    "least-waiting": layout.SCORE,
 }
 POOLS = ("static", "flip", "splitwise")
+BY_SCORE = tuple(name for name, how in ROUTING.items() if how == layout.SCORE)
+GOES_WITH: dict[str, dict[str, tuple[object, ...]]] = {  # what these batchings leave a choice of
+    "splitwise": {
+        "routing": BY_SCORE, "decode_routing": BY_SCORE, "queue": ("fcfs",), "admission": ("greedy",),
+        "pools": ("static", "splitwise"), "prediction_accuracy_frac": (None,),
+    },
+    "distserve": {
+        "routing": tuple(name for name in ROUTING if name != "best-fit"),
+        "decode_routing": tuple(name for name in ROUTING if name != "best-fit"),
+        "queue": ("fcfs",), "admission": ("greedy",), "pools": ("static",),
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +182,8 @@ def _run(state: State, policies: Policies, closed_loop: int, stop_early: bool) -
             closed_loop=closed_loop,
             stop_early=stop_early,
         )
+    elif policies.batching == "distserve":
+        ring.simulate(state, closed_loop=closed_loop, stop_early=stop_early)
     else:
         kernel.run(state, closed_loop, stop_early)
 
@@ -207,6 +223,26 @@ def _check_policies(fleet: Fleet) -> None:
         pool.type.form for pool in fleet.pools
     ):
         raise InputError("policies.routing is 'best-fit', which needs step times of the planner's own form")
+    for name, asked, batching in (
+        ("routing", "kv-token-jsq", "splitwise"),
+        ("routing", "least-waiting", "distserve"),
+        ("decode_routing", "kv-token-jsq", "splitwise"),
+        ("decode_routing", "least-waiting", "distserve"),
+        ("pools", "splitwise", "splitwise"),
+    ):
+        if getattr(policies, name) == asked and policies.batching != batching:
+            raise InputError(f"policies.{name} is {asked!r}, which needs batching {batching!r}")
+    if policies.batching in GOES_WITH:
+        for name, possible in GOES_WITH[policies.batching].items():
+            if getattr(policies, name) not in possible:
+                raise InputError(
+                    f"policies.{name} is {getattr(policies, name)!r}, must be one of "
+                    f"{', '.join(map(str, possible))} with batching {policies.batching!r}"
+                )
+        if fleet.disturbances:
+            raise InputError(f"disturbances: batching {policies.batching!r} knows none; leave them out")
+    if policies.batching == "splitwise" and deepest > 1:
+        raise InputError(f"pp is {deepest}, must be 1 with batching 'splitwise'")
 
 
 def _state(
@@ -333,6 +369,7 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest: int
         ("order_tokens", float(longest)), ("order_batch", policies.queue_batch),
         ("admission", ADMISSION[policies.admission]), ("budget", worker_type.max_num_batched_tokens),
         ("seats", worker_type.max_num_seqs), ("blocks", blocks), ("kv_tokens", worker_type.kv_tokens),
+        ("decode_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
         ("watermark", int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0),
         ("reserved", reserved.get(policies.batching, 0)),
         ("patience", policies.patience_steps), ("restarts", int(policies.vidur_restarts)),
@@ -371,8 +408,9 @@ def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
     return link
 
 
-def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[float, float, float]:
-    """Score of a worker per pending prompt token, per request it has, per KV token of those requests.
+def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[float, ...]:
+    """Score of a worker per pending prompt token, per request it has, per KV token of those requests, per
+    request that waits.
 
     jsq (join the shortest queue): by the seconds that stand in the way of one more request. For a worker that
     prefills these are the prompt tokens still to prefill, at its speed, and one token for each request it has
@@ -381,15 +419,17 @@ def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[fl
     """
     latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
     if routing == "least-outstanding":
-        return 0.0, 1.0, 0.0
-    token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
+        return 0.0, 1.0, 0.0, 0.0
+    if routing == "least-waiting":
+        return 0.0, 0.0, 0.0, 1.0
     if routing in ("token-jsq", "kv-token-jsq"):
-        return 1.0, 1.0, 0.0
+        return 1.0, 1.0, 0.0, 0.0
+    token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
     if not decode:
-        return token_s, token_s, 0.0
+        return token_s, token_s, 0.0, 0.0
     seats = worker_type.max_num_seqs
     sequence_s = float(latency.step_s(seats) - latency.step_s(1)) / seats + latency.b_s
-    return 0.0, sequence_s + 1e-12, latency.d_s
+    return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
 
 def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
