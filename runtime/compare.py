@@ -367,16 +367,20 @@ def _joined(runs: Sequence[Run]) -> Run:
 
 
 def steps(run: Measurement, fleet: Fleet) -> list[Steps]:
-    """Per pool, every step its engines logged while the traffic ran, against its fit."""
+    """Per pool, every step its engines logged while the traffic ran, against its fit; on the engines' own
+    clocks where they keep one."""
     found = []
+    parts = run.journal.parts
     for pool in running(fleet):
         logs = [
             run.logs[name] for name in (f"{pool.name}-{i}" for i in range(pool.count)) if name in run.logs
         ]
-        parts = run.journal.parts
-        frames = [
-            log.steps[(log.steps.start_s >= parts[0].start_s) & (log.steps.t_s > 0)] for log in logs if parts
-        ]
+        frames = []
+        for log in logs if parts else ():
+            start_s = parts[0].start_s
+            if log.has_cpu:
+                log, start_s = log.on_its_own_clock(start_s)
+            frames.append(log.steps[(log.steps.start_s >= start_s) & (log.steps.t_s > 0)])
         frames = [frame for frame in frames if len(frame)]
         if not frames:
             continue
@@ -392,9 +396,9 @@ def steps(run: Measurement, fleet: Fleet) -> list[Steps]:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A pool's fit, corrected by its measured steps, medians of those that are alike. `held_out`: mean
-    relative error of such medians in the second half of the run, before and after a correction by those of
-    the first half alone."""
+    """A pool's fit, corrected by its measured steps, each with the median of those that are alike.
+    `held_out`: mean relative error of such steps in the second half of the run, before and after a correction
+    by those of the first half alone."""
 
     pool: str
     calibrated: Calibrated
@@ -419,15 +423,13 @@ def corrections(measured_steps: Iterable[Steps], fleet: Fleet) -> list[Correctio
 
 
 def _typical(frame: pd.DataFrame) -> StepTable:
-    """Medians of steps that are alike: same prefills and decodes, tokens and context within a factor of 1.4.
-
-    A step that the machine interrupted says nothing about the engine.
+    """The steps with the median time of those that are alike: same prefills and decodes, tokens and context
+    within a factor of 1.4. A step that the machine interrupted says nothing about the engine.
     """
     wide = ("prefill_tokens", "prefill_pairs", "kv_tokens")
-    alike = [frame[name].rename(None) for name in ("n_prefill", "n_decode")]
-    alike += [np.round(2 * np.log2(1.0 + frame[name])).rename(None) for name in wide]
-    medians = frame[[*COLUMNS]].groupby(alike, sort=True).median()
-    return StepTable(medians.reset_index(drop=True))
+    alike = [frame[name] for name in ("n_prefill", "n_decode")]
+    alike += [np.round(2 * np.log2(1.0 + frame[name])) for name in wide]
+    return StepTable(frame.assign(t_s=frame.t_s.groupby(alike).transform("median"))[[*COLUMNS]])
 
 
 def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:

@@ -43,8 +43,8 @@ def document(found: Validation) -> dict[str, Any]:
             name: [row.as_dict() for row in side.rows] if side else None
             for name, side in (
                 ("errors", comparison),
-                ("errors_corrected", found.after),
                 ("errors_undisturbed", found.undisturbed),
+                ("errors_corrected", found.after),
             )
         },
         "attainment": {
@@ -143,7 +143,8 @@ def signed(frac: float) -> str:
 
 def rows(found: Validation) -> list[dict[str, str]]:
     """The errors, for a table: here and on the command line."""
-    sides = {"with corrected fits": found.after, "without interruptions": found.undisturbed}
+    fixed = "and corrected fits" if found.undisturbed else "with corrected fits"
+    sides = {"without interruptions": found.undisturbed, fixed: found.after}
     others = {name: side.rows for name, side in sides.items() if side is not None}
     return [
         {

@@ -101,10 +101,9 @@ def _share(frac: float | None) -> str:
 def _errors_note(told: Mapping[str, Any]) -> str:
     return (
         f"<p class=note>{told['compared']} requests that arrived after the warm-up and finished on both "
-        "sides. Error: predicted over measured, less one. With corrected fits: the fits follow this run's "
-        "own steps, so it says what is left once step times are right. Without interruptions (engines on a "
-        "CPU): on the engines' own clocks, which stand still while the machine works for others; each "
-        "worker by itself.</p>"
+        "sides. Error: predicted over measured, less one. Without interruptions (engines on a CPU): on the "
+        "engines' own clocks, which stand still while the machine works for others; each worker by itself. "
+        "Corrected fits follow this run's own steps: what is left is not step times.</p>"
     )
 
 

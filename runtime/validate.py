@@ -96,8 +96,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Validation:
-    """All there is to say about a run. `after` is the comparison with corrected fits, None without steps;
-    `undisturbed` the one on the engines' own clocks, None where they keep none."""
+    """All there is to say about a run. `undisturbed` is the comparison on the engines' own clocks, None where
+    they keep none; `after` the best of both with corrected fits, None without steps."""
 
     wanted: Wanted
     measurement: Measurement
@@ -202,7 +202,8 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
     found = corrections(measured_steps, wanted.fleet)
     after = None
     if found:
-        after = compare(run, corrected(wanted.fleet, found), wanted.slo, tolerances)
+        fixed = corrected(wanted.fleet, found)
+        after = undisturbed(run, fixed, wanted.slo, tolerances) or compare(run, fixed, wanted.slo, tolerances)
     return Validation(
         wanted, run, comparison, tuple(measured_steps), tuple(found), after,
         undisturbed(run, wanted.fleet, wanted.slo, tolerances), tuple(file.records()), describe(),

@@ -104,14 +104,15 @@ def test_two_mixed_workers_serve_all_of_the_trace(
 ) -> None:
     """120 requests at 60 % of the sustained rate, open loop: each finishes with its length, the two engines
     have counted every prompt and output token once, hold as many KV tokens as the plan says and keep none.
-    Predicted against measured is printed; it is not asserted, since others may use the machine."""
+    Predicted against measured is printed. Asserted is only that on the engines' own clocks, with fits
+    corrected by the run's own steps, the median of end-to-end times is right within a half."""
     fleet = fleet_of(latency, ("mixed", "mixed", 2))
     rate_rps = LOAD * sustained_rps(fleet)
     trace = a_trace(REQUESTS, rate_rps, seed=2)
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
-    rows = zip(trace.arrival_s, trace.input_tokens, trace.output_tokens, strict=True)
+    lines = zip(trace.arrival_s, trace.input_tokens, trace.output_tokens, strict=True)
     (tmp_path / "trace.csv").write_text(
-        "arrival_s,input_tokens,output_tokens\n" + "".join(f"{a:.6f},{i},{o}\n" for a, i, o in rows)
+        "arrival_s,input_tokens,output_tokens\n" + "".join(f"{a:.6f},{i},{o}\n" for a, i, o in lines)
     )
     out = tmp_path / "out"
     files = [str(tmp_path / "fleet.yaml"), "--trace", str(tmp_path / "trace.csv"), "-o", str(out)]
@@ -119,10 +120,13 @@ def test_two_mixed_workers_serve_all_of_the_trace(
     told: dict[str, Any] = json.loads(done.stdout)
     loads = [load for part in told["parts"] for load in part["load_average"]]
     say(f"{rate_rps:.1f} requests/s on two workers, load average {min(loads):.1f} to {max(loads):.1f}")
-    for row in told["errors"]:
+    columns = [told[name] for name in ("errors", "errors_undisturbed", "errors_corrected")]
+    for rows in zip(*columns, strict=True):
+        row, errors = rows[0], [f"{100 * row['error_frac']:+.0f} %" for row in rows]
         if row["percentile"] != "p99":
             say(f"{row['metric']} {row['percentile']}: predicted {1e3 * row['predicted_s']:.1f} ms, measured "
-                f"{1e3 * row['measured_s']:.1f} ms, error {100 * row['error_frac']:+.0f} %")  # fmt: skip
+                f"{1e3 * row['measured_s']:.1f} ms: {errors[0]}, without interruptions {errors[1]}, and "
+                f"corrected fits {errors[2]}")  # fmt: skip
     say(told["verdict"])
     assert (told["finished"], told["rejected"], told["failed"]) == (REQUESTS, 0, 0)
     assert told["times"] == "engines' step logs"
@@ -132,6 +136,8 @@ def test_two_mixed_workers_serve_all_of_the_trace(
     assert all(engine["kv_tokens"] == KV_TOKENS for engine in engines)
     assert all(engine["kv_cache_usage_perc"] == 0 for engine in engines)
     assert told["steps"][0]["steps"] > REQUESTS
+    fixed = {(row["metric"], row["percentile"]): row for row in told["errors_corrected"]}
+    assert abs(fixed["e2e", "p50"]["error_frac"]) < 0.5
     table = (out / "requests.csv").read_text().splitlines()[1:]
     assert {row.split(",")[5] for row in table} == {"mixed-0", "mixed-1"}
     assert all(0 < float(row.split(",")[8]) <= float(row.split(",")[11]) for row in table)
