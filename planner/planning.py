@@ -59,6 +59,23 @@ def silent(_: str) -> None:
     """A progress reporter that reports nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a search has come, in the objective's unit; None where nothing is known yet."""
+
+    best: float | None
+    bound: float | None
+    simulations: int
+
+
+Watch = Callable[[Standing], None]
+"""Is told the standing after every simulation, from whichever thread ran it."""
+
+
+def unwatched(_: Standing) -> None:
+    """Lets the standings pass."""
+
+
 def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
     """The requests that must be served, and a sentence on how they came out of the trace."""
     asked = trace
@@ -83,6 +100,7 @@ def plan(
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: Progress = silent,
+    watch: Watch = unwatched,
 ) -> Plan:
     """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
 
@@ -112,15 +130,18 @@ def plan(
     oracle = Oracle(llm, asked, slo, task.network, Policies(), task.spare_workers)
     problem = _Problem(
         task, llm, slo, asked, lengths, types, limits, oracle, obliged(slo, asked),
-        obliged(slo, asked, trust_gaps=True), deadline, progress,
+        obliged(slo, asked, trust_gaps=True), deadline, progress, watch,
     )  # fmt: skip
+    progress("lower bound over all fleets")
+    lower = _lower_bound(problem)
+    problem = replace(problem, lower=lower)
     level0 = _level0(problem)
     if level0.search.best is None:
         raise _infeasible(problem, level0)
 
     _prefer_uncapped(problem, level0)
     _check_minimal(level0.search, oracle)
-    best, value, cuts, beyond_exact, lower = _beyond(problem, level0)
+    best, value, cuts, beyond_exact = _beyond(problem, level0)
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
     simulation, verdict = oracle.verdict(fleet, record=True)
@@ -130,7 +151,7 @@ def plan(
         objective=task.objective,
         unit=OBJECTIVE_UNITS[task.objective],
         value=value,
-        bound=min(lower, value),
+        bound=value if lower is None else min(lower, value),
         level0=level0.search.value,
         level0_exact=level0.search.is_exhausted,
         beyond_exact=beyond_exact,
@@ -180,6 +201,8 @@ class _Problem:
     trusted: Obliged  # if gaps keep pace with their limit: what the stated bound counts
     deadline: float
     progress: Progress
+    watch: Watch
+    lower: float | None = None  # what any fleet costs at least, None if no bound was found
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline
@@ -194,6 +217,22 @@ class _Level0:
     bounded: dict[str, Bounded]
     mixed: tuple[Counts | None, float]
     one_gpu: tuple[Counts | None, float]
+
+
+def _lower_bound(problem: _Problem) -> float | None:
+    """What any fleet within the limits costs at least, whatever its policy."""
+    task, types = problem.task, problem.types
+    options = [*mixed_options(types, task.objective)]
+    if _link_too_slow(problem) is None:
+        options += [*prefill_options(types, task.objective), *decode_options(types, task.objective)]
+    return bound(
+        _envelopes(options),
+        to_classes(problem.trace),
+        problem.limits,
+        obliged=problem.trusted,
+        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
+        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
+    )
 
 
 def _level0(problem: _Problem) -> _Level0:
@@ -214,18 +253,25 @@ def _level0(problem: _Problem) -> _Level0:
 
     oracle = problem.oracle
     search = Search(problem.limits)
+
+    def holds(fleets: Sequence[Counts]) -> list[bool]:
+        answers = oracle.holds(fleets)
+        best = search.value if search.best is not None else None
+        problem.watch(Standing(best, problem.lower, oracle.simulations))
+        return answers
+
     problem.progress(f"level 0: {len(mixed)} mixed pools")
     ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
     first_of_kind: dict[tuple[str, int], Bounded] = {}
     for item in ordered:  # of equal offers the first stays, so the most promising come first
         first_of_kind.setdefault((item.option.type.gpu.name, item.option.type.tp), item)
-    first_incumbent(list(first_of_kind.values()), oracle.holds, search, side_by_side, problem.out_of_time)
+    first_incumbent(list(first_of_kind.values()), holds, search, side_by_side, problem.out_of_time)
     if search.best is not None:
         leader = search.best[0][0].type
         ordered.sort(
             key=lambda item: (item.option.type.gpu.name, item.option.type.tp) != (leader.gpu.name, leader.tp)
         )
-    search_one_pool(ordered, oracle.holds, search, side_by_side, problem.out_of_time)
+    search_one_pool(ordered, holds, search, side_by_side, problem.out_of_time)
     best_mixed = (search.best, search.value)
 
     # TTFT is decided in the prefill pool alone, so that its least count under unlimited decode bounds it
@@ -242,7 +288,7 @@ def _level0(problem: _Problem) -> _Level0:
     for label, allowed in pairs:
         problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
         search_two_pools(
-            ordered_prefill, ordered_decode, oracle.holds, oracle.leads, search, side_by_side,
+            ordered_prefill, ordered_decode, holds, oracle.leads, search, side_by_side,
             problem.out_of_time, allowed, oracle.follows,
         )  # fmt: skip
         if label == "one GPU type":
@@ -271,15 +317,15 @@ def _bounded(problem: _Problem, option: Option) -> Bounded:
     return Bounded(option, least, problem.limits.most(option.type), likely)
 
 
-def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, bool, float]:
-    """Search fleets of any mix under level 0's value; returns (best, value, cuts, exhausted, bound).
+def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, bool]:
+    """Search fleets of any mix under level 0's value; returns (best, value, cuts, exhausted).
 
     Each GPU and TP degree takes part with the token budget that did best at level 0. The master proposes the
     fleet expected to carry most for less than the incumbent; a fleet that fails is cut away with everything
     below it, one that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted
     in simulated requests, not in seconds, so that the answer does not depend on the machine.
     """
-    task, oracle = problem.task, problem.oracle
+    oracle = problem.oracle
     best, value = level0.search.best, level0.search.value
     assert best is not None
     options = _best_settings(problem, level0)
@@ -303,17 +349,9 @@ def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, boo
             value = objective(best)
         else:
             cuts.append(counts)
-    problem.progress("lower bound over all fleets")
-    lower = bound(
-        _envelopes(level0.options),
-        to_classes(problem.trace),
-        problem.limits,
-        obliged=problem.trusted,
-        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
-        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
-    )
+        problem.watch(Standing(value, problem.lower, oracle.simulations))
     best = tuple((option, count) for option, count in best if count)
-    return best, value, len(cuts), exhausted, lower if lower is not None else value
+    return best, value, len(cuts), exhausted
 
 
 def _envelopes(options: Sequence[Option]) -> list[Option]:
