@@ -265,7 +265,7 @@ class State(NamedTuple):
     heap: npt.NDArray[np.int64]  # (L + 2,) indexed binary heap over `time`
     place: npt.NDArray[np.int64]  # (L + 2,) heap position of each
     counters: npt.NDArray[np.int64]  # (COUNTERS,) see below
-    # of ring.py and splitwise.py; there `time`, `heap`, `place` are by entity: lanes, then requests on the link
+    # of ring.py and splitwise.py, where `time`, `heap`, `place` are by entity: lanes, requests on the link
     turn: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (L + n,) among the events of one moment
     marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # counters of their own
     ranks: npt.NDArray[np.void] = np.zeros(0, RANK)  # (L,)
