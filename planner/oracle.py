@@ -1,9 +1,9 @@
 """Asks the simulator whether fleets keep the SLO, after whatever losses they must survive; remembers answers.
 
 A fleet must hold without its workers that may be down: the spare ones of any one pool, whatever can lie on
-the spare nodes, and as many spot workers as are down at once in all but `SPOT_RISK_FRAC` of the time. A worker
-that is down for the whole window is a worker that is not there, so each loss is a smaller fleet. Spot workers
-fail independently of each other: of n, Binomial(n, down_frac) are down.
+the spare nodes, and as many spot workers as are down at once in all but `SPOT_RISK_FRAC` of the time. A
+worker that is down for the whole window is a worker that is not there, so each loss is a smaller fleet. Spot
+workers fail independently of each other: of n, Binomial(n, down_frac) are down.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SPOT_RISK_FRAC = 0.001
 
 @dataclass(slots=True)
 class Answers:
-    """What simulations said, for questions to come: per fleet and traffic the SLOs asked, and whether they held.
+    """What simulations said, for questions to come: per fleet and traffic the SLOs asked, and the answers.
 
     A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. Prices
     are no part of a fleet here. Traces are told apart by identity, so a trace should be scaled once.
@@ -57,7 +57,7 @@ class Answers:
 
 
 def is_looser(slo: Slo, other: Slo) -> bool:
-    """Whether whatever keeps `other` keeps `slo`: the same percentiles, each at the same limit or a larger one."""
+    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit."""
     limits = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in slo.limits}
     others = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in other.limits}
     if limits.keys() != others.keys() or (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
@@ -135,7 +135,7 @@ class Oracle:
         return count
 
     def spot_down(self, option: Option, count: int) -> int:
-        """How many of so many workers may be down at once: more are so in SPOT_RISK_FRAC of the time at most."""
+        """How many of so many workers may be down at once: more are in SPOT_RISK_FRAC of the time at most."""
         terms = self.spot.get(option.type.gpu.name)
         if terms is None or count <= 0:
             return 0
