@@ -224,7 +224,7 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ),
         ({"fleet": {"prices": {"h100": {"spot_restart": "5 min"}}}}, r"terms of spot workers and no price"),
         ({"fleet": {"prices": {"h100": {"on_demand": -1}}}}, r"h100: on_demand: must be >= 0, found -1"),
-        ({"objective": "beauty"}, r"objective: expected one of cost, power, gpus, found 'beauty'"),
+        ({"objective": "beauty"}, r"objective: expected one of cost, power, gpus, throughput, found 'beauty'"),
         ({"limits": {"power": "0 W"}}, r"limits: power: must be > 0"),
         ({"limits": {"gpus": 0}}, r"limits: gpus: expected a whole number >= 1, found 0"),
         ({"limits": {"watts": 1}}, r"limits: unknown key 'watts'"),
