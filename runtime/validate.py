@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ import aiohttp
 import numpy as np
 
 from planner import files
-from planner.domain import Fleet, Slo
+from planner.domain import Fleet, Policies, Slo
 from planner.errors import InputError, PlannerError
 from planner.manifests.engine import running
 from planner.output import fleet_document
@@ -262,6 +262,11 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     """How to start an engine, and how many GPUs there are for them (None: they need none)."""
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
+    policies = wanted.fleet.policies
+    ours = Policies(routing=policies.routing, decode_routing=policies.decode_routing)
+    for name, value in asdict(policies).items():
+        if isinstance(value, str) and value != (own := getattr(ours, name)):
+            raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
     if wanted.engine == "rehearsal":
         return rehearsal_commands(), None
     if not is_installed():
