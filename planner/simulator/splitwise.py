@@ -428,16 +428,21 @@ def _first_token(m, w, r, now):
 # ----------------------------------------------------------------------------------- from prompt to tokens
 
 
+@small_jit
+def _has_room(m, r):
+    target = m.machines[m.requests[r].decode_worker]
+    return target.held + m.requests[r].input + 1 <= target.capacity
+
+
 @kernel_jit
 def _send(m, r, now):
     """Move the KV of r to its token machine, once there is room."""
     request, entity = m.requests[r], len(m.workers) + r
-    target, need = m.machines[request.decode_worker], request.input + 1
-    if target.held + need > target.capacity:
+    if not _has_room(m, r):
         m.marks[RETRYING] += 1
         schedule(m, entity, now + RETRY_S)
         return
-    target.held += need
+    m.machines[request.decode_worker].held += request.input + 1
     m.tasks[r].is_sent = 1
     schedule(m, entity, transfer_end_s(m, r, request.input / 16.0, now))
 
@@ -569,6 +574,17 @@ def _route(m, r):
 
 
 @kernel_jit
+def _is_stuck(m):
+    """Nothing will happen but transfers that ask, in vain, for room."""
+    if m.marks[PENDING] > m.marks[RETRYING]:
+        return False
+    for i in range(m.marks[PENDING]):
+        if _has_room(m, m.heap[i] - len(m.workers)):
+            return False
+    return True
+
+
+@kernel_jit
 def _reject_rest(m):
     for r in range(len(m.requests)):
         if m.requests[r].status == UNFINISHED:
@@ -593,7 +609,7 @@ def _entry(sources):
                 marks[ENTERED] += 1
                 if _route(m, r):
                     w, code = m.requests[r].prefill_worker, 2 * r
-            elif marks[PENDING] == marks[RETRYING]:
+            elif _is_stuck(m):
                 _reject_rest(m)
             elif m.heap[0] < machines:
                 starts = m.heap[0]
