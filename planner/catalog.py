@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planner.domain import Gpu, Llm, Slo
+from planner.domain import SPOT, Gpu, Llm, Slo
 from planner.errors import CatalogError, InputError
 from planner.files import open_input, read_yaml, repository_dir
 from planner.models.latency import StepLatency
@@ -63,9 +63,10 @@ class Catalog:
     )
 
     def gpu(self, name: str) -> Gpu:
-        """By name or alias, whatever the case."""
-        if found := self.gpu_aliases.get(name.lower()):
-            return self.gpus[found]
+        """By name or alias, whatever the case; "h100-80g@spot" is the same GPU on the spot market."""
+        if found := self.gpu_aliases.get(name.lower().removesuffix(SPOT)):
+            gpu = self.gpus[found]
+            return replace(gpu, name=gpu.name + SPOT) if name.lower().endswith(SPOT) else gpu
         raise _unknown("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
 
     def llm(self, name: str) -> Llm:
@@ -86,7 +87,7 @@ class Catalog:
         A fit of the capped GPU itself comes before its base's. An LLM that is in no catalog has the fits of a
         row of the same shape.
         """
-        name = self._fitted_name(llm)
+        name, gpu = self._fitted_name(llm), self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
         if tp in (own := self._fits_of(name, gpu.name)):
             return own[tp]
         base = self.gpus.get(gpu.base, gpu)

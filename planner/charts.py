@@ -17,12 +17,14 @@ import numpy.typing as npt
 from planner.domain import Fleet, Limit, Metric
 from planner.simulator.metrics import gaps_s, request_values_s
 from planner.simulator.replay import Simulation
+from planner.traces import IntArray, Trace
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
 
 POINTS = 400
 BINS = 200
+LENGTH_BINS = 40
 MAX_GAPS = 2_000_000  # beyond this the curve of gaps takes every k-th run of engine steps
 WIDTH, HEIGHT = 400, 210
 
@@ -282,6 +284,97 @@ def queue_chart(simulation: Simulation) -> Any:
     )
 
 
+def rate_chart(trace: Trace) -> Any:
+    """Requests per second in BINS equal parts of a trace; all in one where they arrive at once."""
+    duration_s = trace.duration_s or 1.0
+    counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
+    return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")
+
+
+def lengths_chart(trace: Trace) -> Any:
+    """Histograms of prompts and answers over equal steps of the logarithm of their length."""
+    import altair as alt
+
+    lengths = {"prompt": trace.input_tokens, "answer": trace.output_tokens}
+    longest = max(int(tokens.max()) for tokens in lengths.values())
+    edges = np.unique(np.round(np.geomspace(1, longest + 1, LENGTH_BINS + 1)))
+    middle = np.sqrt(edges[:-1] * edges[1:])
+    steps = np.diff(np.log(edges))
+    rows = [
+        {"x": x, "y": y, "what": name}
+        for name, tokens in lengths.items()
+        for x, y in zip(*_rounded(middle, _density(tokens, edges, steps)), strict=True)
+    ]
+    names = list(lengths)
+    return (
+        alt.Chart(_data(rows))
+        .mark_line(strokeWidth=1.8, interpolate="step")
+        .encode(
+            x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
+                    axis=alt.Axis(title="length [tokens]", format="~s", values=_ticks(1, longest + 1))),
+            y=alt.Y("y:Q", axis=alt.Axis(title="share of requests per factor of e", format="%", tickCount=5)),
+            color=alt.Color("what:N", sort=names, legend=_legend(2), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(2), scale=_dashes(names)),
+        )
+        .properties(width=WIDTH, height=HEIGHT)
+    )  # fmt: skip
+
+
+def _density(tokens: IntArray, edges: Floats, steps: Floats) -> Floats:
+    return np.asarray(np.histogram(tokens, edges)[0] / len(tokens) / steps)
+
+
+def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
+    """Share of the prompts' tokens that a cache of each size [tokens] spares, and an endless one."""
+    import altair as alt
+
+    sizes = sorted(hit_frac)
+    line = (
+        alt.Chart(_rows(x=sizes, y=[hit_frac[size] for size in sizes]))
+        .mark_line(color=BLUE, strokeWidth=2.2, point=True)
+        .encode(
+            x=alt.X("x:Q", scale=alt.Scale(type="log"), axis=alt.Axis(title="cache [tokens]", format="~s")),
+            y=alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]),
+                    axis=alt.Axis(title="share of prompt tokens spared", format="%", tickCount=6)),
+        )
+    )  # fmt: skip
+    endless = alt.Chart(_rows(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
+    text = f"endless cache: {100 * endless_frac:.1f} %"
+    label = alt.Chart(_rows(x=sizes[:1], y=[endless_frac], text=[text])).mark_text(
+        color=VERMILLION, align="left", dy=-8, fontSize=11
+    )
+    return alt.layer(line, endless.encode(y="y:Q"), label.encode(x="x:Q", y="y:Q", text="text:N")).properties(
+        width=WIDTH, height=HEIGHT
+    )
+
+
+def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str) -> Any:
+    """One step line per name: a value for every window of time, all from time 0."""
+    import altair as alt
+
+    windows = max(len(values) for values in series.values())
+    unit, factor = _time_unit(windows * window_s)
+    starts = np.linspace(0.0, windows * window_s / factor, windows + 1)
+    names = list(series)
+    rows = [
+        {"x": x, "y": y, "what": name}
+        for name, values in series.items()
+        for x, y in zip(*_rounded(starts, np.append(values, values[-1])), strict=True)
+    ]
+    return (
+        alt.Chart(_data(rows))
+        .mark_line(strokeWidth=1.6, interpolate="step-after")
+        .encode(
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
+            color=alt.Color("what:N", sort=names, legend=_legend(len(names), columns=2), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(len(names), columns=2),
+                                      scale=_dashes(names)),
+        )
+        .properties(width=WIDTH, height=HEIGHT)
+    )  # fmt: skip
+
+
 def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
     """What the plan and its alternatives cost; an open bar is a lower bound."""
     import altair as alt
@@ -316,7 +409,7 @@ def chart_svg(chart: Any) -> str:
     """
     import vl_convert
 
-    svg: str = vl_convert.vegalite_to_svg(_spec(chart))
+    svg: str = vl_convert.vegalite_to_svg(chart_spec(chart))
     for colour, variable in THEME.items():
         svg = svg.replace(f'"{colour}"', f'"var({variable},{colour})"')
     return svg
@@ -326,14 +419,15 @@ def chart_png(chart: Any, *, scale: float = 2.0) -> bytes:
     """The chart as an image on white, for a README."""
     import vl_convert
 
-    spec = _spec(chart)
+    spec = chart_spec(chart)
     spec["config"]["background"] = "#ffffff"
     spec["padding"] = 12
     png: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
     return png
 
 
-def _spec(chart: Any) -> dict[str, Any]:
+def chart_spec(chart: Any) -> dict[str, Any]:
+    """The chart as Vega-Lite with our fonts and colours, for whoever draws it."""
     axis = {
         "labelColor": MUTED, "titleColor": MUTED, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID,
         "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titlePadding": 8,

@@ -14,6 +14,7 @@ from planner.units import percentile_name
 Role = Literal["mixed", "prefill", "decode"]
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
 KV_BLOCK_TOKENS = 16
+SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,9 @@ class WorkerType:
 
     @property
     def name(self) -> str:
-        """For instance 'h100-80g tp4 2048': GPU, TP, token budget per step."""
-        return f"{self.gpu.name} tp{self.tp} {self.max_num_batched_tokens}"
+        """For instance 'h100-80g tp4 2048': GPU, TP, PP if there is any, token budget per step."""
+        stages = f" pp{self.pp}" if self.pp > 1 else ""
+        return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}"
 
     @property
     def gpus(self) -> int:

@@ -32,10 +32,11 @@ def worker_types(
     longest_tokens: int,
     budgets: Iterable[int] = TOKEN_BUDGETS,
     host_overhead_s: float = 0.0,
+    longer_frac: float = 0.0,
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
     """Every engine that holds the weights and the longest request, and what was left out.
 
-    `host_overhead_s` is added to each step of a fit.
+    `host_overhead_s` is added to each step of a fit, and every step then takes `longer_frac` longer.
     """
     types, left = [], []
     for gpu in gpus:
@@ -62,6 +63,9 @@ def worker_types(
                         break
                     latency = catalog.latency(llm, gpu, tp)
                     latency = replace(latency, h_s=latency.h_s + host_overhead_s)
+                    if longer_frac:
+                        basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
+                        latency = replace(latency.longer(longer_frac), basis=basis)
                     types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, MAX_NUM_SEQS))
             tp *= 2
     return tuple(types), tuple(left)

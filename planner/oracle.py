@@ -1,35 +1,76 @@
-"""Asks the simulator whether fleets keep the SLO, and remembers the answers."""
+"""Asks the simulator whether fleets keep the SLO, after whatever losses they must survive; remembers answers.
+
+A fleet must hold without its workers that may be down: the spare ones of any one pool, whatever can lie on
+the spare nodes, and as many spot workers as are down at once in all but `SPOT_RISK_FRAC` of the time. A
+worker that is down for the whole window is a worker that is not there, so each loss is a smaller fleet. Spot
+workers fail independently of each other: of n, Binomial(n, down_frac) are down.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import bdtr
 
 from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Simulation, fresh_requests, keeps, simulate
+from planner.slo import Spot
 from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.traces import Trace
 
 # Stands for prefill that takes no time and a link that never delays.
-_INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
-_NO_LINK = Network(bandwidth_bytes_per_s=1e30)
+INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
+NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
+
+
+SPOT_RISK_FRAC = 0.001
+
+
+@dataclass(slots=True)
+class Answers:
+    """What simulations said, for questions to come: per fleet and traffic the SLOs asked, and the answers.
+
+    A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. Prices
+    are no part of a fleet here. Traces are told apart by identity, so a trace should be scaled once.
+    """
+
+    known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
+
+    def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
+        for other, holds in self.known.get(key, ()):
+            if is_looser(slo, other) if holds else is_looser(other, slo):
+                return holds
+        return None
+
+    def add(self, key: tuple[object, ...], slo: Slo, *, holds: bool) -> None:
+        self.known.setdefault(key, []).append((slo, holds))
+
+
+def is_looser(slo: Slo, other: Slo) -> bool:
+    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit."""
+    limits = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in slo.limits}
+    others = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in other.limits}
+    if limits.keys() != others.keys() or (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
+        return False
+    return all(limit_s >= others[key] for key, limit_s in limits.items())
 
 
 @dataclass(slots=True)
 class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
-    With `spare_workers` > 0 it must hold after losing that many workers of any one pool. Answers are
-    remembered by fleet. The kernel releases the GIL, so threads use the cores.
+    `spot` holds the terms of spot workers by the GPU's name. The kernel releases the GIL, so threads use the
+    cores.
     """
 
     llm: Llm
@@ -38,7 +79,10 @@ class Oracle:
     network: Network
     policies: Policies
     spare_workers: int = 0
-    _answers: dict[tuple[object, ...], bool] = field(default_factory=dict, init=False)
+    spare_nodes: int = 0
+    spot: Mapping[str, Spot] = field(default_factory=dict)
+    answers: Answers = field(default_factory=Answers)
+    _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
     _prompts: Trace = field(init=False)
     _fresh: npt.NDArray[np.void] = field(init=False)
@@ -61,7 +105,7 @@ class Oracle:
     @property
     def simulations(self) -> int:
         """How many different simulations were asked for (threads may have run one of them twice)."""
-        return len(self._answers) + self._verdicts
+        return len(self._asked) + self._verdicts
 
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
@@ -72,11 +116,31 @@ class Oracle:
 
         Its answer bounds the prefill pool of a pair from below: hand-offs can only hold it up.
         """
-        return [self._leads_alone(option, count - self.spare_workers) for ((option, count),) in fleets]
+        return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]
 
     def follows(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether decode pools keep the limits other than TTFT if every prompt arrives prefilled at once."""
-        return [self._follows_alone(option, count - self.spare_workers) for ((option, count),) in fleets]
+        return [self._follows_alone(option, self.left(option, count)) for ((option, count),) in fleets]
+
+    def left(self, option: Option, count: int) -> int:
+        """Fewest workers of one option that may be left of `count`."""
+        on_node = int(option.type.gpu.gpus_per_node) // option.type.gpus
+        return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * on_node
+
+    def enough(self, option: Option, least: int) -> int:
+        """Fewest workers of one option of which `least` are left."""
+        count = least
+        while self.left(option, count) < least:
+            count += least - self.left(option, count)
+        return count
+
+    def spot_down(self, option: Option, count: int) -> int:
+        """How many of so many workers may be down at once: more are in SPOT_RISK_FRAC of the time at most."""
+        terms = self.spot.get(option.type.gpu.name)
+        if terms is None or count <= 0:
+            return 0
+        down = np.arange(count + 1)
+        return int(np.argmax(bdtr(down, count, terms.down_frac) >= 1 - SPOT_RISK_FRAC))
 
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
@@ -85,20 +149,49 @@ class Oracle:
         return simulation, judge(simulation, self.slo)
 
     def _losses(self, counts: Counts) -> list[Counts]:
-        """What is left of a fleet after losing the spare workers of one pool."""
-        if not self.spare_workers:
-            return [counts]
-        return [
-            (*counts[:i], (option, count - self.spare_workers), *counts[i + 1 :])
-            for i, (option, count) in enumerate(counts)
-            if count > 0
-        ]
+        """What may be left of a fleet: without the spot workers that are down, and one spare pool or node."""
+        counts = tuple(
+            (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
+        )
+        if self.spare_workers:
+            return [
+                (*counts[:i], (option, count - self.spare_workers), *counts[i + 1 :])
+                for i, (option, count) in enumerate(counts)
+            ]
+        if self.spare_nodes:
+            return [
+                tuple((option, count - lost) for (option, count), lost in zip(counts, node, strict=True))
+                for node in self._nodes(counts)
+            ]
+        return [counts]
+
+    def _nodes(self, counts: Counts) -> list[tuple[int, ...]]:
+        """The fullest ways in which workers can share the spare nodes, wherever they are placed."""
+        found: list[tuple[int, ...]] = []
+        for kind in dict.fromkeys(option.type.gpu.base for option, _ in counts):
+            room = self.spare_nodes * max(
+                int(option.type.gpu.gpus_per_node) for option, _ in counts if option.type.gpu.base == kind
+            )
+            ranges = [
+                range(min(count, room // option.type.gpus) + 1 if option.type.gpu.base == kind else 1)
+                for option, count in counts
+            ]
+            gpus = [option.type.gpus for option, _ in counts]
+            fits = [
+                node for node in itertools.product(*ranges)
+                if sum(g * n for g, n in zip(gpus, node, strict=True)) <= room
+            ]  # fmt: skip
+            found += [
+                node for node in fits
+                if not any(other != node and all(map(int.__ge__, other, node)) for other in fits)
+            ]  # fmt: skip
+        return found
 
     def _simulated(self, counts: Counts) -> bool:
         roles = {option.role for option, count in counts if count > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             return False
-        key = tuple((option.name, count) for option, count in counts if count > 0)
+        key = tuple((option.role, _machine(option), count) for option, count in counts if count > 0)
         return self._answer(key, lambda: self.fleet(counts), self.trace, self._fresh, self.slo)
 
     def _leads_alone(self, option: Option, count: int) -> bool:
@@ -107,18 +200,18 @@ class Oracle:
         def fleet() -> Fleet:
             return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
 
-        key = ("leads", option.name, count)
+        key = ("leads", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self._prompts, self._fresh_prompts, slo)
 
     def _follows_alone(self, option: Option, count: int) -> bool:
         slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric != "ttft"))
 
         def fleet() -> Fleet:
-            instant = WorkerType(option.type.gpu, 1, _INSTANT, 10**12, 8192, 256)
+            instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256)
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
-            return Fleet(self.llm, pools, self.policies, _NO_LINK)
+            return Fleet(self.llm, pools, self.policies, NO_LINK)
 
-        key = ("follows", option.name, count)
+        key = ("follows", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self.trace, self._fresh, slo)
 
     def _answer(
@@ -129,10 +222,21 @@ class Oracle:
         fresh: npt.NDArray[np.void],
         slo: Slo,
     ) -> bool:
-        if key not in self._answers:
+        key = (self.llm, self.network, self.policies, self.trace, *key)
+        known = self.answers.look_up(key, slo)
+        if known is None:
             simulation = keeps(fleet(), trace, slo.limits, fresh)
-            self._answers[key] = simulation is not None and judge(simulation, slo, values=False).holds
-        return self._answers[key]
+            known = simulation is not None and judge(simulation, slo, values=False).holds
+            self.answers.add(key, slo, holds=known)
+            self._asked.add(key)
+        return known
+
+
+def _machine(option: Option) -> tuple[object, ...]:
+    """All of a worker that a simulation depends on: not its price, nor the name of its GPU."""
+    worker = option.type
+    return (worker.tp, worker.pp, worker.latency, worker.kv_tokens, worker.max_num_batched_tokens,
+            worker.max_num_seqs, worker.form)  # fmt: skip
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:

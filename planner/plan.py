@@ -8,6 +8,7 @@ from planner.domain import Fleet, Slo
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
 from planner.simulator.replay import Simulation
+from planner.solvers.placement import Placement
 from planner.traces import Trace
 
 
@@ -80,6 +81,14 @@ class Certificate:
         return (self.level0 - self.value) / self.level0 if self.level0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """The most traffic that the limits allow at level 0, and the next rate, which no fleet there carries."""
+
+    rate_rps: float
+    refuted_rps: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """Everything that `plan` writes down.
@@ -100,8 +109,23 @@ class Plan:
     max_model_len: int
     prices_note: str
     warnings: tuple[str, ...] = ()  # what a reader must know before trusting the figures
+    throughput: Throughput | None = None  # where that was the objective; the certificate is about cost
+    placement: Placement | None = None
 
     @property
     def power(self) -> ExpectedPower | None:
         """What the fleet draws in its simulation; None where that kept no record of its steps."""
         return expected_power(self.fleet, self.simulation)
+
+    @property
+    def usd_per_million_tokens(self) -> float:
+        """Price of the fleet over the tokens of its traffic, prompts and answers alike."""
+        return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
+
+    @property
+    def usd_per_million_output_tokens(self) -> float:
+        return self._usd_per_million(self.trace.output_tokens.sum())
+
+    def _usd_per_million(self, tokens: float) -> float:
+        hours = self.trace.duration_s / 3600
+        return float(self.fleet.price_usd_per_h * hours / tokens * 1e6)

@@ -1,6 +1,10 @@
 """From a question to a certified plan: the loop between the master problem and the simulator.
 
-trace -> worker types -> level 0, exact (solvers/level0.py) -> beyond it, master with cuts -> certificate
+    pose      question, trace -> worker types, limits, what the SLO obliges       (a Problem)
+    search    level 0, exact (solvers/level0.py); beyond it, master with cuts     (what was Found)
+    plan      both, and the certificate
+
+A search may start from fleets that are known, and know what other searches simulated: planner/whatif.py.
 """
 
 from __future__ import annotations
@@ -13,13 +17,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.catalog import Catalog
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Limit, Llm, Policies, Slo, WorkerType
+from planner.domain import (
+    KV_BLOCK_TOKENS,
+    SPOT,
+    Disturbance,
+    Fleet,
+    Gpu,
+    Limit,
+    Llm,
+    Policies,
+    Slo,
+    WorkerType,
+)
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
 from planner.obliged import Obliged, obliged
 from planner.options import (
     MAX_NUM_SEQS,
     OBJECTIVE_UNITS,
+    Left,
     decode_options,
     floor_s,
     mixed_options,
@@ -27,11 +43,11 @@ from planner.options import (
     unreachable,
     worker_types,
 )
-from planner.oracle import Oracle, side_by_side
-from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
+from planner.oracle import SPOT_RISK_FRAC, Answers, Oracle, side_by_side
+from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted, Throughput
 from planner.simulator.metrics import Verdict
 from planner.simulator.replay import Simulation
-from planner.slo import Objective, Task
+from planner.slo import Objective, Robust, Task
 from planner.solvers.level0 import (
     Bounded,
     Counts,
@@ -52,6 +68,8 @@ FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 24  # fleets it may try at most
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
+RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
+_FEWEST_REQUESTS = 20  # a trace thinned further says nothing
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
 
 
@@ -59,13 +77,35 @@ def silent(_: str) -> None:
     """A progress reporter that reports nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a search has come, in the objective's unit; None where nothing is known yet."""
+
+    best: float | None
+    bound: float | None
+    simulations: int
+
+
+Watch = Callable[[Standing], None]
+"""Is told the standing after every simulation, from whichever thread ran it."""
+
+
+def unwatched(_: Standing) -> None:
+    """Lets the standings pass."""
+
+
 def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
     """The requests that must be served, and a sentence on how they came out of the trace."""
     asked = trace
     note = trace.name
-    if task.rate_rps is not None:
-        asked = rescale(asked, task.rate_rps, how=task.scale, rng=np.random.default_rng(seed))
-        note += f", scaled to {task.rate_rps:g} requests/s ({task.scale})"
+    rate_rps = task.rate_rps
+    if more_frac := task.robust.traffic_frac:
+        rate_rps = (trace.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+    if rate_rps is not None:
+        asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
+        note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
+    if more_frac:
+        note += f", {100 * more_frac:g} % more than expected (robust)"
     asked = window(asked, task.window or "whole")
     note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
     if not asked.duration_s > 0:
@@ -83,106 +123,198 @@ def plan(
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: Progress = silent,
+    watch: Watch = unwatched,
 ) -> Plan:
     """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
     `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
-    clock only then.
+    clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow.
     """
     deadline = time.monotonic() + time_limit_s
-    llm = catalog.llm(task.llm)
-    asked, note = asked_traffic(trace, task, seed=seed)
-    longest = int((asked.input_tokens + asked.output_tokens).max())
-    if longest > llm.context_tokens:
-        raise InputError(
-            f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
-            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
-        )
-    gpus = task.gpus(catalog)
-    types, left = worker_types(llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s)
-    if not types:
-        raise _no_room(llm, left)
-    lengths = distinct_lengths(asked)
-    slo, slo_note = _in_seconds(task, llm, lengths, catalog)
-    if broken := unreachable(slo, types, lengths):
-        raise _out_of_reach(broken)
-
-    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
-    oracle = Oracle(llm, asked, slo, task.network, Policies(), task.spare_workers)
-    problem = _Problem(
-        task, llm, slo, asked, lengths, types, limits, oracle, obliged(slo, asked),
-        obliged(slo, asked, trust_gaps=True), deadline, progress,
-    )  # fmt: skip
-    level0 = _level0(problem)
-    if level0.search.best is None:
-        raise _infeasible(problem, level0)
-
-    _prefer_uncapped(problem, level0)
-    _check_minimal(level0.search, oracle)
-    best, value, cuts, beyond_exact, lower = _beyond(problem, level0)
+    answers, throughput = Answers(), None
+    if task.objective == "throughput":
+        throughput = _most_traffic(task, trace, catalog, answers, seed, deadline, progress)
+        task = replace(task, objective="cost", rate_rps=throughput.rate_rps)
+    problem = pose(
+        task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers
+    )
+    progress("lower bound over all fleets")
+    problem = replace(problem, lower=lower_bound(problem))
+    found = search(problem)
+    level0, best, oracle = found.level0, found.best, problem.oracle
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
     simulation, verdict = oracle.verdict(fleet, record=True)
     neighbours, binding = _neighbours(problem, best)
     if_longer, is_robust = _if_steps_take_longer(problem, fleet)
+    insurance, insured = _insurance(problem, found, trace, catalog, seed)
+    spot, spot_warnings = _on_spot(problem, found)
     certificate = Certificate(
         objective=task.objective,
         unit=OBJECTIVE_UNITS[task.objective],
-        value=value,
-        bound=min(lower, value),
+        value=found.value,
+        bound=found.value if problem.lower is None else min(problem.lower, found.value),
         level0=level0.search.value,
         level0_exact=level0.search.is_exhausted,
-        beyond_exact=beyond_exact,
+        beyond_exact=found.beyond_exact,
         universe=tuple(option.name for option in level0.options),
         refuted=(
-            *(Refuted(item.name, item.reason) for item in left),
+            *(Refuted(item.name, item.reason) for item in problem.left),
             *(Refuted(name, reason) for name, reason in sorted(level0.search.refuted.items())),
         ),
         neighbours=neighbours,
-        binding=(*binding, *_used_up(limits, best), *([if_longer] if if_longer else [])),
-        assumptions=_assumptions(
-            problem, slo_note, simulation, trusts_separation=level0.search.trusts_separation
-        ),
+        binding=(*binding, *_used_up(problem.limits, best), *([if_longer] if if_longer else []), *insured,
+                 *spot),
+        assumptions=_assumptions(problem, simulation, trusts_separation=level0.search.trusts_separation),
         simulations=oracle.simulations,
-        cuts=cuts,
+        cuts=found.cuts,
         seed=seed,
-    )
+    )  # fmt: skip
     return Plan(
         status="certified" if level0.search.is_exhausted else "best found",
         fleet=fleet,
-        slo=slo,
-        trace=asked,
-        traffic_note=note,
+        slo=problem.slo,
+        trace=problem.trace,
+        traffic_note=problem.traffic_note,
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=_alternatives(problem, level0, best, value),
-        max_model_len=longest,
-        prices_note=_prices_note(task, catalog, gpus),
-        warnings=(*_warnings(fleet, simulation), *([] if is_robust else [if_longer])),
-    )
+        alternatives=(*_alternatives(problem, level0, best, found.value), *insurance),
+        max_model_len=problem.longest_tokens,
+        prices_note=_prices_note(task, catalog, problem.gpus),
+        warnings=(
+            *_warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings
+        ),
+        throughput=throughput,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
-    """What stays the same through all stages of one plan."""
+class Problem:
+    """What stays the same through all stages of one search."""
 
     task: Task
     llm: Llm
     slo: Slo
+    slo_note: str | None  # how a relative SLO became seconds
     trace: Trace
+    traffic_note: str
+    longest_tokens: int
     lengths: Lengths
+    gpus: tuple[Gpu, ...]
     types: tuple[WorkerType, ...]
+    left: tuple[Left, ...]
     limits: Limits
     oracle: Oracle
     obliged: Obliged  # under any policy: what level 0 starts from
     trusted: Obliged  # if gaps keep pace with their limit: what the stated bound counts
     deadline: float
     progress: Progress
+    watch: Watch
+    lower: float | None = None  # what any fleet costs at least, None if no bound was found
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best fleet, and how far the search came."""
+
+    best: Counts
+    value: float
+    level0: _Level0
+    cuts: int
+    beyond_exact: bool
+
+
+def pose(
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    deadline: float = math.inf,
+    progress: Progress = silent,
+    watch: Watch = unwatched,
+    answers: Answers | None = None,
+    asked: tuple[Trace, str] | None = None,
+) -> Problem:
+    """The question, ready to be searched; `deadline` is on time.monotonic's clock.
+
+    `answers` are those of earlier questions; `asked` is what `asked_traffic` gave for one of them, where the
+    traffic is the same. Raises InputError, and InfeasibleError for what no number of workers could cure.
+    """
+    llm = catalog.llm(task.llm)
+    requests, note = asked or asked_traffic(trace, task, seed=seed)
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    if longest > llm.context_tokens:
+        raise InputError(
+            f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
+            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
+        )
+    gpus = task.gpus(catalog)
+    types, left = worker_types(
+        llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
+        longer_frac=task.robust.step_times_frac,
+    )  # fmt: skip
+    if not types:
+        raise _no_room(llm, left)
+    lengths = distinct_lengths(requests)
+    slo, slo_note = _in_seconds(task, llm, lengths, catalog)
+    if broken := unreachable(slo, types, lengths):
+        raise _out_of_reach(broken)
+    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
+    oracle = Oracle(
+        llm, requests, slo, task.network, Policies(), task.spare_workers, task.spare_nodes, spot,
+        answers or Answers(),
+    )  # fmt: skip
+    return Problem(
+        task, llm, slo, slo_note, requests, note, longest, lengths, gpus, types, left, limits, oracle,
+        obliged(slo, requests), obliged(slo, requests, trust_gaps=True), deadline, progress,
+        watch,
+    )  # fmt: skip
+
+
+def search(problem: Problem, start: Sequence[Fleet] = ()) -> Found:
+    """The best fleet. Those of `start` that still hold are what others must beat.
+
+    Raises InfeasibleError if no fleet within the limits keeps the SLO.
+    """
+    level0 = _level0(problem, start)
+    if level0.search.best is None:
+        raise _infeasible(problem, level0)
+    _prefer_uncapped(problem, level0)
+    _check_minimal(level0.search, problem.oracle)
+    best, value, cuts, beyond_exact = _beyond(problem, level0)
+    return Found(best, value, level0, cuts, beyond_exact)
+
+
+def lower_bound(problem: Problem) -> float | None:
+    """What any fleet within the limits costs at least, whatever its policy."""
+    task, types = problem.task, problem.types
+    options = [*mixed_options(types, task.objective)]
+    if _link_too_slow(problem) is None:
+        options += [*prefill_options(types, task.objective), *decode_options(types, task.objective)]
+    return bound(
+        _envelopes(options),
+        to_classes(problem.trace),
+        problem.limits,
+        obliged=problem.trusted,
+        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
+        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
+    )
+
+
+def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
+    """A fleet as counts of these options; None if one of its pools is none of them."""
+    named = {option.name: option for option in options}
+    names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.pools if pool.count]
+    if any(name not in named for name, _ in names):
+        return None
+    return tuple((named[name], count) for name, count in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +328,8 @@ class _Level0:
     one_gpu: tuple[Counts | None, float]
 
 
-def _level0(problem: _Problem) -> _Level0:
+def _level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool = False) -> _Level0:
+    """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds."""
     task = problem.task
     mixed = mixed_options(problem.types, task.objective)
     prefill = prefill_options(problem.types, task.objective)
@@ -214,18 +347,40 @@ def _level0(problem: _Problem) -> _Level0:
 
     oracle = problem.oracle
     search = Search(problem.limits)
+
+    def enough() -> bool:
+        return problem.out_of_time() or (any_will_do and search.best is not None)
+
+    for fleet in start:
+        counts = counts_of(fleet, (*mixed, *prefill, *decode))
+        if (
+            counts
+            and len({option.role for option, _ in counts}) == len(counts) <= 2
+            and not any(len(counts) == 2 and option.role == "mixed" for option, _ in counts)
+        ):
+            within = problem.limits.broken([(option.type, count) for option, count in counts]) is None
+            if within and oracle.holds([counts])[0]:
+                search.offer(counts)
+
+    def holds(fleets: Sequence[Counts]) -> list[bool]:
+        answers = oracle.holds(fleets)
+        best = search.value if search.best is not None else None
+        problem.watch(Standing(best, problem.lower, oracle.simulations))
+        return answers
+
     problem.progress(f"level 0: {len(mixed)} mixed pools")
     ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
     first_of_kind: dict[tuple[str, int], Bounded] = {}
     for item in ordered:  # of equal offers the first stays, so the most promising come first
         first_of_kind.setdefault((item.option.type.gpu.name, item.option.type.tp), item)
-    first_incumbent(list(first_of_kind.values()), oracle.holds, search, side_by_side, problem.out_of_time)
+    if search.best is None:
+        first_incumbent(list(first_of_kind.values()), holds, search, side_by_side, enough)
     if search.best is not None:
         leader = search.best[0][0].type
         ordered.sort(
             key=lambda item: (item.option.type.gpu.name, item.option.type.tp) != (leader.gpu.name, leader.tp)
         )
-    search_one_pool(ordered, oracle.holds, search, side_by_side, problem.out_of_time)
+    search_one_pool(ordered, holds, search, side_by_side, enough)
     best_mixed = (search.best, search.value)
 
     # TTFT is decided in the prefill pool alone, so that its least count under unlimited decode bounds it
@@ -242,15 +397,15 @@ def _level0(problem: _Problem) -> _Level0:
     for label, allowed in pairs:
         problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
         search_two_pools(
-            ordered_prefill, ordered_decode, oracle.holds, oracle.leads, search, side_by_side,
-            problem.out_of_time, allowed, oracle.follows,
+            ordered_prefill, ordered_decode, holds, oracle.leads, search, side_by_side,
+            enough, allowed, oracle.follows,
         )  # fmt: skip
         if label == "one GPU type":
             best_one_gpu = (search.best, search.value)
     return _Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
 
 
-def _link_too_slow(problem: _Problem) -> str | None:
+def _link_too_slow(problem: Problem) -> str | None:
     """Whether the link cannot keep up with the KV blocks at any pool sizes: no steady state then."""
     lengths, network = problem.lengths, problem.task.network
     seconds = problem.trusted.whole_s
@@ -264,22 +419,22 @@ def _link_too_slow(problem: _Problem) -> str | None:
     )
 
 
-def _bounded(problem: _Problem, option: Option) -> Bounded:
-    spare = problem.task.spare_workers
-    least = least_workers(option, problem.lengths, problem.obliged) + spare
-    likely = least_workers(option, problem.lengths, problem.trusted) + spare
+def _bounded(problem: Problem, option: Option) -> Bounded:
+    oracle = problem.oracle
+    least = oracle.enough(option, least_workers(option, problem.lengths, problem.obliged))
+    likely = oracle.enough(option, least_workers(option, problem.lengths, problem.trusted))
     return Bounded(option, least, problem.limits.most(option.type), likely)
 
 
-def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, bool, float]:
-    """Search fleets of any mix under level 0's value; returns (best, value, cuts, exhausted, bound).
+def _beyond(problem: Problem, level0: _Level0) -> tuple[Counts, float, int, bool]:
+    """Search fleets of any mix under level 0's value; returns (best, value, cuts, exhausted).
 
     Each GPU and TP degree takes part with the token budget that did best at level 0. The master proposes the
     fleet expected to carry most for less than the incumbent; a fleet that fails is cut away with everything
     below it, one that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted
     in simulated requests, not in seconds, so that the answer does not depend on the machine.
     """
-    task, oracle = problem.task, problem.oracle
+    oracle = problem.oracle
     best, value = level0.search.best, level0.search.value
     assert best is not None
     options = _best_settings(problem, level0)
@@ -303,17 +458,9 @@ def _beyond(problem: _Problem, level0: _Level0) -> tuple[Counts, float, int, boo
             value = objective(best)
         else:
             cuts.append(counts)
-    problem.progress("lower bound over all fleets")
-    lower = bound(
-        _envelopes(level0.options),
-        to_classes(problem.trace),
-        problem.limits,
-        obliged=problem.trusted,
-        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
-        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
-    )
+        problem.watch(Standing(value, problem.lower, oracle.simulations))
     best = tuple((option, count) for option, count in best if count)
-    return best, value, len(cuts), exhausted, lower if lower is not None else value
+    return best, value, len(cuts), exhausted
 
 
 def _envelopes(options: Sequence[Option]) -> list[Option]:
@@ -334,7 +481,7 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
     ]  # fmt: skip
 
 
-def _best_settings(problem: _Problem, level0: _Level0) -> list[Option]:
+def _best_settings(problem: Problem, level0: _Level0) -> list[Option]:
     """One option per role, GPU and TP: the token budget that needs fewest workers, as far as known."""
     chosen: dict[tuple[str, str, int], Option] = {}
     search = level0.search
@@ -377,7 +524,7 @@ def _stripped(fleet: Counts, oracle: Oracle) -> Counts:
     return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
 
 
-def _prefer_uncapped(problem: _Problem, level0: _Level0) -> None:
+def _prefer_uncapped(problem: Problem, level0: _Level0) -> None:
     """Of equal offers take the GPUs without a power cap: they are never slower, and cost the same."""
     search = level0.search
     assert search.best is not None
@@ -416,7 +563,7 @@ def _check_minimal(search: Search, oracle: Oracle) -> None:
         search.refuted["monotonicity"] = "a fleet holds although a larger one of its kind does not"
 
 
-def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
+def _neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
     """Every fleet with one worker fewer, simulated to the end; and what relaxing its failing limit saves."""
     neighbours, sentences = [], []
     for i, (option, count) in enumerate(best):
@@ -434,7 +581,7 @@ def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...],
             len(failing) == 1
             and verdict.is_steady
             and verdict.attainment_holds
-            and not problem.task.spare_workers
+            and not (problem.task.spare_workers or problem.task.spare_nodes or problem.oracle.spot)
         ):
             line = failing[0]
             if line.value_s <= _NEAR * line.limit.limit_s:
@@ -451,7 +598,7 @@ def _neighbours(problem: _Problem, best: Counts) -> tuple[tuple[Neighbour, ...],
     return tuple(neighbours), tuple(sentences)
 
 
-def _if_steps_take_longer(problem: _Problem, fleet: Fleet) -> tuple[str, bool]:
+def _if_steps_take_longer(problem: Problem, fleet: Fleet) -> tuple[str, bool]:
     """What happens if the fits err to the bad side, all steps longer by their error at once; is it kept?"""
     latencies = [pool.type.latency for pool in fleet.pools]
     shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
@@ -465,6 +612,71 @@ def _if_steps_take_longer(problem: _Problem, fleet: Fleet) -> tuple[str, bool]:
     share = f"{100 * max(shares):.2g} %"
     sentence = f"if every step took {share} longer, the error of the fits: {_why(verdict, problem.slo)}"
     return sentence, verdict.holds
+
+
+def _insurance(
+    problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int
+) -> tuple[tuple[Alternative, ...], tuple[str, ...]]:
+    """What a robust plan costs more than one for what is expected, and how it does then."""
+    task = problem.task
+    if task.robust == Robust():
+        return (), ()
+    problem.progress("the plan for what is expected, to price the insurance")
+    expected = pose(
+        replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=problem.deadline,
+        progress=problem.progress,
+    )  # fmt: skip
+    plain = search(expected)
+    saved = found.value - plain.value
+    unit = OBJECTIVE_UNITS[task.objective]
+    label = "not insured: step times and traffic as expected"
+    row = Alternative(label, expected.oracle.fleet(plain.best), plain.value, _more(plain.value, found.value))
+    counts = counts_of(problem.oracle.fleet(found.best), plain.level0.options)
+    sentences = [
+        f"planned for steps {100 * task.robust.step_times_frac:g} % longer and "
+        f"{100 * task.robust.traffic_frac:g} % more traffic than expected; this insurance costs {saved:.4g} "
+        f"{unit} ({_more(found.value, plain.value)})"
+    ]
+    if counts is not None:
+        _, verdict = expected.oracle.verdict(expected.oracle.fleet(counts), record=True)
+        values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
+        sentences.append(f"if all comes as expected, {values}")
+    return (row,), tuple(sentences)
+
+
+def _on_spot(problem: Problem, found: Found) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the plan takes for granted of its spot workers, and a run in which they are taken away at once."""
+    fleet, oracle = problem.oracle.fleet(found.best), problem.oracle
+    first = 0
+    sentences: list[str] = []
+    events: list[Disturbance] = []
+    middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
+    for pool, (option, count) in zip(fleet.pools, found.best, strict=True):
+        if terms := oracle.spot.get(option.type.gpu.name):
+            down = oracle.spot_down(option, count)
+            sentences.append(
+                f"{pool.name}: of {count} spot workers {down} may be down at once, more are so in "
+                f"{100 * SPOT_RISK_FRAC:g} % of the time at most ({terms.interruptions_per_h:g} "
+                f"interruptions per worker and hour, back after {show_s(terms.restart_s)}, each on its own); "
+                "the SLO holds without them"
+            )
+            for worker in range(first, first + down):
+                events += [Disturbance(middle_s, "down", worker),
+                           Disturbance(middle_s + terms.restart_s, "up", worker)]  # fmt: skip
+        first += pool.count
+    if not sentences:
+        return (), ()
+    warnings = ["spot workers need nodes of your cloud's spot market: no manifest asks for them"]
+    if events:
+        _, verdict = oracle.verdict(replace(fleet, disturbances=tuple(events)), record=True)
+        sentence = (
+            f"if they go at once in the middle of the trace, their requests begin anew: "
+            f"{_why(verdict, problem.slo)}"
+        )
+        sentences.append(sentence)
+        if not verdict.holds:
+            warnings.append(sentence)
+    return tuple(sentences), tuple(warnings)
 
 
 def _why(verdict: Verdict, slo: Slo) -> str:
@@ -496,7 +708,7 @@ def _used_up(limits: Limits, best: Counts) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _alternatives(problem: _Problem, level0: _Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
+def _alternatives(problem: Problem, level0: _Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
     """The best of simpler kinds, and the best known of every single GPU type with mixed pools."""
     oracle, search = problem.oracle, level0.search
     rows = []
@@ -586,9 +798,7 @@ def _warnings(fleet: Fleet, simulation: Simulation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(sentences))
 
 
-def _assumptions(
-    problem: _Problem, slo_note: str | None, simulation: Simulation, *, trusts_separation: bool
-) -> tuple[str, ...]:
+def _assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: bool) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
     work = problem.trusted
     window_s, residences = _residences(simulation)
@@ -618,7 +828,7 @@ def _assumptions(
         sentences.append(
             "a decode pool too small behind instant prefill is too small behind any prefill pool"
         )
-    return tuple(sentences + ([slo_note] if slo_note else []))
+    return tuple(sentences + ([problem.slo_note] if problem.slo_note else []))
 
 
 def _prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:
@@ -635,6 +845,63 @@ def _prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:
         )
         prices.append(f"{gpu.name} {gpu.price_usd_per_h:g} USD/h ({origin})")
     return "; ".join(prices)
+
+
+def _most_traffic(
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    answers: Answers,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+) -> Throughput:
+    """The most requests per second that a fleet of level 0 within the limits carries, to RATE_STEP_FRAC.
+
+    A rate is refuted by the exhausted search of level 0 at it, and then so are all higher ones: more traffic
+    is never easier to carry, an assumption beside monotonicity in the workers.
+    """
+
+    def carries(rate_rps: float) -> bool:
+        at = replace(task, objective="cost", rate_rps=rate_rps)
+        progress(f"most traffic: {rate_rps:g} requests/s")
+        problem = pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers)
+        level0 = _level0(problem, any_will_do=True)
+        if level0.search.best is None and not level0.search.is_exhausted:
+            raise PlannerError("the most traffic was not found within the time limit; raise --time-limit")
+        return level0.search.best is not None
+
+    rate_rps = float(f"{trace.rate_rps:.3g}")
+    holds, failed = (0.0, rate_rps) if not carries(rate_rps) else (rate_rps, math.inf)
+    while not holds:
+        if failed * trace.duration_s < 2 * _FEWEST_REQUESTS:
+            raise _infeasible_at_any_rate(task, failed)
+        if carries(failed / 2):
+            holds = failed / 2
+        else:
+            failed /= 2
+    while math.isinf(failed):
+        if carries(2 * holds):
+            holds *= 2
+        else:
+            failed = 2 * holds
+    while failed > holds * (1 + RATE_STEP_FRAC):
+        middle = float(f"{math.sqrt(holds * failed):.4g}")
+        if not holds < middle < failed:
+            break
+        if carries(middle):
+            holds = middle
+        else:
+            failed = middle
+    return Throughput(holds, failed)
+
+
+def _infeasible_at_any_rate(task: Task, rate_rps: float) -> InfeasibleError:
+    return InfeasibleError(
+        f"capacity: no fleet within the limits keeps the SLO even at {rate_rps:.3g} requests/s; raise limits "
+        "or stock, or relax the SLO",
+        kind="capacity", constraint="limits", relaxation="more of what limits: and fleet: gpus allow",
+    )  # fmt: skip
 
 
 def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
@@ -659,7 +926,7 @@ def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError
     )  # fmt: skip
 
 
-def _infeasible(problem: _Problem, level0: _Level0) -> PlannerError:
+def _infeasible(problem: Problem, level0: _Level0) -> PlannerError:
     """Name what binds and the smallest relaxation.
 
     Each limit is lifted alone, and the fleet that needs least of it looked for; if no single one is enough,

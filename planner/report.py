@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from planner.simulator.replay import spared
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""A table of text: its head and its lines."""
 
 HOURS_PER_MONTH = 730
 PERCENTILES = (0.5, 0.9, 0.99)
@@ -122,7 +125,8 @@ def _limit(limit: Limit) -> str:
     return f"{_percent(limit.percentile_frac)} {WHAT[limit.metric]} {show_s(limit.limit_s)}"
 
 
-def _figures(plan: Plan) -> str:
+def headline(plan: Plan) -> list[tuple[str, str, str]]:
+    """The figures one asks for first: name, value, note."""
     fleet, certificate, power = plan.fleet, plan.certificate, plan.power
     if certificate.level0_exact and certificate.beyond_exact:
         proved, over = "proved cheapest", "over every fleet of the universe"
@@ -131,7 +135,7 @@ def _figures(plan: Plan) -> str:
     else:
         proved, over = "not closed", f"gap to the bound {_percent(certificate.gap_frac)}"
     month_usd = fleet.price_usd_per_h * HOURS_PER_MONTH
-    cells = [
+    return [
         ("Cost", _usd(fleet.price_usd_per_h) + "/h", f"{month_usd:,.0f} USD per month"),
         ("GPUs", str(fleet.gpus), _count(fleet.workers, "worker")),
         ("Power", f"{fleet.power_w / 1e3:,.1f} kW",
@@ -140,14 +144,18 @@ def _figures(plan: Plan) -> str:
          f"{_percent(plan.verdict.attainment_frac)} of requests keep all limits"),
         ("Certificate", proved, over),
     ]  # fmt: skip
+
+
+def _figures(plan: Plan) -> str:
     return "<dl class=figures>" + "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
-        for name, value, note in cells
+        for name, value, note in headline(plan)
     ) + "</dl>"  # fmt: skip
 
 
-def _fleet_table(fleet: Fleet) -> str:
-    rows = [
+def fleet_rows(fleet: Fleet) -> Rows:
+    """A line per pool."""
+    rows: list[tuple[str, ...]] = [
         (
             pool.name, pool.role, str(pool.count), f"{pool.type.gpus} × {pool.type.gpu.name}",
             f"{pool.count * pool.type.gpus}", f"{pool.type.max_num_batched_tokens:,}",
@@ -168,6 +176,17 @@ def _fleet_table(fleet: Fleet) -> str:
         "kW",
         "USD/h",
     )
+    return head, rows
+
+
+def _fleet_table(fleet: Fleet) -> str:
+    return table(*fleet_rows(fleet), numeric=range(2, 10), skip=(3,)) + (
+        f"<p class=note>{escape(policies_line(fleet))}</p>"
+    )
+
+
+def policies_line(fleet: Fleet) -> str:
+    """How the fleet batches and routes, and what its power caps mean."""
     policies, network = fleet.policies, fleet.network
     text = f"Batching {policies.batching}; requests are routed by {policies.routing}"
     if any(pool.role == "prefill" for pool in running(fleet)):
@@ -176,14 +195,14 @@ def _fleet_table(fleet: Fleet) -> str:
             f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s, {network.transfer}"
         )
     capped = {pool.type.gpu.name: pool.type.gpu for pool in running(fleet) if is_capped(pool.type.gpu)}
-    text += "." + "".join(
+    return f"{text}." + "".join(
         f" {name} means nvidia-smi -pl {gpu.power_w:g} on its nodes." for name, gpu in capped.items()
     )
-    return table(head, rows, numeric=range(2, 10), skip=(3,)) + f"<p class=note>{escape(text)}</p>"
 
 
-def _slo_table(plan: Plan) -> str:
-    rows = [
+def slo_rows(plan: Plan) -> Rows:
+    """A line per promise: what was asked, what the simulation says, the verdict."""
+    rows: list[tuple[str, ...]] = [
         (
             _limit(line.limit), line.limit.name, show_s(line.limit.limit_s), _value(line),
             _percent(line.kept_frac), _verdict_word(line.holds),
@@ -197,7 +216,18 @@ def _slo_table(plan: Plan) -> str:
             (f"{needed} of requests keep all limits at once", "attainment", needed, found, found,
              _verdict_word(verdict.attainment_holds))
         )  # fmt: skip
-    head = ("Promise", "Name", "Limit", "Simulated", "Kept by", "Verdict")
+    return ("Promise", "Name", "Limit", "Simulated", "Kept by", "Verdict"), rows
+
+
+def _slo_table(plan: Plan) -> str:
+    note = f"<p class=note>{escape(measured_line(plan))}</p>"
+    percentiles = table(*percentile_rows(plan), numeric=range(1, 5))
+    return table(*slo_rows(plan), numeric=range(2, 5)) + note + f"<div class=below>{percentiles}</div>"
+
+
+def measured_line(plan: Plan) -> str:
+    """Whether the queue grows, who was turned away, and when was measured."""
+    verdict = plan.verdict
     steady = (
         "The queue does not grow: the last requests of the run are served as promptly as the first."
         if verdict.is_steady
@@ -206,11 +236,10 @@ def _slo_table(plan: Plan) -> str:
     rejected = f" {_count(verdict.rejected, 'request')} did not fit any worker." if verdict.rejected else ""
     start_s, end_s = plan.simulation.window_s
     window = f" Measured from {show_s(start_s)} to {show_s(end_s)} of the trace, after the warm-up."
-    note = f"<p class=note>{escape(steady + rejected + window)}</p>"
-    return table(head, rows, numeric=range(2, 5)) + note + _percentiles(plan)
+    return steady + rejected + window
 
 
-def _percentiles(plan: Plan) -> str:
+def percentile_rows(plan: Plan) -> Rows:
     """Every metric's spread, whether promised or not."""
     simulation = plan.simulation
     inside = measured(simulation)
@@ -228,7 +257,7 @@ def _percentiles(plan: Plan) -> str:
     rows = [
         (name, *(f"{mark}{_seconds(seconds)}" for seconds in found.values())) for name, mark, found in spreads
     ]
-    return f"<div class=below>{table(head, rows, numeric=range(1, 5))}</div>"
+    return head, rows
 
 
 def _value(line: Line) -> str:
@@ -243,9 +272,10 @@ def _verdict_word(holds: bool) -> str:
     return "✓\u00a0kept" if holds else "✗\u00a0missed"
 
 
-def _charts(plan: Plan) -> str:
+def figures(plan: Plan) -> list[tuple[Any, str]]:
+    """Altair charts of latencies and load, each with its caption."""
     simulation = plan.simulation
-    figures = []
+    found: list[tuple[Any, str]] = []
     always: list[Metric] = ["ttft", "tbt"]
     for metric in dict.fromkeys(always + [limit.metric for limit in plan.slo.limits]):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]
@@ -259,24 +289,29 @@ def _charts(plan: Plan) -> str:
             caption += f"; the curve passes above the circle where {shown} is kept"
         if curve.every > 1:
             caption += f" (one run of engine steps in {curve.every})"
-        figures.append((charts.distribution_chart(curve, metric, limits), f"{caption}."))
+        found.append((charts.distribution_chart(curve, metric, limits), f"{caption}."))
     busy = charts.busy_chart(plan.fleet, simulation)
     if busy is not None:
-        figures.append((busy, "How busy the workers of each pool are."))
-    figures.append((charts.queue_chart(simulation), "Requests in the fleet: in a batch, or waiting for one."))
+        found.append((busy, "How busy the workers of each pool are."))
+    found.append((charts.queue_chart(simulation), "Requests in the fleet: in a batch, or waiting for one."))
+    return found
+
+
+def _charts(plan: Plan) -> str:
     return "<div class=charts>" + "".join(
         f'<figure role="img" aria-label="{escape(caption)}">{charts.chart_svg(chart)}'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
-        for chart, caption in figures
+        for chart, caption in figures(plan)
     ) + "</div>"  # fmt: skip
 
 
-def _alternatives(plan: Plan) -> str:
+def alternative_rows(plan: Plan) -> Rows:
+    """The plan and what else it could be."""
     certificate = plan.certificate
-    if not plan.alternatives:
-        return "<p>No other fleet was compared.</p>"
     head = ("Alternative", "Fleet", certificate.unit, "Against the plan", "Note")
-    rows = [("This plan", describe(plan.fleet), _amount(certificate.value, certificate.unit), "", "")]
+    rows: list[tuple[str, ...]] = [
+        ("This plan", describe(plan.fleet), _amount(certificate.value, certificate.unit), "", "")
+    ]
     rows += [
         (
             alternative.label,
@@ -287,17 +322,29 @@ def _alternatives(plan: Plan) -> str:
         )
         for alternative in plan.alternatives
     ]
+    return head, rows
+
+
+def alternatives_chart(plan: Plan) -> tuple[Any, str]:
+    """The same as bars, with its caption."""
+    certificate = plan.certificate
     bars = [charts.Bar("this plan", certificate.value, is_plan=True)]
     bars += [
         charts.Bar(alternative.label, alternative.objective, at_least=alternative.at_least)
         for alternative in plan.alternatives
         if 0 <= alternative.objective < float("inf") and alternative.fleet != plan.fleet
     ]
-    chart = charts.chart_svg(charts.bars_chart(bars, certificate.unit))
     caption = f"{certificate.unit} of the plan (blue) and its alternatives; an open bar is a lower bound."
+    return charts.bars_chart(bars, certificate.unit), caption
+
+
+def _alternatives(plan: Plan) -> str:
+    if not plan.alternatives:
+        return "<p>No other fleet was compared.</p>"
+    chart, caption = alternatives_chart(plan)
     return (
-        table(head, rows, numeric=(2, 3))
-        + f'<figure class=wide role="img" aria-label="{escape(caption)}">{chart}'
+        table(*alternative_rows(plan), numeric=(2, 3))
+        + f'<figure class=wide role="img" aria-label="{escape(caption)}">{charts.chart_svg(chart)}'
         + f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
@@ -323,7 +370,8 @@ def _difference(alternative: Alternative, value: float) -> str:
     return f"{'at least ' if alternative.at_least else ''}{more:+.1%}".replace("%", " %")
 
 
-def _proof(plan: Plan) -> str:
+def proof_lines(plan: Plan) -> list[str]:
+    """What was found, what was proved over what, and by how many simulations."""
     certificate = plan.certificate
     unit = certificate.unit
     value, level0, bound = (
@@ -350,17 +398,24 @@ def _proof(plan: Plan) -> str:
         f"{_count(certificate.simulations, 'simulation')}, {_count(certificate.cuts, 'cut')}, seed "
         f"{certificate.seed}.",
     ]
-    neighbours = table(
-        ("One worker fewer of", "Type", "Holds", "Why"),
-        [
-            (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", n.reason)
-            for n in certificate.neighbours
-        ],
-    )
+    return lines
+
+
+def neighbour_rows(plan: Plan) -> Rows:
+    """Every fleet with one worker fewer, and why it fails."""
+    head = ("One worker fewer of", "Type", "Holds", "Why")
+    return head, [
+        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", n.reason)
+        for n in plan.certificate.neighbours
+    ]
+
+
+def _proof(plan: Plan) -> str:
+    certificate = plan.certificate
     refuted = table(("Ruled out", "How we know"), [(r.label, r.reason) for r in certificate.refuted])
     return (
-        _bullets(lines)
-        + ("<h3>Neighbours</h3>" + neighbours if certificate.neighbours else "")
+        _bullets(proof_lines(plan))
+        + ("<h3>Neighbours</h3>" + table(*neighbour_rows(plan)) if certificate.neighbours else "")
         + "<h3>Over these fleets</h3>" + _universe(certificate.universe)
         + "<h3>Assuming</h3>" + _bullets(certificate.assumptions, "Nothing beyond the simulator's rules.")
         + (f"<details><summary>{_count(len(certificate.refuted), 'kind')} of fleet ruled out</summary>"

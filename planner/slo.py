@@ -7,7 +7,8 @@
             host_overhead: 2 ms}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
-    spare: 1 worker
+    spare: 1 worker                        # or 1 node
+    robust: {step_times: 10 %, traffic: 10 %}
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
 is quietly dropped would certify the wrong fleet.
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from planner.domain import Gpu, Limit, Metric, Network, Slo
+from planner.domain import SPOT, Gpu, Limit, Metric, Network, Slo
 from planner.errors import CatalogError, InputError
 from planner.files import read_yaml
 from planner.units import quantity
@@ -31,10 +32,15 @@ if TYPE_CHECKING:
     from planner.catalog import Catalog
 
 Scale = Literal["superpose", "compress", "thin"]
-Objective = Literal["cost", "power", "gpus"]
+Objective = Literal["cost", "power", "gpus", "throughput"]
+SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine and its weights
+SAME_AS_COST = (
+    "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
+)
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
-_SPARE = re.compile(r"(\d+)\s*(?:workers?)?")
+_SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
+_PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +74,35 @@ class SloPreset:
 
 
 @dataclass(frozen=True, slots=True)
+class Spot:
+    """A GPU on the spot market: a worker is interrupted so often, and is back `restart_s` later."""
+
+    price_usd_per_h: float
+    interruptions_per_h: float
+    restart_s: float = SPOT_RESTART_S
+
+    @property
+    def down_frac(self) -> float:
+        """Share of the time that a worker is down: restart / (mean time up + restart)."""
+        down = self.interruptions_per_h * self.restart_s / 3600
+        return down / (1 + down)
+
+
+@dataclass(frozen=True, slots=True)
+class Robust:
+    """The plan must hold if every step takes, and the traffic is, this share more than we think."""
+
+    step_times_frac: float = 0.0
+    traffic_frac: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """What is asked: one LLM, one promise, the traffic and the machines we may use.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None meaning as
     many as it takes. With `slowdowns` the limits of `slo` are still to be derived from the reference worker.
+    A plan runs around the clock, so `prices_usd_per_h` holds the reserved price where there is one.
     """
 
     llm: str
@@ -84,6 +114,8 @@ class Task:
     scale: Scale = "superpose"
     window: str | None = None
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
+    reserved: frozenset[str] = frozenset()  # GPUs of which that is the reserved price
+    spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
     objective: Objective = "cost"
@@ -91,15 +123,30 @@ class Task:
     cost_limit_usd_per_h: float | None = None
     gpu_limit: int | None = None
     spare_workers: int = 0
+    spare_nodes: int = 0
+    robust: Robust = Robust()
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
-        """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here."""
-        gpus = (catalog.gpu(name) for name, count in self.stock.items() if count != 0)
+        """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
+
+        A GPU with a spot price is there twice, the second time as "h100-80g@spot"; both share one stock.
+        """
+        gpus = [catalog.gpu(name) for name, count in self.stock.items() if count != 0]
         prices = self.prices_usd_per_h
-        return tuple(
+        firm = [
             replace(gpu, price_usd_per_h=prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h)))
             for gpu in gpus
-        )
+        ]
+        on_spot = [
+            replace(gpu, name=gpu.name + SPOT, price_usd_per_h=terms.price_usd_per_h)
+            for gpu in gpus
+            if (terms := self.spot_terms(gpu)) is not None
+        ]
+        return (*firm, *on_spot)
+
+    def spot_terms(self, gpu: Gpu) -> Spot | None:
+        """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""
+        return self.spot.get(gpu.name.removesuffix(SPOT), self.spot.get(gpu.base))
 
 
 def read_task(path: Path, catalog: Catalog) -> Task:
@@ -115,7 +162,7 @@ def read_task(path: Path, catalog: Catalog) -> Task:
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
     """The same from a mapping, as the UI holds it; `where` opens every error message."""
-    known = ("llm", "slo", "preset", "traffic", "fleet", "objective", "limits", "spare")
+    known = ("llm", "slo", "preset", "traffic", "fleet", "objective", "limits", "spare", "robust")
     refuse_unknown(document, known, where)
     if not isinstance(document.get("llm"), str):
         found = repr(document["llm"]) if "llm" in document else "nothing"
@@ -138,10 +185,11 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     try:
         llm = catalog.llm(document["llm"]).name
         stock = _stock(fleet.get("gpus"), catalog, f"{where}: fleet: gpus")
-        prices = _prices(fleet.get("prices"), catalog, f"{where}: fleet: prices")
+        prices, reserved, spot = _prices(fleet.get("prices"), catalog, f"{where}: fleet: prices")
     except CatalogError as error:
         raise type(error)(_placed(error, where)) from None
-    return Task(
+    spare_workers, spare_nodes = _spare(document.get("spare"), f"{where}: spare")
+    task = Task(
         llm=llm,
         slo=preset.slo if preset else parse_slo(document["slo"], where=f"{where}: slo"),
         stock=stock,
@@ -153,14 +201,21 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         ),
         window=window,
         prices_usd_per_h=prices,
+        reserved=reserved,
+        spot=spot,
         network=_network(fleet.get("network"), f"{where}: fleet: network"),
         host_overhead_s=_host_overhead_s(fleet.get("host_overhead", 0.0), f"{where}: fleet: host_overhead"),
         objective=_objective(document.get("objective", "cost"), f"{where}: objective"),
         power_limit_w=_optional(limits, "power", "w", f"{where}: limits"),
         cost_limit_usd_per_h=_optional(limits, "cost", "usd_per_h", f"{where}: limits"),
         gpu_limit=_count(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
-        spare_workers=_spare(document.get("spare"), f"{where}: spare"),
+        spare_workers=spare_workers,
+        spare_nodes=spare_nodes,
+        robust=_robust(document, where),
     )
+    if task.objective == "throughput":
+        _check_throughput(task, where)
+    return task
 
 
 def parse_slo(document: Any, *, where: str) -> Slo:
@@ -277,23 +332,71 @@ def _stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]
     return stock
 
 
-def _prices(document: Any, catalog: Catalog, where: str) -> dict[str, float]:
+def _prices(
+    document: Any, catalog: Catalog, where: str
+) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
+    """Prices of firm workers, the GPUs of which they are the reserved ones, and the terms of spot workers."""
     prices: dict[str, float] = {}
-    for asked, price in (_mapping(document, where) if document is not None else {}).items():
-        name = catalog.gpu(str(asked)).name
-        if name in prices:
-            raise InputError(f"{where}: {asked} is {name}, which is given twice; keep one")
-        prices[name] = quantity(price, "usd_per_h", where=f"{where}: {asked}")
-        if prices[name] < 0:
-            raise InputError(f"{where}: {asked}: must be >= 0, found {price!r}")
-    return prices
+    reserved: set[str] = set()
+    spot: dict[str, Spot] = {}
+    seen: set[str] = set()
+    for asked, given in (_mapping(document, where) if document is not None else {}).items():
+        name, here = catalog.gpu(str(asked)).name, f"{where}: {asked}"
+        if name in seen:
+            raise InputError(f"{here} is {name}, which is given twice; keep one")
+        seen.add(name)
+        if not isinstance(given, Mapping):
+            prices[name] = _at_least_0(given, "usd_per_h", here)
+            continue
+        refuse_unknown(given, _PRICE_KEYS, here)
+        firm = {
+            kind: _at_least_0(given[kind], "usd_per_h", f"{here}: {kind}")
+            for kind in ("on_demand", "reserved")
+            if kind in given
+        }
+        if firm:
+            kind = min(firm, key=lambda kind: firm[kind])
+            prices[name] = firm[kind]
+            if kind == "reserved":
+                reserved.add(name)
+        if "spot" in given:
+            if "spot_interruptions_per_h" not in given:
+                raise InputError(f"{here}: spot: needs spot_interruptions_per_h too, such as 0.05")
+            spot[name] = Spot(
+                _at_least_0(given["spot"], "usd_per_h", f"{here}: spot"),
+                _number(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
+                _positive(given.get("spot_restart", SPOT_RESTART_S), "s", f"{here}: spot_restart"),
+            )
+        elif any(key.startswith("spot_") for key in given):
+            raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
+    return prices, frozenset(reserved), spot
+
+
+def _robust(document: Mapping[str, Any], where: str) -> Robust:
+    section = _section(document, "robust", ("step_times", "traffic"), where)
+    return Robust(
+        _number(section.get("step_times", 0.0), f"{where}: robust: step_times"),
+        _number(section.get("traffic", 0.0), f"{where}: robust: traffic"),
+    )
+
+
+def _check_throughput(task: Task, where: str) -> None:
+    """The rate is what is looked for, so it must not be given, and something must bound it."""
+    if task.rate_rps is not None:
+        raise InputError(
+            f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
+            "drop one of the two"
+        )
+    limits = (task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    if limits == (None, None, None) and None in task.stock.values():
+        raise InputError(
+            f"{where}: objective throughput has no end without a limit; set limits: {{cost: 500 usd/h}}, or "
+            "a stock of every GPU"
+        )
 
 
 def _host_overhead_s(value: Any, where: str) -> float:
-    seconds = quantity(value, "s", where=where)
-    if seconds < 0:
-        raise InputError(f"{where}: must be >= 0, found {value!r}")
-    return seconds
+    return _at_least_0(value, "s", where)
 
 
 def _network(document: Any, where: str) -> Network:
@@ -306,10 +409,7 @@ def _network(document: Any, where: str) -> Network:
         bandwidth = _positive(lines["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
         network = replace(network, bandwidth_bytes_per_s=bandwidth)
     if "latency" in lines:
-        latency_s = quantity(lines["latency"], "s", where=f"{where}: latency")
-        if latency_s < 0:
-            raise InputError(f"{where}: latency: must be >= 0, found {lines['latency']!r}")
-        network = replace(network, latency_s=latency_s)
+        network = replace(network, latency_s=_at_least_0(lines["latency"], "s", f"{where}: latency"))
     if "transfer" in lines:
         transfer = _one_of(lines["transfer"], ("serialised", "layerwise"), f"{where}: transfer")
         network = replace(network, transfer=cast(Literal["serialised", "layerwise"], transfer))
@@ -317,18 +417,20 @@ def _network(document: Any, where: str) -> Network:
 
 
 def _objective(value: object, where: str) -> Objective:
-    if value == "throughput":
-        raise InputError(
-            f"{where}: throughput is not planned yet; use cost, power or gpus at a traffic: rate"
-        )
+    if value == SAME_AS_COST:
+        return "cost"
     return cast(Objective, _one_of(value, get_args(Objective), where))
 
 
-def _spare(value: object, where: str) -> int:
+def _spare(value: object, where: str) -> tuple[int, int]:
+    """(workers, nodes) of which one is 0."""
     match = _SPARE.fullmatch("0" if value is None else str(value).strip())
     if match is None or len(match[1]) > 4:
-        raise InputError(f"{where}: expected a number of workers such as '1 worker', found {value!r}")
-    return int(match[1])
+        raise InputError(
+            f"{where}: expected a number of workers or nodes such as '1 worker' or '1 node', found {value!r}"
+        )
+    count = int(match[1])
+    return (0, count) if (match[2] or "").startswith("node") else (count, 0)
 
 
 def _section(document: Mapping[str, Any], name: str, known: tuple[str, ...], where: str) -> dict[str, Any]:
@@ -354,6 +456,28 @@ def _one_of(value: object, known: tuple[str, ...], where: str) -> str:
 
 def _optional(section: Mapping[str, Any], key: str, unit: str, where: str) -> float | None:
     return _positive(section[key], unit, f"{where}: {key}") if key in section else None
+
+
+def _at_least_0(value: object, unit: str, where: str) -> float:
+    number = quantity(value, unit, where=where)
+    if number < 0:
+        raise InputError(f"{where}: must be >= 0, found {value!r}")
+    return number
+
+
+def _number(value: object, where: str, *, most: float = 1.0) -> float:
+    """0.1 or "10 %"."""
+    text = str(value).strip()
+    is_percent = text.endswith("%")
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = float(text.removesuffix("%")) / (100 if is_percent else 1)
+    except ValueError:
+        number = float("nan")
+    if not 0 <= number <= most:
+        raise InputError(f"{where}: expected a number from 0 to {most:g} such as 0.1, found {value!r}")
+    return number
 
 
 def _positive(value: object, unit: str, where: str) -> float:

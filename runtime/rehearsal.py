@@ -1,6 +1,6 @@
 """An engine that only keeps time: `vllm serve`'s endpoints, each step as long as a fit says.
 
-    python -m runtime.rehearsal --port 8001 '{"model": ..., "latency": {...}, "max_num_seqs": 256, ...}'
+    python -m runtime.rehearsal --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
 
 It batches as vLLM v1 does (decodes first, then prompts in order of arrival, in chunks, while seats and KV
 last; no preemption: a request reserves its prompt and output) and writes the same step log. With it the
@@ -149,8 +149,8 @@ class Engine:
 class Server:
     """/v1/completions of token ids, /health and the metrics that runtime/ reads."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
-        self.engine, self.model = engine, model
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.app = web.Application(client_max_size=64 * 2**20)
         self.app.add_routes(
             [
@@ -213,7 +213,7 @@ async def serve(told: dict[str, Any], port: int) -> None:
         latency, kv_tokens=told["kv_tokens"], max_num_seqs=told["max_num_seqs"],
         max_num_batched_tokens=told["max_num_batched_tokens"], log=StepLog(Path(path)) if path else None,
     )  # fmt: skip
-    runner = web.AppRunner(Server(engine, told["model"]).app, access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     steps = asyncio.ensure_future(engine.run())

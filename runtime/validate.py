@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ import aiohttp
 import numpy as np
 
 from planner import files
-from planner.domain import Fleet, Slo
+from planner.domain import Fleet, Policies, Slo
 from planner.errors import InputError, PlannerError
 from planner.manifests.engine import running
 from planner.output import fleet_document
@@ -48,7 +48,6 @@ from runtime.replay import JournalFile, prompt, replay
 from runtime.router import Router, Settings, listening
 from runtime.workers import (
     Commands,
-    Patience,
     Worker,
     Workers,
     model_folder,
@@ -156,7 +155,6 @@ def validate(
     out: Path,
     *,
     tolerances: Tolerances | None = None,
-    patience: Patience | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Validation:
     """Measure what `out` lacks, compare, and write all files.
@@ -167,7 +165,7 @@ def validate(
     journal = JournalFile(out / "journal.jsonl", wanted.identity())
     missing = journal.read().missing(wanted.trace)
     if missing:
-        measuring = _measure(wanted, out, journal, missing, patience, progress)
+        measuring = _measure(wanted, out, journal, missing, progress)
         try:
             asyncio.run(until_signalled(measuring))
         except asyncio.CancelledError:
@@ -224,7 +222,6 @@ async def _measure(
     out: Path,
     journal: JournalFile,
     missing: list[int],
-    patience: Patience | None,
     progress: Callable[[str], None],
 ) -> None:
     """Start everything, send the missing requests, write down how it went."""
@@ -232,7 +229,7 @@ async def _measure(
     spots = places(wanted.fleet, out / "engines", devices)
     part = len(journal.read().parts)
     progress(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
-    async with started(spots, commands, patience) as group:
+    async with started(spots, commands) as group:
         router = Router(
             group.workers, wanted.fleet.llm.name, wanted.fleet.policies,
             Settings(max_in_flight=10**9), seed=wanted.seed,
@@ -265,8 +262,13 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     """How to start an engine, and how many GPUs there are for them (None: they need none)."""
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
+    policies = wanted.fleet.policies
+    ours = Policies(routing=policies.routing, decode_routing=policies.decode_routing)
+    for name, value in asdict(policies).items():
+        if isinstance(value, str) and value != (own := getattr(ours, name)):
+            raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
     if wanted.engine == "rehearsal":
-        return rehearsal_commands(wanted.fleet), None
+        return rehearsal_commands(), None
     if not is_installed():
         raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")
     model = wanted.fleet.llm.name
@@ -289,7 +291,6 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     tokens = int(np.median(trace.input_tokens))
     body = {
         "model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0,
-        "prompt": prompt(tokens, 0, wanted.seed + 1),
     }  # fmt: skip
 
     async def one(number: int) -> None:

@@ -331,14 +331,12 @@ def _on_cpu(
     }
 
 
-def rehearsal_commands(fleet: Fleet) -> Commands:
+def rehearsal_commands() -> Commands:
     """Engines that only keep time, as each pool's fit predicts: runtime/rehearsal.py."""
 
     def command(place: Place, port: int) -> Command:
         kind = place.pool.type
         told: dict[str, Any] = {
-            "model": fleet.llm.name,
-            "role": place.pool.role,
             "kv_tokens": kind.kv_tokens,
             "max_num_seqs": kind.max_num_seqs,
             "max_num_batched_tokens": kind.max_num_batched_tokens,

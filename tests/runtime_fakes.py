@@ -61,7 +61,7 @@ async def engines(roles: Sequence[Role], latency: StepLatency = LATENCY) -> Asyn
             engine = Engine(latency, kv_tokens=16_000, max_num_seqs=32, max_num_batched_tokens=512, log=None)
             loop = asyncio.ensure_future(engine.run())
             stack.callback(loop.cancel)
-            url = await stack.enter_async_context(listening(Server(engine, MODEL).app, "127.0.0.1", 0))
+            url = await stack.enter_async_context(listening(Server(engine).app, "127.0.0.1", 0))
             found.append(Backend(load_of(f"{role}-{number}", role, worker_type(latency)), url))
         yield found
 

@@ -11,9 +11,10 @@ import pytest
 
 from planner.errors import ExtrapolationError, InfeasibleError, InputError
 from planner.models.choice import families
+from planner.models.correction import covariance, formula_s
 from planner.models.families.aladdin import AladdinGpus, AladdinKv, AladdinSteps
 from planner.models.families.common import OPERATORS
-from planner.models.families.corrected import CorrectedSteps, covariance, formula_s, informative_rows
+from planner.models.families.corrected import CorrectedSteps, informative_rows
 from planner.models.families.distserve import DistServeSteps
 from planner.models.families.preble import PrebleSteps
 from planner.models.families.rooflines import RooflineSteps
@@ -201,7 +202,7 @@ def test_the_corrected_formula_is_recovered_where_nothing_needs_correcting() -> 
     X, unseen = np.vstack([both(0), mixed(both(0))]), np.vstack([both(1), mixed(both(1))])
     formula = np.array([0.02, 0.005, 5e-5, 2e-9, 1e-5, 4e-8])
     model = CorrectedSteps(beyond="extrapolate").fit(X, formula_s(X, formula))
-    assert model.formula_ == pytest.approx(formula, rel=0.03)
+    assert np.array(model.form_.formula_s) == pytest.approx(formula, rel=0.03)
     assert model.predict(unseen) == pytest.approx(formula_s(unseen, formula), rel=0.01)
 
 
@@ -236,7 +237,7 @@ def test_informative_steps_are_spread_and_know_no_times() -> None:
 def test_many_steps_are_fitted_on_the_most_informative() -> None:
     X = np.vstack([both(seed) for seed in range(15)])
     model = CorrectedSteps(most_anchors=50).fit(X, SHAPE.step_s(*X.T))
-    assert len(model.anchors_) == 50
+    assert len(model.form_.weights) == 50
     assert model.predict(X) == pytest.approx(SHAPE.step_s(*X.T), rel=0.25)
 
 

@@ -43,7 +43,7 @@ def replayed(
     """Replay `trace` on processes that keep time while `chaos` rages; what became of them."""
 
     async def run() -> tuple[list[str], Router]:
-        async with started(places(fleet, folder, None), rehearsal_commands(fleet), QUICK) as group:
+        async with started(places(fleet, folder, None), rehearsal_commands(), QUICK) as group:
             router = Router(group.workers, MODEL, fleet.policies)
             async with listening(router.app, "127.0.0.1", 0) as url:
                 raging = asyncio.ensure_future(chaos(group, url))

@@ -14,7 +14,7 @@ from planner.catalog import Catalog, read_catalog
 from planner.domain import Limit, Network
 from planner.errors import CatalogError, InputError
 from planner.files import repository_dir
-from planner.slo import Task, parse_slo, parse_task, read_task
+from planner.slo import Robust, Spot, Task, parse_slo, parse_task, read_task
 
 CATALOG = read_catalog()
 LEAST = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}}
@@ -107,6 +107,39 @@ def test_prices_of_ones_own_hold_for_capped_rows_too() -> None:
     }
 
 
+def test_kinds_of_prices() -> None:
+    """Around the clock the reserved price counts; on spot the H100 is a second GPU of the same stock."""
+    prices = {
+        "h100": {"on_demand": "2.5 usd/h", "reserved": 1.8, "spot": 1.0, "spot_interruptions_per_h": 0.05},
+        "a100": {"on_demand": 1.2, "reserved": 1.5},
+    }
+    read = task(fleet={"gpus": {"h100": 8, "h100@350W": 8, "a100": 8}, "prices": prices})
+    assert read.reserved == {"h100-80g"} and read.prices_usd_per_h == {"h100-80g": 1.8, "a100-80g": 1.2}
+    assert {gpu.name: gpu.price_usd_per_h for gpu in read.gpus(CATALOG)} == {
+        "h100-80g": 1.8, "h100-80g@350W": 1.8, "a100-80g": 1.2,
+        "h100-80g@spot": 1.0, "h100-80g@350W@spot": 1.0,
+    }  # fmt: skip
+    (spot,) = {read.spot_terms(gpu) for gpu in read.gpus(CATALOG)} - {None}
+    assert spot == Spot(1.0, 0.05, 600.0)
+    assert spot is not None and spot.down_frac == pytest.approx(0.05 / 6 / (1 + 0.05 / 6))
+    on_spot = CATALOG.gpu("H100@spot")
+    assert (on_spot.name, on_spot.base) == ("h100-80g@spot", "h100-80g")
+
+
+def test_spares_are_workers_or_nodes() -> None:
+    found = [(t.spare_workers, t.spare_nodes) for t in (task(spare=1), task(spare="2 nodes"), task())]
+    assert found == [(1, 0), (0, 2), (0, 0)]
+
+
+def test_shares_with_and_without_a_percent_sign() -> None:
+    assert task(robust={"step_times": "10 %", "traffic": 0.1}).robust == Robust(0.1, 0.1)
+
+
+def test_cheapest_tokens_are_the_cheapest_fleet() -> None:
+    """The traffic is given, so its tokens are a constant."""
+    assert task(objective="cost_per_million_tokens") == task(objective="cost")
+
+
 def test_a_preset_instead_of_limits() -> None:
     vidur = parse_task({"llm": "llama-2-70b", "preset": "vidur"}, CATALOG)
     assert vidur.slo == CATALOG.slos["vidur"].slo and vidur.preset == "vidur" and vidur.slowdowns is None
@@ -177,12 +210,25 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
             r"expected one of serialised, layerwise, found 'pigeon'",
         ),
         ({"fleet": {"network": {"speed": 1}}}, r"network: unknown key 'speed'"),
-        ({"objective": "throughput"}, r"objective: throughput is not planned yet; use cost, power or gpus"),
-        ({"objective": "beauty"}, r"objective: expected one of cost, power, gpus, found 'beauty'"),
+        ({"objective": "throughput"}, r"objective throughput has no end without a limit; set limits"),
+        (
+            {"objective": "throughput", "traffic": {"rate": 5}, "limits": {"gpus": 8}},
+            r"objective throughput looks for the rate, found traffic: rate: 5; drop one of the two",
+        ),
+        ({"robust": {"step_times": "ten"}}, r"robust: step_times: expected a number from 0 to 1 .* 'ten'"),
+        ({"robust": {"traffic": "120 %"}}, r"robust: traffic: expected a number from 0 to 1"),
+        ({"robust": {"prices": 0.1}}, r"robust: unknown key 'prices'; .*Valid: step_times, traffic"),
+        (
+            {"fleet": {"prices": {"h100": {"spot": 1.0}}}},
+            r"prices: h100: spot: needs spot_interruptions_per_h too, such as 0.05",
+        ),
+        ({"fleet": {"prices": {"h100": {"spot_restart": "5 min"}}}}, r"terms of spot workers and no price"),
+        ({"fleet": {"prices": {"h100": {"on_demand": -1}}}}, r"h100: on_demand: must be >= 0, found -1"),
+        ({"objective": "beauty"}, r"objective: expected one of cost, power, gpus, throughput, found 'beauty'"),
         ({"limits": {"power": "0 W"}}, r"limits: power: must be > 0"),
         ({"limits": {"gpus": 0}}, r"limits: gpus: expected a whole number >= 1, found 0"),
         ({"limits": {"watts": 1}}, r"limits: unknown key 'watts'"),
-        ({"spare": "1 node"}, r"spare: expected a number of workers such as '1 worker', found '1 node'"),
+        ({"spare": "1 rack"}, r"spare: expected a number of workers or nodes .*, found '1 rack'"),
         ({"spare": -1}, r"spare: expected a number of workers"),
         ({"spare": True}, r"spare: expected a number of workers"),
     ],
@@ -230,7 +276,9 @@ def test_an_error_names_the_file(tmp_path: Path, catalog: Catalog) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["llm", "slo", "preset", "traffic", "fleet", "objective", "limits", "spare", "ttft"]),
+        st.sampled_from(
+            ["llm", "slo", "preset", "traffic", "fleet", "objective", "limits", "spare", "robust", "ttft"]
+        ),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.just("bloom"),
             lambda inner: (

@@ -39,7 +39,7 @@ from runtime.compare import (
 from runtime.enginelog import read_step_logs
 from runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt
 from runtime.steplog import StepLog
-from runtime.validate import Wanted, slice_of, validate
+from runtime.validate import Wanted, engine_commands, slice_of, validate
 
 NO_SLO = Slo(())
 
@@ -407,6 +407,13 @@ def test_without_vllm_validation_is_one_clear_line(tmp_path: Path) -> None:
     wanted = Wanted(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512)
     with pytest.raises(InputError, match=r"needs vLLM: pip install vllm.*--engine rehearsal"):
         validate(wanted, tmp_path / "out")
+
+
+def test_a_policy_that_vllm_does_not_run_is_refused(tmp_path: Path) -> None:
+    fleet = fleet_of(("w", "mixed", 1), policies=Policies(batching="orca"))
+    wanted = Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
+    with pytest.raises(InputError, match=r"policies.batching is 'orca': our engines do 'vllm-v1'"):
+        engine_commands(wanted, tmp_path)
 
 
 def test_how_late_the_client_was_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.domain import Gpu, Llm
 from planner.errors import InputError, PlannerError
+from planner.models.latency import StepLatency
 
 Array = NDArray[np.float64]
 Columns = Mapping[str, Array]  # name of a result -> its value per request
 PERCENTILES = (50, 90, 99)
+
+# What a fleet must name and the replay of another program does not ask for
+BARE_GPU = Gpu("bare", 1.0, 1.0, 1.0, "none", 1.0, 1.0, 8, 1.0, "bare", "bare")
+NO_STEPS = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, "none: the form of another program")
+
+
+def bare_llm(kv_bytes_per_token: float) -> Llm:
+    """Known by its KV alone."""
+    return Llm("bare", 1, 1, 1, 1, 1, 1, 1, 2**62, kv_dtype_bytes=kv_bytes_per_token / 2)
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,13 @@ class Comparison:
             for name, fracs in self.percentiles.items()
         )
         return f"max/P99 deviation in s: {requests}; P50/P90/P99 deviation in %: {percentiles}"
+
+
+def timed(run: Callable[[], Columns]) -> tuple[Columns, float]:
+    """What `run` returns, and the CPU seconds it takes once it is compiled."""
+    run()
+    start = time.process_time()
+    return run(), time.process_time() - start
 
 
 def compare(ours: Columns, theirs: Columns, metrics: Sequence[str]) -> Comparison:

@@ -12,44 +12,69 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
+sys.path.append(str(Path(__file__).parents[2]))
 
-from reference_distserve import Coefficients, DistServe, Placement, Request
-
-from benchmarks.peers.compare import Array, Bounds, Columns, each_case, judge, lookup
+from benchmarks.peers.compare import (
+    BARE_GPU,
+    NO_STEPS,
+    Array,
+    Bounds,
+    Columns,
+    bare_llm,
+    each_case,
+    judge,
+    lookup,
+    timed,
+)
+from planner.domain import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.errors import InputError
 from planner.files import read_json
+from planner.models.forms import DistServeSteps
+from planner.simulator.replay import simulate
+from planner.traces import Trace
 
 BOUNDS = Bounds(request_s=1e-6, percentile_frac=None)
 METRICS = ("ttft", "tpot", "e2e")
 RESULTS = {  # our name, and theirs, in ms
     "prefill_start": "prefill_start_ms",
     "ttft": "ttft_ms",
-    "decode_start": "first_decode_start_ms",
     "decode": "decode_latency_ms",
     "tpot": "tpot_ms",
     "finish": "finish_ms",
     "e2e": "total_ms",
 }
 INPUTS = ("arrival_ms", "prompt_len", "output_len")
+ENDLESS = 10**9  # KV tokens: that program counts none
 SEARCHES = {"simdistserve_searches", "bit_exact_fast_searches", "horizon_study"}  # keys of that file
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Instances and their pipeline depth. No decode instances: prefill and decode share every instance."""
+
+    prefill_instances: int
+    prefill_pp: int
+    decode_instances: int
+    decode_pp: int
+    prefill_max_tokens: int  # of one batch
+    decode_max_tokens: int  # context, with the new token, of one batch
+
+
+@dataclass(frozen=True)
 class Case:
-    """One run of theirs. `arrival_ms`, `input_tokens`, `output_tokens`: (R,)."""
+    """One run of theirs. `arrival_ms`, `input_tokens`, `output_tokens`: (R,), without the prefill's token."""
 
     name: str
     placement: Placement
-    coefficients: Coefficients
+    steps: DistServeSteps
     arrival_ms: Array
     input_tokens: Array
     output_tokens: Array
@@ -99,7 +124,7 @@ def read_placement(path: Path, document: Mapping[str, Any]) -> Placement:
     )
 
 
-def read_coefficients(path: Path, document: Mapping[str, Any]) -> Coefficients:
+def read_coefficients(path: Path, document: Mapping[str, Any]) -> DistServeSteps:
     """The numbers, and from the formulas in words what is added per rank and by the engine."""
     fitted, formulas = lookup(path, document, "coefficients"), lookup(path, document, "latency_model")
     if fitted.get("units") != "ms":
@@ -116,28 +141,52 @@ def read_coefficients(path: Path, document: Mapping[str, Any]) -> Coefficients:
         lookup(path, fitted, "decode", "large_bs"),
     )
     threshold = int(lookup(path, fitted, "decode", "threshold_bs"))
-    added = float(per_rank[1]), float(overhead[1]), float(overhead[2])
-    return Coefficients((a, b, c), added[0], (a1, b1, c1), (a2, b2, c2), threshold, *added[1:])
+    added = (float(found) / 1000 for found in (per_rank[1], overhead[1], overhead[2]))
+    prefill_s, small_s, large_s = (
+        (x / 1000, y / 1000, z / 1000) for x, y, z in ((a, b, c), (a1, b1, c1), (a2, b2, c2))
+    )
+    return DistServeSteps(prefill_s, small_s, large_s, threshold, *added)
+
+
+def fleet_of(case: Case) -> Fleet:
+    """Their placement: KV without end, moved in no time."""
+    placement, policies = case.placement, Policies(
+        batching="distserve", routing="least-waiting", decode_routing="least-waiting",
+        decode_batch_tokens=case.placement.decode_max_tokens,
+    )  # fmt: skip
+
+    def pool(role: Role, count: int, pp: int) -> Pool:
+        seats = len(case.arrival_ms)  # that program has no such limit
+        budget = max(placement.prefill_max_tokens, seats)
+        return Pool(
+            role, role, WorkerType(BARE_GPU, 1, NO_STEPS, ENDLESS, budget, seats, pp, case.steps), count
+        )
+
+    front = placement.prefill_instances, placement.prefill_pp
+    pools = [pool("prefill" if placement.decode_instances else "mixed", *front)]
+    if placement.decode_instances:
+        pools.append(pool("decode", placement.decode_instances, placement.decode_pp))
+    return Fleet(
+        bare_llm(1.0), tuple(pools), policies, Network(np.inf, transfer="serialised", is_shared=False)
+    )
 
 
 def simulate_case(case: Case) -> Columns:
     """Our results, in s, named as in RESULTS."""
-    columns = (case.arrival_ms, case.input_tokens, case.output_tokens)
-    requests = [Request(arrival, int(i), int(o)) for arrival, i, o in zip(*columns, strict=True)]
-    DistServe(case.placement, case.coefficients, requests).run()
-    start, first, decode_start, finish = (
-        np.array([getattr(request, name) for request in requests]) / 1000
-        for name in ("prefill_start_ms", "prefill_end_ms", "decode_start_ms", "finish_ms")
-    )
-    arrival = case.arrival_ms / 1000
+    if too_long := int((case.input_tokens > case.placement.prefill_max_tokens).sum()):
+        raise InputError(f"{case.name}: {too_long} inputs fit no prefill batch; that program would not end")
+    arrival, input_tokens, output_tokens = (
+        case.arrival_ms / 1000, case.input_tokens.astype(np.int64), case.output_tokens.astype(np.int64),
+    )  # fmt: skip
+    result = simulate(fleet_of(case), Trace(case.name, arrival, input_tokens, output_tokens + 1))
+    decode_s = result.e2e_s - result.ttft_s
     return {
-        "prefill_start": start,
-        "ttft": first - arrival,
-        "decode_start": decode_start,
-        "decode": finish - first,
-        "tpot": (finish - first) / case.output_tokens,
-        "finish": finish,
-        "e2e": finish - arrival,
+        "prefill_start": result.queue_s + arrival,
+        "ttft": result.ttft_s,
+        "decode": decode_s,
+        "tpot": decode_s / case.output_tokens,
+        "finish": result.e2e_s + arrival,
+        "e2e": result.e2e_s,
     }
 
 
@@ -147,9 +196,7 @@ def run(path: Path) -> bool | None:
         print(f"     {path.stem}: results of searches, no case")
         return None
     case = read_case(path, document)
-    start = time.process_time()
-    ours = simulate_case(case)
-    cpu_s = time.process_time() - start
+    ours, cpu_s = timed(partial(simulate_case, case))
     return judge(case.name, ours, case.peer, METRICS, BOUNDS, (cpu_s, case.peer_cpu_s))
 
 

@@ -21,30 +21,42 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.interpolate import interp1d
 
-sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
+sys.path.append(str(Path(__file__).parents[2]))
 
-from reference_splitwise import Cluster, Fit, Limits, Lookup, Machine, Request
-
-from benchmarks.peers.compare import PERCENTILES, Array, Bounds, Columns, each_case, judge, lookup
+from benchmarks.peers.compare import (
+    BARE_GPU,
+    NO_STEPS,
+    PERCENTILES,
+    Array,
+    Bounds,
+    Columns,
+    bare_llm,
+    each_case,
+    judge,
+    lookup,
+    timed,
+)
+from planner.domain import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.errors import InputError
 from planner.files import open_input, read_json
+from planner.models.forms import SplitwiseLookup, interpolated
+from planner.simulator.replay import simulate
+from planner.traces import Trace
 from profiling.shipped import splitwise_table
 
 EXACT = Bounds(request_s=1e-6, percentile_frac=0.02)
 POOLED = Bounds(request_s=None, percentile_frac=0.02)
 METRICS = ("ttft", "tbt", "e2e")
-STAMPS = ("prompt_start", "prompt_end", "token_start", "token_end", "kv_start", "kv_end")
-RESULTS = (*METRICS, "queue_time", "second_token_wait", *STAMPS)
+RESULTS = (*METRICS, "queue_time", "prompt_start", "prompt_end", "token_end")
 RUNNERS = ("prompt_runner", "token_runner")
 INPUTS = ("arrival_timestamp", "prompt_size", "token_size")
 GPUS = 8  # of a server
@@ -64,6 +76,8 @@ MODELS = {  # weights; KV per token: 2 (K, V) * 2 bytes * hidden size * layers
 SERVERS = {"dgx-a100": "a100-80gb", "dgx-h100": "h100-80gb", "dgx-h100-pcap": "h100-80gb-pcap"}
 CLUSTERS = {"half_half": ("dgx-a100", "dgx-h100"), "hhcap_half_half": ("dgx-h100-pcap", "dgx-h100")}
 TOKEN_SERVER = {"splitwise": "dgx-a100", "splitwise_hhcap": "dgx-h100-pcap"}  # of heterogeneous pools
+MAX_TASKS, MAX_TOKENS = 512, 2048  # of a batch
+ROLES: dict[str, Role] = {"": "mixed", "prompt": "prefill", "token": "decode"}
 BYTES_PER_S = {"token_jsq": np.inf, "mixed_pool": 200 * 2**30, "kv_token_jsq": 10 * 200 * 2**30}
 
 
@@ -214,84 +228,93 @@ def read_requests(path: Path, machines: Sequence[Kind]) -> tuple[Array, Array, A
 
 
 @cache
-def lookup_steps(folder: Path, model: str, hardware: str, tp: int) -> Lookup:
+def lookup_steps(folder: Path, model: str, hardware: str, tp: int) -> SplitwiseLookup:
     """Both times by tokens, linear between the knots and beyond them."""
     path = folder / "perf_knots.csv"
     try:
         with open_input(path) as stream:
             table = pd.read_csv(stream)
         is_asked = (table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == tp)
-        rows = table[is_asked]
+        rows = table[is_asked].sort_values("batch_tokens")
         if rows.empty:
             raise InputError(f"{path}: has no {model} on {tp} x {hardware}")
-        times = (rows.prompt_time_s, rows.token_time_s)
-        lines = [interp1d(rows.batch_tokens, time_s, fill_value="extrapolate") for time_s in times]
-    except (AttributeError, ValueError) as error:
+        return SplitwiseLookup(
+            *(tuple(rows[name].astype(float)) for name in ("batch_tokens", "prompt_time_s", "token_time_s"))
+        )
+    except (AttributeError, KeyError, ValueError) as error:
         raise InputError(f"{path}: is not a table of step times ({error})") from None
-    prompt_s, token_s = (cache(lambda tokens, line=line: float(line(tokens))) for line in lines)
-    return Lookup(prompt_s, token_s)
 
 
 @cache
-def honest_steps(folder: Path, model: str, hardware: str, tp: int) -> Fit:
+def honest_steps(folder: Path, model: str, hardware: str, tp: int) -> SplitwiseLookup:
     """Decode steps by least squares of relative error; prompts as they are looked up."""
     steps = splitwise_table(folder / "perf_model.csv", model, hardware, tp).steps
     decodes = steps[steps.n_decode > 0]
     X = np.column_stack([np.ones(len(decodes)), decodes.n_decode, decodes.kv_tokens])
     relative = X / decodes.t_s.to_numpy()[:, None]
     (c_s, b_s, k_s), *_ = np.linalg.lstsq(relative, np.ones(len(X)), rcond=None)
-    return Fit(lookup_steps(folder, model, hardware, tp).prompt_s, float(c_s), float(b_s), float(k_s))
+    looked_up = lookup_steps(folder, model, hardware, tp)
+    return replace(looked_up, token_s=(float(c_s),), b_s=float(b_s), d_s=float(k_s))
 
 
 # --- running it
 
 
-def simulate_case(case: Case, *, honest: bool = False) -> Columns:
-    """Our results, in s, named as in the case's table."""
+def fleet_of(case: Case, *, honest: bool = False) -> Fleet:
+    """Their cluster; neighbours alike make a pool."""
     steps_of = honest_steps if honest else lookup_steps
     weights_bytes, kv_bytes = MODELS[case.model]
-    machines = [
-        Machine(
-            index,
-            steps_of(case.folder, case.model, kind.hardware, kind.tensor_parallel),
-            Limits(kind.gpus * GPU_BYTES, weights_bytes, kv_bytes),
-            kind.role,
+
+    def pool(kind: Kind, first: int, count: int) -> Pool:
+        steps = steps_of(case.folder, case.model, kind.hardware, kind.tensor_parallel)
+        kv_tokens = (kind.gpus * GPU_BYTES - weights_bytes) // kv_bytes
+        if kv_tokens <= 0:
+            raise InputError(f"{case.folder / case.name}: {case.model} does not fit {kind.gpus} GPUs")
+        worker = WorkerType(BARE_GPU, 1, NO_STEPS, kv_tokens, MAX_TOKENS, MAX_TASKS, form=steps)
+        return Pool(f"{kind.hardware}-{first}", ROLES[kind.role], worker, count)
+
+    pools, first = [], 0
+    for kind, group in groupby(case.machines):
+        count = len(list(group))
+        pools.append(pool(kind, first, count))
+        first += count
+    routing = "kv-token-jsq" if case.policy == "kv_token_jsq" else "token-jsq"
+    policies = Policies(
+        batching="splitwise", routing=routing, decode_routing=routing,
+        pools="splitwise" if case.policy == "mixed_pool" else "static",
+    )  # fmt: skip
+    network = Network(BYTES_PER_S[case.policy], transfer="serialised", is_shared=False)
+    return Fleet(bare_llm(kv_bytes), tuple(pools), policies, network)
+
+
+def simulate_case(case: Case, *, honest: bool = False) -> Columns:
+    """Our results, in s, named as in the case's table."""
+    if short := int((case.output_tokens < 2).sum()):
+        raise InputError(
+            f"{case.folder / case.name}: {short} requests of one output token, on which it fails"
         )
-        for index, kind in enumerate(case.machines)
-    ]
-    columns = (case.arrival_s, case.input_tokens, case.output_tokens)
-    requests = [Request(arrival, int(i), int(o)) for arrival, i, o in zip(*columns, strict=True)]
-    try:
-        Cluster(machines, case.policy, BYTES_PER_S[case.policy], requests).run()
-    except ValueError as error:
-        raise InputError(f"{case.folder / case.name}: {error}") from None
-
-    def column(name: str) -> Array:
-        return np.array([getattr(request, name) for request in requests], float)
-
-    first, finish, token_start = column("first_token_s"), column("finish_s"), column("token_start_s")
+    lengths = case.input_tokens.astype(np.int64), case.output_tokens.astype(np.int64)
+    result = simulate(fleet_of(case, honest=honest), Trace(case.name, case.arrival_s, *lengths))
     return {
-        "ttft": first - case.arrival_s,
-        "tbt": (finish - first) / case.output_tokens,
-        "e2e": finish - case.arrival_s,
-        "queue_time": column("prompt_start_s") - case.arrival_s,
-        "second_token_wait": token_start - first,
-        "prompt_start": column("prompt_start_s"),
-        "prompt_end": first,
-        "token_start": token_start,
-        "token_end": finish,
-        "kv_start": column("kv_start_s"),
-        "kv_end": column("kv_end_s"),
-        "prompt_runner": column("prompt_machine"),
-        "token_runner": column("token_machine"),
+        "ttft": result.ttft_s,
+        "tbt": (result.e2e_s - result.ttft_s) / case.output_tokens,
+        "e2e": result.e2e_s,
+        "queue_time": result.queue_s,
+        "prompt_start": result.queue_s + case.arrival_s,
+        "prompt_end": result.ttft_s + case.arrival_s,
+        "token_end": result.e2e_s + case.arrival_s,
+        "prompt_runner": result.prefill_worker.astype(float),
+        "token_runner": result.decode_worker.astype(float),
     }
 
 
 def slowdowns(case: Case, results: Columns) -> dict[str, Array]:
     """At PERCENTILES, over a machine of A100 that has nothing else to do, by that program's step times."""
     steps = lookup_steps(case.folder, case.model, BASIS, GPUS)
-    prompt_s = np.array([steps.prompt_s(tokens) for tokens in case.input_tokens])
-    token_s = np.array([steps.token_s(tokens) for tokens in case.input_tokens])  # its own reading of them
+    prompt_s, token_s = (  # its own reading of them
+        interpolated(case.input_tokens, steps.knots_tokens, times)
+        for times in (steps.prompt_s, steps.token_s)
+    )
     alone = {"ttft": prompt_s, "tbt": token_s, "e2e": prompt_s + token_s * (case.output_tokens - 1)}
     return {name: np.percentile(results[name] / alone[name], PERCENTILES) for name in METRICS}
 
@@ -352,9 +375,7 @@ def main() -> int:
 
     def run(path: Path) -> bool:
         case = read_case(path)
-        start = time.process_time()
-        ours = simulate_case(case)
-        cpu_s = time.process_time() - start
+        ours, cpu_s = timed(partial(simulate_case, case))
         if arguments.honest:
             designs.append(design(case, ours))
         return judge(case.name, ours, case.peer, METRICS, case.bounds, (cpu_s, case.peer_cpu_s))

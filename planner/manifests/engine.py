@@ -217,7 +217,7 @@ def image(gpu: Gpu) -> str:
 
 
 def is_capped(gpu: Gpu) -> bool:
-    return gpu.base != gpu.name
+    return gpu.uncapped_w is not None
 
 
 def power_note(gpu: Gpu) -> str:

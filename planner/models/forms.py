@@ -1,6 +1,7 @@
 """Step times in the forms of other programs, exactly: what the simulator replays their results with.
 
-A form knows how to write itself down for the kernel (`planner.simulator.seconds`); `StepLatency` is one too.
+A form knows how to write itself down for the kernel (`planner.simulator.seconds`); `StepLatency` and
+`planner.models.correction.CorrectedFormula` do too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT = range(4)
+FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED = range(5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,9 +28,9 @@ class Compiled:
 
 
 class StepForm(Protocol):
-    """Seconds of a step, for steps of up to so many tokens."""
+    """Seconds of a step, for steps of up to so many tokens and decodes."""
 
-    def compiled(self, most_tokens: int) -> Compiled: ...
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ class SplitwiseLookup:
     b_s: float = 0.0
     d_s: float = 0.0
 
-    def compiled(self, most_tokens: int) -> Compiled:
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         is_fit = len(self.token_s) == 1
         tokens = np.arange(most_tokens + 1, dtype=float)
         prompt = interpolated(tokens, self.knots_tokens, self.prompt_s)
@@ -81,7 +82,7 @@ class VidurTables:
     send_s_per_token: float = 0.0
     send_s: float = 0.0
 
-    def compiled(self, most_tokens: int) -> Compiled:
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         return Compiled(
             VIDUR_TABLES,
             (self.prefill_over_frac, self.decode_over_frac, self.send_s_per_token, self.send_s),
@@ -104,7 +105,7 @@ class DistServeSteps:
     overhead_s: float
     overhead_s_per_token: float
 
-    def compiled(self, most_tokens: int) -> Compiled:
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         numbers = (
             *self.prefill_s, *self.decode_small_s, *self.decode_large_s, self.per_rank_s, self.overhead_s,
             self.overhead_s_per_token,

@@ -76,7 +76,7 @@ class StepLatency:
             + self.d_s * np.asarray(kv_tokens) + self.e_s * np.asarray(prefills) + self.h_s
         )  # fmt: skip
 
-    def compiled(self, most_tokens: int) -> Compiled:
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         """For the simulator: f(N) + h for every N up to `most_tokens`."""
         table = self.step_s(np.arange(most_tokens + 1, dtype=float))
         return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s), (table,), (len(table),))

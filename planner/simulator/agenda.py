@@ -1,6 +1,6 @@
 """Who acts next, where things due at one moment happen in the order in which they were caused.
 
-`due_s`, `turn` and `place` are by entity (a machine, a rank, a transfer), `heap` lists those that are due,
+`time`, `turn` and `place` are by entity (a machine, a rank, a transfer), `heap` lists those that are due,
 `marks` counts them.
 """
 
@@ -16,9 +16,7 @@ PENDING, TURNS = 0, 1  # of `marks`: entities due, turns given
 
 @small_jit
 def _is_before(state, a, b):
-    return state.due_s[a] < state.due_s[b] or (
-        state.due_s[a] == state.due_s[b] and state.turn[a] < state.turn[b]
-    )
+    return state.time[a] < state.time[b] or (state.time[a] == state.time[b] and state.turn[a] < state.turn[b])
 
 
 @kernel_jit
@@ -30,7 +28,7 @@ def schedule(state, entity, time_s):
         if i == NONE:
             i = marks[PENDING]
             marks[PENDING] += 1
-        state.due_s[entity] = time_s
+        state.time[entity] = time_s
         state.turn[entity] = marks[TURNS]
         marks[TURNS] += 1
     else:

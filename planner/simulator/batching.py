@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import hot_jit, kernel_jit
+from planner.simulator.compiled import kernel_jit
 from planner.simulator.counting import run_s
 from planner.simulator.layout import (
     ADMITTED,
@@ -55,7 +55,7 @@ from planner.simulator.slots import (
 )
 
 
-@hot_jit
+@kernel_jit
 def start_step(state, l, time_s):
     """Form the next step, or run of equal steps, on the idle lane l. True if there was something to do."""
     lane = state.lanes[l]
@@ -99,7 +99,7 @@ def _gather(state, l):
                 join(state, l, take_out(state, m, state.lanes[m].decodes - 1))
 
 
-@hot_jit
+@kernel_jit
 def _take(state, l, r, n):
     """Compute n tokens of the prompt of request r in the next step; True if more of it are left."""
     lane, request = state.lanes[l], state.requests[r]
@@ -131,7 +131,7 @@ def admits(state, l, r, step_blocks):
     return lane.decodes == 0 or foreseen_blocks(state, l, r) <= kind.blocks
 
 
-@hot_jit
+@kernel_jit
 def admit(state, w, r, time_s):
     """Give request r, the first that waits for its prompt to be computed, its seat and blocks."""
     worker, request = state.workers[w], state.requests[r]
@@ -194,7 +194,7 @@ def _make_room(state, l):
             return True  # else the only decode gave up its seat: whoever waits for it takes it
 
 
-@hot_jit
+@kernel_jit
 def _chunks(state, l, time_s, is_closed):
     """vLLM v1 and Sarathi: fill what the decodes left of the token budget, first with the prompt computed in
     part, then with those that wait; `is_closed`: nobody new is admitted.
@@ -230,8 +230,8 @@ def _chunks(state, l, time_s, is_closed):
 
 @kernel_jit
 def _secure_blocks(state, l):
-    """Before each decode, in order, a block must be free; until it is, the last in order is preempted. True if
-    that happened.
+    """Before each decode, in order, a block must be free; until it is, the last in order is preempted. True
+    if that happened.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -359,7 +359,7 @@ def _peak_tokens(state, l, r):
     return peak
 
 
-@hot_jit
+@kernel_jit
 def _launch(state, l, time_s, goes_on):
     """Start the step that was formed; `goes_on`: it may be followed by others like it."""
     lane = state.lanes[l]

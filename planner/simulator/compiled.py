@@ -1,8 +1,7 @@
 """Numba as the simulator uses it: what starts from Python is cached on disk, what it calls is part of it.
 
 Nothing here allocates, so no array needs a reference counted: without `_nrt` three quarters of the time went
-into counters. Inner functions get no wrapper for Python, which halves the time to compile. A call passes
-every array of the state, some 150 words, so what runs at every step is inlined (`hot_jit`).
+into counters. Inner functions get no wrapper for Python, which halves the time to compile.
 
 Numba looks at one file to see whether its cache is stale, and the kernel has several. What a function closes
 over is part of its key, so an entry closes over `SOURCES`.
@@ -21,7 +20,6 @@ from numba.extending import overload
 _jit: Any = njit
 _INNER = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 kernel_jit = _jit(**_INNER)
-hot_jit = _jit(**_INNER, forceinline=True)
 small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their callers
 entry_jit = _jit(cache=True, nogil=True, _nrt=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import entry_jit, hot_jit, kernel_jit, small_jit
+from planner.simulator.compiled import entry_jit, kernel_jit, small_jit
 from planner.simulator.layout import GAP_DEPTH, NONE, ONE, RUNS, TBT, ZERO
 
 
@@ -97,7 +97,7 @@ def single_gap(state, w, r, time_s):
     record_run(state, w, request.last_token_s, gap_s, 0.0, ONE, ONE, ZERO, NONE, ZERO)
 
 
-@hot_jit
+@kernel_jit
 def note_gap(state, l, gap_s):
     """The steps up to now had a longest gap of `gap_s`: push it on the lane's stack.
 

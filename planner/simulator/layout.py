@@ -201,8 +201,49 @@ EVENT = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("factor",
 DOWN, UP, SLOW, LINK_SLOW = range(4)  # kinds of events
 
 
+RANK = np.dtype(  # of a pipeline (ring.py)
+    [
+        ("head", "i8", 3),
+        ("tail", "i8", 3),
+        ("formed", "i8"),  # prefill batches
+        # the batch that runs
+        ("is_prefill", "i8"),
+        ("size", "i8"),
+        ("tokens", "i8"),  # of prompts
+        ("start_s", "f8"),
+    ]
+)
+MACHINE = np.dtype(  # (splitwise.py)
+    [
+        ("capacity", "i8"),  # tokens of KV
+        ("held", "i8"),  # of them reserved by tasks that run or have run
+        ("reserved", "i8"),  # of them promised to requests routed here
+        ("batches", "i8"),  # formed
+        ("is_cut", "i8"),
+        ("home", "i8"),  # pool
+        ("pool", "i8"),
+        # the batch being formed
+        ("picks", "i8"),  # tasks that are new in it
+        ("tasks", "i8"),
+        ("tokens", "i8"),
+        ("claimed", "i8"),  # tokens of KV, with what it will reserve
+    ]
+)
+TASK = np.dtype(
+    [
+        ("phase", "i8"),
+        ("skips", "i8"),  # batches left out of; less `batches` of its machine while it waits
+        ("order", "i8"),  # among the arrivals of its machine at the same time
+        ("is_picked", "i8"),
+        ("is_sent", "i8"),  # its KV is on the way; else it asks for room
+        ("next", "i8", 2),  # in the list of all that wait, in that of prompts or evicted
+        ("previous", "i8", 2),
+    ]
+)
+
+
 class State(NamedTuple):
-    """Everything the kernel reads and writes. W workers, L lanes, n requests."""
+    """Everything the kernels read and write. W workers, L lanes, n requests."""
 
     types: npt.NDArray[np.void]  # (T,) TYPE
     tables: npt.NDArray[np.float64]  # of all types, one after the other
@@ -224,6 +265,14 @@ class State(NamedTuple):
     heap: npt.NDArray[np.int64]  # (L + 2,) indexed binary heap over `time`
     place: npt.NDArray[np.int64]  # (L + 2,) heap position of each
     counters: npt.NDArray[np.int64]  # (COUNTERS,) see below
+    # of ring.py and splitwise.py, where `time`, `heap`, `place` are by entity: lanes, requests on the link
+    turn: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (L + n,) among the events of one moment
+    marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # counters of their own
+    ranks: npt.NDArray[np.void] = np.zeros(0, RANK)  # (L,)
+    machines: npt.NDArray[np.void] = np.zeros(0, MACHINE)  # (W,)
+    tasks: npt.NDArray[np.void] = np.zeros(0, TASK)  # (n,) by request
+    queues: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (W, ...) tasks: 2 request, 1 more for tokens
+    picks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (seats,) requests new in a batch
 
 
 # counters; FRONT and BACK also name the two rows of `pools`, whose lengths follow

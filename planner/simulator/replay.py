@@ -270,7 +270,8 @@ def _state(
     for i, pool in enumerate(pools):
         row = types[i : i + 1]
         most = _most_tokens(pool.type, policies.batching, trace)
-        form = (pool.type.form or pool.type.latency).compiled(most + pool.type.max_num_seqs)
+        seats = pool.type.max_num_seqs
+        form = (pool.type.form or pool.type.latency).compiled(most + seats, seats)
         _fill_type(row, pool, fleet, longest)
         row["form"] = form.code
         row["k"][0, : len(form.numbers)] = form.numbers

@@ -16,10 +16,7 @@ the decodes that wait at rank 0, so that an instance busy with all it has looks 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
 from planner.simulator.agenda import PENDING, schedule
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
@@ -34,6 +31,7 @@ from planner.simulator.layout import (
     NONE,
     ONE,
     PREFILL,
+    RANK,
     TTFT,
     ZERO,
     State,
@@ -47,44 +45,6 @@ from planner.simulator.transfer import transfer_end_s
 PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)  # lists of a rank
 ENTERED, RELEASED = range(2, 4)  # of `marks`, after those of the agenda: requests that came, that may come
 MARKS = 4
-
-RANK = np.dtype(
-    [
-        ("head", "i8", 3),
-        ("tail", "i8", 3),
-        ("formed", "i8"),  # prefill batches
-        # the batch that runs
-        ("is_prefill", "i8"),
-        ("size", "i8"),
-        ("tokens", "i8"),  # of prompts
-        ("start_s", "f8"),
-    ]
-)
-
-
-class Ring(NamedTuple):
-    """What this engine reads and writes: parts of `State`, and its own. L ranks, n requests."""
-
-    types: npt.NDArray[np.void]
-    tables: npt.NDArray[np.float64]
-    workers: npt.NDArray[np.void]
-    lanes: npt.NDArray[np.void]
-    slots: npt.NDArray[np.void]
-    requests: npt.NDArray[np.void]
-    pools: npt.NDArray[np.int64]
-    score: npt.NDArray[np.float64]
-    link: npt.NDArray[np.void]
-    limits: npt.NDArray[np.void]
-    policy: npt.NDArray[np.float64]
-    window: npt.NDArray[np.float64]
-    runs: npt.NDArray[np.void]
-    counters: npt.NDArray[np.int64]
-    ranks: npt.NDArray[np.void]  # (L,) RANK, as lanes
-    due_s: npt.NDArray[np.float64]  # (L + n,) ranks, transfers
-    turn: npt.NDArray[np.int64]
-    place: npt.NDArray[np.int64]
-    heap: npt.NDArray[np.int64]
-    marks: npt.NDArray[np.int64]
 
 
 @kernel_jit
@@ -336,7 +296,7 @@ def _entry(sources):
         while m.counters[DONE] < n:
             now = np.inf
             if marks[PENDING] > 0:
-                now = m.due_s[m.heap[0]]
+                now = m.time[m.heap[0]]
             r = marks[ENTERED]
             if r < marks[RELEASED] and m.requests[r].arrival_s <= now:
                 now = m.requests[r].arrival_s
@@ -379,13 +339,12 @@ def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:
     ranks["head"] = ranks["tail"] = NONE
     marks = np.zeros(MARKS, dtype=np.int64)
     marks[RELEASED] = min(closed_loop, n) if closed_loop else n
-    ring = Ring(
-        **{name: getattr(state, name) for name in Ring._fields[:14]},  # as they are
+    parts = state._replace(
         ranks=ranks,
-        due_s=np.zeros(entities),
+        time=np.zeros(entities),
         turn=np.zeros(entities, dtype=np.int64),
         place=np.full(entities, NONE),
         heap=np.zeros(entities, dtype=np.int64),
         marks=marks,
     )
-    run(ring, closed_loop, stop_early)
+    run(parts, closed_loop, stop_early)

@@ -5,22 +5,23 @@ SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) 
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
 DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage o + o' context tokens more
+CORRECTED         g(step) exp(r(step))  (planner.models.correction)
 
-C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the prompts' tokens is a setting of the
-form. Tables are made by `planner.models.forms`.
+C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
+prompts' tokens is a setting of the form. Tables are made by `planner.models.forms`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from planner.models.forms import DISTSERVE_FIT, FIVE, SPLITWISE_LOOKUP
-from planner.simulator.compiled import hot_jit
+from planner.models.forms import CORRECTED, DISTSERVE_FIT, FIVE, SPLITWISE_LOOKUP
+from planner.simulator.compiled import kernel_jit
 
 UNBOUNDED = np.int64(2**62)
 
 
-@hot_jit
+@kernel_jit
 def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cached_64, chunks):
     """(stage, extra, send, growth, steps) of one step of a worker of type `kind`.
 
@@ -50,6 +51,12 @@ def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cache
         i = 3 if decodes < width[0] else 6
         t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
         return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + k[11] * decodes, UNBOUNDED
+    if kind.form == CORRECTED:
+        if prefill == 0:
+            first, growth, steps = _corrected_decodes_s(tables, kind, decodes, kv_tokens)
+            return first / kind.pp, 0.0, 0.0, growth / kind.pp, steps
+        t = _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks)
+        return t / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
     steps = UNBOUNDED
     eights = (prefill + decodes + 7) // 8
     if eights >= width[0]:
@@ -68,3 +75,47 @@ def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cache
         t += tables[at[2] + decodes * width[3] + column] * (1.0 + (k[1] if decodes > 1 else 0.0))
         steps = column * 64 - context + 1
     return t / kind.pp, 0.0, k[2] * (prefill + decodes) + k[3], 0.0, steps
+
+
+@kernel_jit
+def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
+    """(first, growth, steps) of steps of decodes alone, until their mean context comes to the next knot.
+
+    The correction is linear in the context between knots, so t is nearly linear: it is exact at both ends. A
+    time that falls is taken for its mean, because whoever counts steps relies on growth >= 0.
+    """
+    k, at, knots = kind.k, kind.at, kind.width[1]
+    floor_s = np.sqrt(k[0] * k[0] + (k[2] * decodes) ** 2) + k[4] * decodes
+    context = 1.0 + kv_tokens / decodes
+    i = min(int(k[11] * np.log2(context)), knots - 2)
+    left, right = tables[at[3] + i], tables[at[3] + i + 1]
+    cell = at[2] + decodes * knots + i
+    slope = (tables[cell + 1] - tables[cell]) / (right - left)
+    more = max(int(right - context), 0)  # steps after the first
+    first = (floor_s + k[5] * kv_tokens) * (tables[cell] + slope * (context - left))
+    last = (floor_s + k[5] * (kv_tokens + more * decodes)) * (tables[cell] + slope * (context + more - left))
+    if last <= first:
+        return 0.5 * (first + last), 0.0, more + 1
+    return first, (last - first) / more, more + 1
+
+
+@kernel_jit
+def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks):
+    """Seconds of a step with prefills."""
+    k, at = kind.k, kind.at
+    tokens = prefill + decodes
+    eights = (tokens + 7) // 8
+    z0, z1 = k[6] * np.log2(8.0 * eights), k[7] * np.log2(1.0 + decodes)
+    z2 = k[8] * np.log2(1.0 + kv_tokens / max(decodes, 1))
+    z3, z4 = k[9] * np.log2(1.0 + chunks), k[10] * np.log2(1.0 + pairs / prefill)
+    r = tables[at[0] + eights]
+    for j in range(at[1], at[1] + 7 * kind.width[0], 7):
+        x3, x4 = abs(z3 - tables[j + 3]), abs(z4 - tables[j + 4])
+        exponent, product = abs(z0 - tables[j]) + x3 + x4, (1.0 + x3) * (1.0 + x4)
+        if decodes > 0:
+            x1, x2 = abs(z1 - tables[j + 1]), abs(z2 - tables[j + 2])
+            r += tables[j + 6] * product * (1.0 + x1) * (1.0 + x2) * np.exp(-(exponent + x1 + x2))
+        else:
+            r += tables[j + 5] * product * np.exp(-exponent)
+    dense = np.cbrt((k[0] + k[1]) ** 3 + (k[2] * tokens) ** 3)
+    return (dense + k[3] * pairs + k[4] * decodes + k[5] * kv_tokens) * np.exp(r)

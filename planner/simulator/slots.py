@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import hot_jit, kernel_jit, small_jit
+from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.counting import count, in_window, settle_gap
 from planner.simulator.layout import (
     BACK,
@@ -57,7 +57,7 @@ def steps_with_blocks(lane, free):
         steps += 1
 
 
-@hot_jit
+@kernel_jit
 def load(state, w, pending_tokens, requests, kv_tokens):
     """What the router sees of worker w changes by this much."""
     worker = state.workers[w]
@@ -73,7 +73,7 @@ def load(state, w, pending_tokens, requests, kv_tokens):
     )
 
 
-@hot_jit
+@kernel_jit
 def assign(state, w, r, sign):
     """Request r is worker w's from now on (sign 1.0), or no longer (-1.0)."""
     request = state.requests[r]
@@ -81,7 +81,7 @@ def assign(state, w, r, sign):
     state.workers[w].future_tokens += sign * (request.input + state.policy[GAMMA] * request.predicted)
 
 
-@hot_jit
+@kernel_jit
 def finish(state, w, r, time_s):
     """Request r is complete on worker w; its blocks are given back by whoever calls."""
     request = state.requests[r]
@@ -155,7 +155,7 @@ def enqueue_first(state, w, r):
     worker.waits += 1
 
 
-@hot_jit
+@kernel_jit
 def join(state, l, r):
     """Request r becomes a running decode of lane l; its KV cache holds `length` tokens.
 
@@ -183,7 +183,7 @@ def join(state, l, r):
     lane.decodes += 1
 
 
-@hot_jit
+@kernel_jit
 def take_out(state, l, slot):
     """Empty a slot; its request knows again how far it is. The blocks stay taken."""
     settle_gap(state, l, slot)

@@ -22,10 +22,7 @@ rejected, where the program would turn without end.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
 from planner.simulator import layout
 from planner.simulator.agenda import PENDING, schedule
@@ -33,7 +30,7 @@ from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.counting import count, in_window, record_run, run_s, settle_gap, steps_reaching
 from planner.simulator.handle import pointer_to
 from planner.simulator.kernel import decoded
-from planner.simulator.layout import DONE, NONE, ONE, TTFT, UNFINISHED, ZERO, State
+from planner.simulator.layout import DONE, MACHINE, NONE, ONE, TASK, TTFT, UNFINISHED, ZERO, State
 from planner.simulator.seconds import step_seconds
 from planner.simulator.slots import assign, blocks_of, finish, load, reject
 from planner.simulator.transfer import transfer_end_s
@@ -47,70 +44,10 @@ PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
 PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)  # phases of a request: prompt, then token task
 
 # of `marks`, after those of the agenda: requests that have arrived, that may arrive, transfers that wait for
-# room, queues about to overflow, tasks that came
-ENTERED, RELEASED, RETRYING, IS_FULL, ORDER = range(2, 7)
-MARKS = 7
-
-MACHINE = np.dtype(
-    [
-        ("capacity", "i8"),  # tokens of KV
-        ("held", "i8"),  # of them reserved by tasks that run or have run
-        ("reserved", "i8"),  # of them promised to requests routed here
-        ("batches", "i8"),  # formed
-        ("is_cut", "i8"),
-        ("home", "i8"),  # pool
-        ("pool", "i8"),
-        # the batch being formed
-        ("picks", "i8"),  # tasks that are new in it
-        ("tasks", "i8"),
-        ("tokens", "i8"),
-        ("claimed", "i8"),  # tokens of KV, with what it will reserve
-    ]
-)
-TASK = np.dtype(
-    [
-        ("phase", "i8"),
-        ("skips", "i8"),  # batches left out of; less `batches` of its machine while it waits
-        ("order", "i8"),  # among the arrivals of its machine at the same time
-        ("is_picked", "i8"),
-        ("is_sent", "i8"),  # its KV is on the way; else it asks for room
-        ("next", "i8", 2),  # in the list of all that wait, in that of prompts or evicted
-        ("previous", "i8", 2),
-    ]
-)
-
-
-class Cluster(NamedTuple):
-    """What this engine reads and writes: parts of `State`, and its own. W machines, n requests."""
-
-    types: npt.NDArray[np.void]
-    tables: npt.NDArray[np.float64]
-    workers: npt.NDArray[np.void]
-    lanes: npt.NDArray[np.void]  # a machine's decodes are its lane's, here in order
-    slots: npt.NDArray[np.void]
-    gaps: npt.NDArray[np.void]
-    members: npt.NDArray[np.void]  # prompts of the batch
-    requests: npt.NDArray[np.void]
-    score: npt.NDArray[np.float64]
-    link: npt.NDArray[np.void]
-    limits: npt.NDArray[np.void]
-    policy: npt.NDArray[np.float64]
-    window: npt.NDArray[np.float64]
-    runs: npt.NDArray[np.void]
-    counters: npt.NDArray[np.int64]
-    machines: npt.NDArray[np.void]  # (W,) MACHINE
-    tasks: npt.NDArray[np.void]  # (n,) TASK, by request
-    queues: npt.NDArray[np.int64]  # (W, ...) tasks that wait: 2 request, 1 more for its tokens
-    picks: npt.NDArray[np.int64]  # (seats,) requests
-    pools: npt.NDArray[np.int64]  # (3, W)
-    sizes: npt.NDArray[np.int64]  # (3,) of them
-    adds: np.int64  # 0: the load of new requests is not counted
-    moves: np.int64  # 1: machines move between pools
-    due_s: npt.NDArray[np.float64]  # (W + n,) machines, transfers
-    turn: npt.NDArray[np.int64]
-    place: npt.NDArray[np.int64]
-    heap: npt.NDArray[np.int64]
-    marks: npt.NDArray[np.int64]
+# room, queues about to overflow, tasks that came; loads count, machines change pools; sizes of the pools
+ENTERED, RELEASED, RETRYING, IS_FULL, ORDER, ADDS, MOVES = range(2, 9)
+SIZES = np.int64(9)
+MARKS = 12
 
 
 # ------------------------------------------------------------------------------------------ tasks that wait
@@ -491,16 +428,21 @@ def _first_token(m, w, r, now):
 # ----------------------------------------------------------------------------------- from prompt to tokens
 
 
+@small_jit
+def _has_room(m, r):
+    target = m.machines[m.requests[r].decode_worker]
+    return target.held + m.requests[r].input + 1 <= target.capacity
+
+
 @kernel_jit
 def _send(m, r, now):
     """Move the KV of r to its token machine, once there is room."""
     request, entity = m.requests[r], len(m.workers) + r
-    target, need = m.machines[request.decode_worker], request.input + 1
-    if target.held + need > target.capacity:
+    if not _has_room(m, r):
         m.marks[RETRYING] += 1
         schedule(m, entity, now + RETRY_S)
         return
-    target.held += need
+    m.machines[request.decode_worker].held += request.input + 1
     m.tasks[r].is_sent = 1
     schedule(m, entity, transfer_end_s(m, r, request.input / 16.0, now))
 
@@ -540,18 +482,18 @@ def _move(m, w, pool):
     old, place = m.machines[w].pool, 0
     while m.pools[old, place] != w:
         place += 1
-    m.sizes[old] -= 1
-    for i in range(place, m.sizes[old]):
+    m.marks[SIZES + old] -= 1
+    for i in range(place, m.marks[SIZES + old]):
         m.pools[old, i] = m.pools[old, i + 1]
-    m.pools[pool, m.sizes[pool]] = w
-    m.sizes[pool] += 1
+    m.pools[pool, m.marks[SIZES + pool]] = w
+    m.marks[SIZES + pool] += 1
     m.machines[w].pool = pool
 
 
 @kernel_jit
 def _least_pending(m, pool, need, best):
     """The machine of `pool` with the smallest score, if that is below the one of machine `best`."""
-    for i in range(m.sizes[pool]):
+    for i in range(m.marks[SIZES + pool]):
         w = m.pools[pool, i]
         if (best == NONE or m.score[w] < m.score[best]) and need <= m.machines[w].capacity:
             best = w
@@ -561,7 +503,7 @@ def _least_pending(m, pool, need, best):
 @kernel_jit
 def _least_reserved(m, pool, need):
     best = NONE
-    for i in range(m.sizes[pool]):
+    for i in range(m.marks[SIZES + pool]):
         w = m.pools[pool, i]
         if (best == NONE or m.machines[w].reserved < m.machines[best].reserved) and (
             need <= m.machines[w].capacity
@@ -609,7 +551,7 @@ def _route(m, r):
     """Choose the machines of request r, and count its load; False if no machine can hold it."""
     request = m.requests[r]
     prompt, whole = request.input + 1, request.input + request.output
-    if m.moves:
+    if m.marks[MOVES]:
         source, target = _route_moving(m, prompt, whole)
     else:
         source = _least_pending(m, PROMPT_POOL, prompt, NONE)
@@ -622,12 +564,23 @@ def _route(m, r):
     if request.output == 1:
         target = source
     request.prefill_worker, request.decode_worker = source, target
-    if m.adds:
+    if m.marks[ADDS]:
         load(m, source, float(request.input), 0.0, 0.0)
         assign(m, target, r, 1.0)
     if source != target:
         m.machines[source].reserved += prompt
     m.machines[target].reserved += whole
+    return True
+
+
+@kernel_jit
+def _is_stuck(m):
+    """Nothing will happen but transfers that ask, in vain, for room."""
+    if m.marks[PENDING] > m.marks[RETRYING]:
+        return False
+    for i in range(m.marks[PENDING]):
+        if _has_room(m, m.heap[i] - len(m.workers)):
+            return False
     return True
 
 
@@ -649,14 +602,14 @@ def _entry(sources):
                 return True
             w, code, starts, now = NONE, NONE, NONE, np.inf
             if marks[PENDING] > 0:
-                now = m.due_s[m.heap[0]]
+                now = m.time[m.heap[0]]
             r = marks[ENTERED]
             if r < marks[RELEASED] and m.requests[r].arrival_s <= now:
                 now = m.requests[r].arrival_s
                 marks[ENTERED] += 1
                 if _route(m, r):
                     w, code = m.requests[r].prefill_worker, 2 * r
-            elif marks[PENDING] == marks[RETRYING]:
+            elif _is_stuck(m):
                 _reject_rest(m)
             elif m.heap[0] < machines:
                 starts = m.heap[0]
@@ -724,22 +677,20 @@ def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_ea
         pools[pool, : len(members)] = members
     marks = np.zeros(MARKS, dtype=np.int64)
     marks[RELEASED] = min(closed_loop, n) if closed_loop else n
-    cluster = Cluster(
-        **{name: getattr(state, name) for name in Cluster._fields[:15]},  # as they are
+    marks[ADDS], marks[MOVES] = adds, moves
+    marks[SIZES:] = np.bincount(home, minlength=3)
+    parts = state._replace(
         machines=machines,
         tasks=np.zeros(n, dtype=TASK),
         queues=np.zeros((count, 2 * seats + 64), dtype=np.int64),
         picks=np.zeros(seats, dtype=np.int64),
         pools=pools,
-        sizes=np.bincount(home, minlength=3),
-        adds=np.int64(adds),
-        moves=np.int64(moves),
-        due_s=np.zeros(count + n),
+        time=np.zeros(count + n),
         turn=np.zeros(count + n, dtype=np.int64),
         place=np.full(count + n, NONE),
         heap=np.zeros(count + n, dtype=np.int64),
         marks=marks,
     )
-    while run(cluster, closed_loop, stop_early):
-        cluster = cluster._replace(queues=np.pad(cluster.queues, ((0, 0), (0, cluster.queues.shape[1]))))
+    while run(parts, closed_loop, stop_early):
+        parts = parts._replace(queues=np.pad(parts.queues, ((0, 0), (0, parts.queues.shape[1]))))
         marks[IS_FULL] = 0

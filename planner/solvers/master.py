@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import KV_BLOCK_TOKENS, Role, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, SPOT, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.obliged import Obliged
 from planner.solvers.backend import solve, whole
@@ -97,7 +97,7 @@ class Limits:
             return worker.price_usd_per_h
         if name == "GPUs":
             return worker.gpus
-        return worker.gpus if name == f"stock of {worker.gpu.name}" else 0.0
+        return worker.gpus if name == f"stock of {worker.gpu.name.removesuffix(SPOT)}" else 0.0
 
     def most(self, worker: WorkerType) -> float:
         """Largest number of workers of one type within every limit (may be infinite)."""

@@ -105,7 +105,7 @@ def test_two_mixed_workers_serve_all_of_the_trace(
     """120 requests at 60 % of the sustained rate, open loop: each finishes with its length, the two engines
     have counted every prompt and output token once, hold as many KV tokens as the plan says and keep none.
     Predicted against measured is printed. Asserted is only that on the engines' own clocks, with fits
-    corrected by the run's own steps, the median of end-to-end times is right within a half."""
+    corrected by the run's own steps, the median of end-to-end times is right within 30 %."""
     fleet = fleet_of(latency, ("mixed", "mixed", 2))
     rate_rps = LOAD * sustained_rps(fleet)
     trace = a_trace(REQUESTS, rate_rps, seed=2)
@@ -137,7 +137,7 @@ def test_two_mixed_workers_serve_all_of_the_trace(
     assert all(engine["kv_cache_usage_perc"] == 0 for engine in engines)
     assert told["steps"][0]["steps"] > REQUESTS
     fixed = {(row["metric"], row["percentile"]): row for row in told["errors_corrected"]}
-    assert abs(fixed["e2e", "p50"]["error_frac"]) < 0.5
+    assert abs(fixed["e2e", "p50"]["error_frac"]) < 0.3
     table = (out / "requests.csv").read_text().splitlines()[1:]
     assert {row.split(",")[5] for row in table} == {"mixed-0", "mixed-1"}
     assert all(0 < float(row.split(",")[8]) <= float(row.split(",")[11]) for row in table)

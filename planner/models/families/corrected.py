@@ -1,21 +1,10 @@
 """Ours for few measurements: a roofline-shaped formula, times a smooth correction where steps were measured.
 
-    t = g(step) * exp(r(z))                                                             [s]
-    g = ((s + s_p [P > 0])^p + (c N)^p)^(1/p) + a A_p + b D + d K                       all >= 0
-    z = log2 of: N in eights, decodes, mean context of a decode, prefills, mean pairs of a prefill's token;
-        and whether the step has prefills, decodes
-
-g is what physics says: a floor (weights are read, kernels start; prefills start others than decodes do), then
-a slope, with a soft corner between: p = 3 with prefills, 2 without. r is the mean of a Gaussian process over
-what g leaves (log t - log g), so it follows measured steps closely, goes from one to the next with N nearly
-linearly, and far from all of them g stands alone. Its covariance is fixed, not fitted: 13 prefill sizes
-do not carry seven more parameters.
-
-    k(z, z') = 0.15^2 ( exp(-|z_0 - z_0'| / l_0) prod_i m(|z_i - z_i'| / l_i)  +  w exp(-|z_0 - z_0'| / 0.1) )
-    m(x) = (1 + sqrt(3) x) exp(-sqrt(3) x),  measured times are within 2 %
-
-The second term is what one N has for itself: GEMMs are cut into tiles, and 513 tokens may take 38 % longer
-than 512. The numbers l, w, p were set once, for all tables of docs/models.md together.
+The form, g(step) exp(r(step)), is `planner.models.correction.CorrectedFormula`. g is fitted to all steps; r
+is the mean of a Gaussian process over what g leaves (log t - log g), of amplitude 0.15 and with measured
+times within 2 %. So it follows measured steps closely, goes from one to the next with N nearly linearly, and
+far from all of them g stands alone. Its covariance is fixed, not fitted: 13 prefill sizes do not carry seven
+more parameters; the numbers in it were set once, for all tables of docs/models.md together.
 
 Scaling a roofline and interpolating residuals follows no one paper; the other families here do.
 """
@@ -27,25 +16,24 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from planner.errors import InputError
-from planner.models.families.common import StepFamily, prefill_tokens
+from planner.models.correction import CorrectedFormula, coordinates, covariance, formula_s
+from planner.models.families.common import StepFamily
 from planner.models.latency import Array
 from planner.models.step_fit import equal_shares
 
-LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])  # l, in doublings; the last two in kinds of step
-OWN_SHARE, OWN_LENGTH = 0.25, 0.1  # w, and how near another N must be to share it
 AMPLITUDE_FRAC, NOISE_FRAC = 0.15, 0.02
-PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0  # p
 MOST_ANCHORS = 200  # measured steps that r rests on
 _MOST_CANDIDATES = 1000
-_CHUNK = 20_000
 
 
 class CorrectedSteps(StepFamily):
-    """The form above. `formula_` (6,) holds s, s_p, c, a, b, d; `anchors_` (m, 7) and `weights_` (m,) make r.
+    """The form above, learned as `form_`.
 
     Repeats of a step count as their median, because an engine's hiccups are one-sided. Of more than
     `most_anchors` distinct steps the most informative are taken for r (`informative_rows`); g sees all.
     """
+
+    form_: CorrectedFormula
 
     def __init__(self, *, most_anchors: int = MOST_ANCHORS, beyond: str = "raise") -> None:
         self.most_anchors = most_anchors
@@ -55,51 +43,17 @@ class CorrectedSteps(StepFamily):
         steps, which = np.unique(X, axis=0, return_inverse=True)
         order = np.argsort(which, kind="stable")
         t = np.array([np.median(part) for part in np.split(y[order], np.cumsum(np.bincount(which))[:-1])])
-        self.formula_ = _fitted_formula(steps, t)
+        formula = _fitted_formula(steps, t)
         chosen = informative_rows(steps, min(self.most_anchors, len(steps)))
-        self.anchors_ = coordinates(steps[chosen])
-        left = np.log(t[chosen] / formula_s(steps[chosen], self.formula_))
+        z, left = coordinates(steps[chosen]), np.log(t[chosen] / formula_s(steps[chosen], formula))
         noise = (NOISE_FRAC / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
-        self.weights_ = np.linalg.solve(covariance(self.anchors_, self.anchors_) + noise, left)
+        weights = np.linalg.solve(covariance(z, z) + noise, left)
+        self.form_ = CorrectedFormula(
+            tuple(formula.tolist()), tuple(weights.tolist()), *map(tuple, steps[chosen].T.tolist())
+        )
 
     def _predict(self, X: Array) -> Array:
-        chunks = np.split(X, range(_CHUNK, len(X), _CHUNK))
-        r = [covariance(coordinates(chunk), self.anchors_) @ self.weights_ for chunk in chunks]
-        return np.asarray(formula_s(X, self.formula_) * np.exp(np.concatenate(r)))
-
-
-def formula_s(X: Array, formula: Array) -> Array:
-    """g above, seconds."""
-    tokens, pairs, decodes, kv_tokens, prefills = X.T
-    floor, prefill_floor, slope, a, b, d = formula
-    p = np.where(prefills > 0, PREFILL_CORNER, DECODE_CORNER)
-    dense = ((floor + prefill_floor * (prefills > 0)) ** p + (slope * tokens) ** p) ** (1 / p)
-    return np.asarray(dense + a * pairs + b * decodes + d * kv_tokens)
-
-
-def coordinates(X: Array) -> Array:
-    """z above, (n, 7)."""
-    tokens, pairs, decodes, kv_tokens, prefills = X.T
-    return np.column_stack([
-        np.log2(np.ceil(tokens / 8) * 8),
-        np.log2(1 + decodes),
-        np.log2(1 + kv_tokens / np.maximum(decodes, 1)),
-        np.log2(1 + prefills),
-        np.log2(1 + pairs / np.maximum(prefill_tokens(X), 1)),
-        prefills > 0,
-        decodes > 0,
-    ]).astype(float)  # fmt: skip
-
-
-def covariance(z: Array, others: Array) -> Array:
-    """k above between the rows of z and of others, over 0.15^2."""
-    apart = np.abs(z[:, None, 0] - others[None, :, 0])
-    exponent, product = apart / LENGTHS[0], np.ones(apart.shape)
-    for i in range(1, len(LENGTHS)):
-        x = np.sqrt(3) / LENGTHS[i] * np.abs(z[:, None, i] - others[None, :, i])
-        product *= 1 + x
-        exponent += x
-    return np.asarray(product * np.exp(-exponent) + OWN_SHARE * np.exp(-apart / OWN_LENGTH))
+        return self.form_.step_s(X)
 
 
 def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:

@@ -1,0 +1,151 @@
+"""A roofline-shaped formula times a smooth correction where steps were measured.
+
+    t = g(step) * exp(r(z))                                                             [s]
+    g = ((s + s_p [P > 0])^p + (c N)^p)^(1/p) + a A_p + b D + d K                       all >= 0
+    z = log2 of: N in eights, decodes, mean context of a decode, prefills, mean pairs of a prefill's token;
+        and whether the step has prefills, decodes
+    r = sum over the measured steps i of  w_i k(z, z_i)
+
+g is what physics says: a floor (weights are read, kernels start; prefills start others than decodes do),
+then a slope, with a soft corner between: p = 3 with prefills, 2 without. k is the covariance of a Gaussian
+process. `planner.models.families.corrected` fits the numbers.
+
+    k(z, z') = exp(-|z_0 - z_0'| / l_0) prod_i m(|z_i - z_i'| / l_i)  +  0.25 exp(-|z_0 - z_0'| / 0.1)
+    m(x) = (1 + sqrt(3) x) exp(-sqrt(3) x)
+
+The second term is what one N has for itself: GEMMs are cut into tiles, and 513 tokens may take 38 % longer
+than 512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.models.forms import CORRECTED, Compiled, Floats
+
+LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])  # l, in doublings; the last two in kinds of step
+OWN_SHARE, OWN_LENGTH = 0.25, 0.1  # how much one N has for itself, and how near another must be to share it
+PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0  # p
+KNOTS_PER_DOUBLING, DOUBLINGS = 8, 21  # of the mean context, between which the simulator interpolates
+_SCALES = np.array([1.0, *[np.sqrt(3.0)] * 6]) / LENGTHS
+_CHUNK = 20_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CorrectedFormula:
+    """The form above with numbers in it: `formula_s` are s, s_p, c, a, b, d. The other fields have one value
+    for each measured step that r rests on: its weight w, and N, A_p, D, K, P.
+    """
+
+    formula_s: tuple[float, ...]
+    weights: tuple[float, ...]
+    tokens: tuple[float, ...]
+    pairs: tuple[float, ...]
+    decodes: tuple[float, ...]
+    kv_tokens: tuple[float, ...]
+    prefills: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.formula_s) != 6 or min(self.formula_s) < 0 or not self.formula_s[0] > 0:
+            raise InputError("corrected: formula_s must be six numbers >= 0, the first > 0")
+        columns = (self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills)
+        if not self.weights or any(len(column) != len(self.weights) for column in columns):
+            raise InputError(
+                "corrected: weights, tokens, pairs, decodes, kv_tokens, prefills must be equally long lists"
+            )
+        if min(map(min, columns)) < 0 or not min(self.tokens) > 0:
+            raise InputError("corrected: a measured step has tokens > 0, and nothing below 0")
+
+    @property
+    def anchors(self) -> Floats:
+        """The measured steps, (m, 5)."""
+        return np.column_stack([self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills])
+
+    def step_s(self, X: Floats) -> Floats:
+        """Seconds of steps (n, 5), columns N, A_p, D, K, P."""
+        anchors, weights = coordinates(self.anchors), np.array(self.weights)
+        chunks = np.split(X, range(_CHUNK, len(X), _CHUNK))
+        r = np.concatenate([covariance(coordinates(chunk), anchors) @ weights for chunk in chunks])
+        return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r))
+
+    def slowed(self, prefill: float, decode: float) -> CorrectedFormula:
+        """The same engine on a power-capped GPU, as `StepLatency.slowed`: compute by `prefill`, floor and KV
+        reads by `decode`.
+        """
+        factors = (decode, decode, prefill, prefill, decode, decode)
+        return replace(
+            self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))
+        )
+
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
+        """Steps of decodes alone become a table of exp(r) by decodes and mean context. For the others the
+        kernel sums over the measured steps; what those have in common is worked into the weights here.
+        """
+        anchors, weights = coordinates(self.anchors), np.array(self.weights)
+        eights = 8.0 * np.arange(1, (most_tokens + 7) // 8 + 1)
+        apart = np.abs(np.log2(eights)[:, None] - anchors[None, :, 0])
+        own = np.concatenate([[0.0], OWN_SHARE * np.exp(-apart / OWN_LENGTH) @ weights])
+
+        knots = 2.0 ** (np.arange(DOUBLINGS * KNOTS_PER_DOUBLING + 1) / KNOTS_PER_DOUBLING)
+        batch, none = np.arange(most_decodes + 1.0), np.zeros(most_decodes + 1)
+        batch[0] = 1.0  # no such step
+        of_batch = coordinates(np.column_stack([batch, none, batch, none, none]))
+        by_batch = _product(of_batch, anchors, (0, 1, 3, 4, 5, 6)) * weights
+        of_context = np.column_stack([np.log2(knots)] * len(LENGTHS))
+        by_context = _product(of_context, anchors, (2,))
+        rows = np.ceil(batch / 8).astype(int)
+        decode = np.exp(by_batch @ by_context.T + own[rows, None])
+
+        kinds = np.array([[0.0] * 5 + [1, 0], [0.0] * 5 + [1, 1]])  # prefills alone, prefills and decodes
+        alone = weights * _product(kinds[:1], anchors, (1, 2, 5, 6))[0]
+        both = weights * _product(kinds[1:], anchors, (5, 6))[0]
+        steps = np.column_stack([anchors[:, :5] * _SCALES[:5], alone, both])
+        return Compiled(
+            CORRECTED, (*self.formula_s, *_SCALES[:5], float(KNOTS_PER_DOUBLING)),
+            (own, steps.ravel(), decode.ravel(), knots),
+            (len(steps), len(knots)),
+        )  # fmt: skip
+
+
+def formula_s(X: Floats, formula: Floats) -> Floats:
+    """g above, seconds."""
+    tokens, pairs, decodes, kv_tokens, prefills = X.T
+    floor, prefill_floor, slope, a, b, d = formula
+    p = np.where(prefills > 0, PREFILL_CORNER, DECODE_CORNER)
+    dense = ((floor + prefill_floor * (prefills > 0)) ** p + (slope * tokens) ** p) ** (1 / p)
+    return np.asarray(dense + a * pairs + b * decodes + d * kv_tokens)
+
+
+def coordinates(X: Floats) -> Floats:
+    """z above, (n, 7)."""
+    tokens, pairs, decodes, kv_tokens, prefills = X.T
+    return np.column_stack([
+        np.log2(np.ceil(tokens / 8) * 8),
+        np.log2(1 + decodes),
+        np.log2(1 + kv_tokens / np.maximum(decodes, 1)),
+        np.log2(1 + prefills),
+        np.log2(1 + pairs / np.maximum(tokens - decodes, 1)),
+        prefills > 0,
+        decodes > 0,
+    ]).astype(float)  # fmt: skip
+
+
+def covariance(z: Floats, others: Floats) -> Floats:
+    """k above between the rows of z and of others."""
+    apart = np.abs(z[:, None, 0] - others[None, :, 0])
+    return np.asarray(_product(z, others, range(len(LENGTHS))) + OWN_SHARE * np.exp(-apart / OWN_LENGTH))
+
+
+def _product(z: Floats, others: Floats, which: Iterable[int]) -> Floats:
+    """The factors of k's first term that belong to these coordinates, multiplied: (n, m)."""
+    exponent, product = 0.0, 1.0
+    for i in which:
+        x = _SCALES[i] * np.abs(z[:, None, i] - others[None, :, i])
+        exponent = exponent + x
+        if i > 0:
+            product = product * (1 + x)
+    return np.asarray(product * np.exp(-exponent))
