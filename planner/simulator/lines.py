@@ -28,8 +28,6 @@ def line_up(state, w, r, is_first):
     """Request r waits on worker w in a list, as it came or before all others."""
     worker, request = state.workers[w], state.requests[r]
     cache = state.caches.workers[w]
-    if state.types[worker.type].order <= SRPT:
-        return
     _rejoin(state, w, r)
     request.key = -1.0 if is_first else request.arrival_s
     request.left, request.right = NONE, NONE
