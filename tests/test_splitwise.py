@@ -226,6 +226,17 @@ def test_requests_and_tokens_in_are_requests_and_tokens_out(seed: int) -> None:
     assert all(((start <= t) & (end > t + 1e-9)).sum() <= 2 for t in start)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_that_must_fail_stops_early(seed: int) -> None:
+    """No request may take longer than 10 ms: the run ends with the batch in which one does, not with
+    the trace, though batches still run."""
+    fleet, _, _, rows = random_case(seed)
+    rows = rows + [(rows[-1][0] + 1000.0, 5, 5)]
+    limits = (Limit("e2e", 1.0, 0.01),)
+    stopped = simulate(fleet, trace_of(rows), limits=limits, stop_early=True)
+    assert stopped.violations[0] >= 1 and not stopped.complete
+
+
 def test_a_queue_longer_than_expected_is_made_longer() -> None:
     """300 prompts at once on a machine of one task, whose queue begins with 66 places: each waits for all
     before it."""
