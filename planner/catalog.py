@@ -459,7 +459,7 @@ def _read_fits(path: Path) -> dict[int, StepLatency]:
         try:
             refuse_unknown(
                 row,
-                ("tp", *_FIT_LISTS, *_FIT_NUMBERS, "basis", *_FIT_OPTIONAL, "errors"),
+                ("tp", *_FIT_LISTS, *_FIT_NUMBERS, "basis", *_FIT_OPTIONAL, "errors", "simulated"),
                 where,
             )
             knots_tokens, f_s = (_numbers(row, key, where) for key in _FIT_LISTS)

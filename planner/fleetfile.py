@@ -34,6 +34,7 @@ from planner.domain import (
 )
 from planner.errors import InputError
 from planner.files import read_yaml
+from planner.models.correction import CorrectedFormula
 from planner.models.forms import DistServeSteps, SplitwiseLookup, StepForm
 from planner.models.latency import StepLatency
 from planner.models.memory import memory
@@ -64,14 +65,19 @@ POLICY_KEYS = (*POLICY_NAMES, *POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, "
 NETWORK_KEYS = ("bandwidth", "latency", "transfer", "layerwise_from", "shared")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 TRANSFERS = ("serialised", "layerwise")
-# step times of other programs: their lists of numbers, and their numbers
-FORMS: Mapping[str, tuple[type[SplitwiseLookup | DistServeSteps], tuple[str, ...], tuple[str, ...]]] = {
+# step times that are not five numbers: their lists of numbers, and their numbers
+Form = SplitwiseLookup | DistServeSteps | CorrectedFormula
+FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
     "splitwise-lookup": (
         SplitwiseLookup, ("knots_tokens", "prompt_s", "token_s"), ("mixed_factor", "b_s", "d_s")
     ),
     "distserve": (
         DistServeSteps, ("prefill_s", "decode_small_s", "decode_large_s"),
         ("threshold", "per_rank_s", "overhead_s", "overhead_s_per_token"),
+    ),
+    "corrected": (
+        CorrectedFormula,
+        ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"), ("h_s",),
     ),
 }  # fmt: skip
 FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
@@ -178,14 +184,14 @@ def _pool(
     written = row.get("latency")
     form = _form(written, f"{where}: latency") if isinstance(written, Mapping) and "form" in written else None
     try:
-        latency = _latency(written if form is None else None, llm, gpu, tp, catalog, directory)
+        latency, fitted = _latency(written if form is None else None, llm, gpu, tp, catalog, directory)
         if written is None:
             latency = pipelined(latency, llm, gpu, tp, pp)
     except InputError as error:
         raise InputError(f"{where}: latency: {error}") from None
     count = _count(row, "count", where, default=1)
     try:
-        worker_type = WorkerType(gpu, tp, latency, kv_tokens, tokens, seats, pp, form)
+        worker_type = WorkerType(gpu, tp, latency, kv_tokens, tokens, seats, pp, form or fitted)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return Pool(name, role, worker_type, count)
@@ -221,12 +227,16 @@ def _kv_tokens(
     return use.kv_tokens
 
 
-def _latency(value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, directory: Path) -> StepLatency:
-    """From the catalog (None), a file beside the fleet, or the mapping that a plan carries."""
+def _latency(
+    value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, directory: Path
+) -> tuple[StepLatency, StepForm | None]:
+    """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the fit
+    says the simulator is to take instead.
+    """
     if value is None:
-        return catalog.latency(llm, gpu, tp)
+        return catalog.latency(llm, gpu, tp), None
     if isinstance(value, Mapping):
-        return _fit(value, "fit")
+        return _fit(value, "fit"), _simulated(value, "fit")
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value
@@ -248,17 +258,33 @@ def _latency(value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, direc
     if len(match) != 1:
         known = ", ".join(str(row.get("tp")) for row in rows)
         raise InputError(f"{path} has {len(match)} fits for tp {tp}, need one; found tp {known}")
-    latency = _fit(match[0], str(path))
-    return latency if on == gpu.name else latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+    latency, form = _fit(match[0], str(path)), _simulated(match[0], str(path))
+    if on == gpu.name:
+        return latency, form
+    slowdowns = gpu.prefill_slowdown, gpu.decode_slowdown
+    return latency.slowed(*slowdowns), form and form.slowed(*slowdowns)
+
+
+def _simulated(row: Section, where: str) -> CorrectedFormula | None:
+    """What `plan fit --choose` found better than five numbers."""
+    section = row.get("simulated")
+    if section is None:
+        return None
+    form = _form(section, f"{where}: simulated") if isinstance(section, Mapping) else None
+    if not isinstance(form, CorrectedFormula):
+        raise InputError(
+            f"{where}: simulated: expected form: corrected and its numbers, found {section!r:.80}"
+        )
+    return form
 
 
 def _form(section: Section, where: str) -> StepForm:
-    """Step times of another program, by the name of their form."""
+    """Step times that are not five numbers, by the name of their form."""
     try:
-        kind, tuples, numbers = FORMS[str(section["form"])]
+        kind, tuples, numbers = FORMS[str(section.get("form"))]
     except KeyError:
         raise InputError(
-            f"{where}: form: must be one of {', '.join(FORMS)}, found {section['form']!r}"
+            f"{where}: form: must be one of {', '.join(FORMS)}, found {section.get('form')!r}"
         ) from None
     refuse_unknown(section, ("form", *tuples, *numbers), where)
     values: dict[str, Any] = {name: _numbers(section.get(name), f"{where}: {name}") for name in tuples}
@@ -267,6 +293,8 @@ def _form(section: Section, where: str) -> StepForm:
             values[name] = _numbers([section[name]], f"{where}: {name}")[0]
     try:
         return kind(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     except TypeError:
         missing = ", ".join(name for name in numbers if name not in section)
         raise InputError(f"{where}: a {section['form']} needs numbers for some of {missing}") from None

@@ -21,6 +21,7 @@ from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, parse_runs
 from planner.models.calibration import Calibrated, Engine, calibrate
+from planner.models.correction import CorrectedFormula
 from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out_errors
 from planner.models.tables import StepTable, read_step_table
@@ -44,6 +45,7 @@ class Fitted:
     notes: tuple[str, ...] = ()
     date: str | None = None  # of the measurement
     families: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)  # all that were tried
+    form: CorrectedFormula | None = None  # what the simulator takes in place of `latency`
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -98,19 +100,20 @@ def fit_table(
         latency: StepLatency = model.fit(table.X, table.y).latency_
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    notes, families = _notes(table), {}
+    notes, families, form = _notes(table), {}, None
     if choose_family:
         from planner.models.choice import choose
 
         choice = choose(table, folds=FOLDS)
-        families = dict(choice.held_out)
+        families, form = dict(choice.held_out), choice.form
         errors = dict(choice.converted or choice.held_out[choice.family])
         latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
         notes = (*notes, str(choice))
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
     if is_kernel_time:
         latency = replace(latency, h_s=host_overhead_s)
-    return Fitted(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families)
+        form = form and replace(form, h_s=host_overhead_s)
+    return Fitted(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families, form)
 
 
 def _measured_host_s(table: StepTable) -> float:
@@ -169,6 +172,11 @@ def fit_yaml(fitted: Fitted, *, command: str, date: str | None = None) -> str:
     row: dict[str, Any] = entry(fitted.tp, fitted.latency, fitted.errors)
     if fitted.latency.uncertainty_frac is not None:
         row["uncertainty_frac"] = round(fitted.latency.uncertainty_frac, 4)
+    if fitted.form is not None:
+        row["simulated"] = {"form": "corrected"} | {
+            name: [float(f"{x:.7g}") for x in value] if isinstance(value, tuple) else value
+            for name, value in asdict(fitted.form).items()
+        }
     return to_yaml(
         {
             "llm": fitted.llm,

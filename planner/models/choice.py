@@ -7,8 +7,9 @@ family predicts each fold from the others. A family's score is the mean of its e
 the table has (prefill, decode of small and of large batches, mixed), each counting alike. The best score
 wins; of families within `TIE_FRAC` of it the first in the order given, the simplest, is taken.
 
-Simulator and optimizer want the five-number form (`planner.models.latency`). Families that have it hand it
-over exactly; for the others it is refitted to their predictions, and its own held-out error is stated.
+The optimizer wants the five-number form (`planner.models.latency`). Families that have it hand it over
+exactly; for the others it is refitted to their predictions, and its own held-out error is stated. The
+simulator can also take the form of the corrected family as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pandas as pd
 from sklearn.base import clone
 
 from planner.errors import InputError, PlannerError
+from planner.models.correction import CorrectedFormula
 from planner.models.families.aladdin import AladdinSteps
 from planner.models.families.common import OPERATORS
 from planner.models.families.corrected import CorrectedSteps
@@ -66,6 +68,9 @@ class Choice:
     family: str
     model: Any
     latency: StepLatency
+    form: (
+        CorrectedFormula | None
+    )  # of the family chosen, where it is not five numbers but the simulator knows it
     held_out: Mapping[str, Mapping[str, Errors]]
     converted: Mapping[str, Errors] | None
     falls: tuple[Fall, ...]
@@ -76,6 +81,10 @@ class Choice:
         lines = [f"{self.family}: {error.mape_frac:.1%} off on held-out steps (p90 {error.p90_frac:.1%})"]
         if self.converted is not None:
             lines.append(f"as five numbers {self.converted['all'].mape_frac:.1%}")
+        if self.form is not None:
+            lines.append(
+                "plan takes the five numbers, a simulation of a fleet that names this fit the family"
+            )
         lines += [
             f"falls in {fall.found} of {fall.checked} steps as {fall.growing} grows, by {fall.worst_frac:.1%}"
             for fall in self.falls
@@ -134,6 +143,7 @@ def choose(
     return Choice(
         family=best,
         model=model,
+        form=getattr(model, "form_", None),
         latency=replace(latency, basis=named, mape_frac=errors["all"].mape_frac),
         held_out=held_out,
         converted=converted,

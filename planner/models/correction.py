@@ -1,6 +1,6 @@
 """A roofline-shaped formula times a smooth correction where steps were measured.
 
-    t = g(step) * exp(r(z))                                                             [s]
+    t = g(step) * exp(r(z)) + h                                                         [s]
     g = ((s + s_p [P > 0])^p + (c N)^p)^(1/p) + a A_p + b D + d K                       all >= 0
     z = log2 of: N in eights, decodes, mean context of a decode, prefills, mean pairs of a prefill's token;
         and whether the step has prefills, decodes
@@ -8,7 +8,7 @@
 
 g is what physics says: a floor (weights are read, kernels start; prefills start others than decodes do),
 then a slope, with a soft corner between: p = 3 with prefills, 2 without. k is the covariance of a Gaussian
-process. `planner.models.families.corrected` fits the numbers.
+process. `planner.models.families.corrected` fits the numbers; h is host overhead that was not in the times.
 
     k(z, z') = exp(-|z_0 - z_0'| / l_0) prod_i m(|z_i - z_i'| / l_i)  +  0.25 exp(-|z_0 - z_0'| / 0.1)
     m(x) = (1 + sqrt(3) x) exp(-sqrt(3) x)
@@ -48,10 +48,11 @@ class CorrectedFormula:
     decodes: tuple[float, ...]
     kv_tokens: tuple[float, ...]
     prefills: tuple[float, ...]
+    h_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if len(self.formula_s) != 6 or min(self.formula_s) < 0 or not self.formula_s[0] > 0:
-            raise InputError("corrected: formula_s must be six numbers >= 0, the first > 0")
+        if len(self.formula_s) != 6 or min(*self.formula_s, self.h_s) < 0 or not self.formula_s[0] > 0:
+            raise InputError("corrected: formula_s must be six numbers >= 0, the first > 0; h_s >= 0")
         columns = (self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills)
         if not self.weights or any(len(column) != len(self.weights) for column in columns):
             raise InputError(
@@ -70,7 +71,7 @@ class CorrectedFormula:
         anchors, weights = coordinates(self.anchors), np.array(self.weights)
         chunks = np.split(X, range(_CHUNK, len(X), _CHUNK))
         r = np.concatenate([covariance(coordinates(chunk), anchors) @ weights for chunk in chunks])
-        return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r))
+        return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def slowed(self, prefill: float, decode: float) -> CorrectedFormula:
         """The same engine on a power-capped GPU, as `StepLatency.slowed`: compute by `prefill`, floor and KV
@@ -105,9 +106,9 @@ class CorrectedFormula:
         both = weights * _product(kinds[1:], anchors, (5, 6))[0]
         steps = np.column_stack([anchors[:, :5] * _SCALES[:5], alone, both])
         return Compiled(
-            CORRECTED, (*self.formula_s, *_SCALES[:5], float(KNOTS_PER_DOUBLING)),
+            CORRECTED, (*self.formula_s, *_SCALES[:5], self.h_s),
             (own, steps.ravel(), decode.ravel(), knots),
-            (len(steps), len(knots)),
+            (len(steps), len(knots), KNOTS_PER_DOUBLING),
         )  # fmt: skip
 
 

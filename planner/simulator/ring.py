@@ -348,3 +348,5 @@ def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:
         marks=marks,
     )
     run(parts, closed_loop, stop_early)
+    state.lanes["run_steps"] = ranks["size"] > 0
+    state.time[: len(ranks)] = np.where(parts.place[: len(ranks)] == NONE, np.inf, parts.time[: len(ranks)])

@@ -5,7 +5,7 @@ SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) 
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
 DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage o + o' context tokens more
-CORRECTED         g(step) exp(r(step))  (planner.models.correction)
+CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 
 C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
 prompts' tokens is a setting of the form. Tables are made by `planner.models.forms`.
@@ -19,6 +19,7 @@ from planner.models.forms import CORRECTED, DISTSERVE_FIT, FIVE, SPLITWISE_LOOKU
 from planner.simulator.compiled import kernel_jit
 
 UNBOUNDED = np.int64(2**62)
+LONGEST_FALL_FRAC = 0.001
 
 
 @kernel_jit
@@ -81,22 +82,26 @@ def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cache
 def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     """(first, growth, steps) of steps of decodes alone, until their mean context comes to the next knot.
 
-    The correction is linear in the context between knots, so t is nearly linear: it is exact at both ends. A
-    time that falls is taken for its mean, because whoever counts steps relies on growth >= 0.
+    The correction is linear in the context between knots, so t is nearly linear: it is exact at both ends.
+    Whoever counts steps relies on growth >= 0, so where t falls its mean stands for it, over 0.1 % of fall at
+    the most.
     """
     k, at, knots = kind.k, kind.at, kind.width[1]
     floor_s = np.sqrt(k[0] * k[0] + (k[2] * decodes) ** 2) + k[4] * decodes
     context = 1.0 + kv_tokens / decodes
-    i = min(int(k[11] * np.log2(context)), knots - 2)
+    i = min(int(kind.width[2] * np.log2(context)), knots - 2)
     left, right = tables[at[3] + i], tables[at[3] + i + 1]
     cell = at[2] + decodes * knots + i
     slope = (tables[cell + 1] - tables[cell]) / (right - left)
     more = max(int(right - context), 0)  # steps after the first
     first = (floor_s + k[5] * kv_tokens) * (tables[cell] + slope * (context - left))
     last = (floor_s + k[5] * (kv_tokens + more * decodes)) * (tables[cell] + slope * (context + more - left))
-    if last <= first:
-        return 0.5 * (first + last), 0.0, more + 1
-    return first, (last - first) / more, more + 1
+    if last > first:
+        return first + k[11], (last - first) / more, more + 1
+    fall = (first - last) / max(more, 1)  # per step
+    if fall * more > LONGEST_FALL_FRAC * first:
+        more = int(LONGEST_FALL_FRAC * first / fall)
+    return first - 0.5 * fall * more + k[11], 0.0, more + 1
 
 
 @kernel_jit
@@ -118,4 +123,4 @@ def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chun
         else:
             r += tables[j + 5] * product * np.exp(-exponent)
     dense = np.cbrt((k[0] + k[1]) ** 3 + (k[2] * tokens) ** 3)
-    return (dense + k[3] * pairs + k[4] * decodes + k[5] * kv_tokens) * np.exp(r)
+    return (dense + k[3] * pairs + k[4] * decodes + k[5] * kv_tokens) * np.exp(r) + k[11]

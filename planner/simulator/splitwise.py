@@ -694,3 +694,4 @@ def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_ea
     while run(parts, closed_loop, stop_early):
         parts = parts._replace(queues=np.pad(parts.queues, ((0, 0), (0, parts.queues.shape[1]))))
         marks[IS_FULL] = 0
+    state.time[:count] = np.where(parts.place[:count] == NONE, np.inf, parts.time[:count])

@@ -48,8 +48,9 @@ class CorrectedSteps(StepFamily):
         z, left = coordinates(steps[chosen]), np.log(t[chosen] / formula_s(steps[chosen], formula))
         noise = (NOISE_FRAC / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
         weights = np.linalg.solve(covariance(z, z) + noise, left)
+        tokens, pairs, decodes, kv_tokens, prefills = map(tuple, steps[chosen].T.tolist())
         self.form_ = CorrectedFormula(
-            tuple(formula.tolist()), tuple(weights.tolist()), *map(tuple, steps[chosen].T.tolist())
+            tuple(formula.tolist()), tuple(weights.tolist()), tokens, pairs, decodes, kv_tokens, prefills
         )
 
     def _predict(self, X: Array) -> Array:
