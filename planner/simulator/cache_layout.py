@@ -1,6 +1,6 @@
 """What prefix caches add to the kernel's state, and how a fleet and a trace make it.
 
-A node is a block of B tokens after all blocks before it: two prompts share one where they agree up to its end.
+A node is a block of B tokens after all blocks before it: two prompts share it if they agree up to its end.
 B is a multiple of the KV block, so a node is B / 16 KV blocks. Every node a worker keeps is an entry; entries
 of all workers lie in one array with one index. Routing e2 counts how many recent requests share a node on a
 worker; its entries outlive eviction for as long as one does.
@@ -75,7 +75,9 @@ NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 B, NODE_BLOCKS, FREE, FIRST_ROUTED, LAST_ROUTED, FIRST_NOTICE, NOTICES = range(7)
 NUMBERS = 7
 # settings
-EXTEND, OUTPUT, QUANTUM, WORKER_QUANTUM, WINDOW_S, BALANCE, DECODE_FRAC, MATCH_FRAC, ABS, REL, NOTICE_S = range(11)
+EXTEND, OUTPUT, QUANTUM, WORKER_QUANTUM, WINDOW_S, BALANCE, DECODE_FRAC, MATCH_FRAC, ABS, REL, NOTICE_S = (
+    range(11)
+)
 
 
 class Caches(NamedTuple):
@@ -132,7 +134,9 @@ def make_caches(
         caches[name] = NONE
     caches["token_s"] = np.array([prefill_token_s(worker_type) for worker_type in worker_types])[kinds]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
-    caches["output_s"] = np.array([output_token_s(worker_type, context) for worker_type in worker_types])[kinds]
+    caches["output_s"] = np.array([output_token_s(worker_type, context) for worker_type in worker_types])[
+        kinds
+    ]
 
     room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
     notices = room if policies.eviction_notice_s > 0 else 0

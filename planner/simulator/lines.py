@@ -1,7 +1,7 @@
 """Whose prompt is next on a worker, where that depends on what is cached or on who asked.
 
 lpm (SGLang): the prompt with most cached now; ties as they came.
-vtc (Sheng et al. 2024): the tenant served least by the worker; whoever comes back after a pause has no credit.
+vtc (Sheng et al. 2024): the tenant served least by the worker; who comes back after a pause has no credit.
 dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a quantum.
     Whoever comes back keeps his debt, but no credit.
 preble (Srivatsa et al. 2024): P groups by the cached part of the prompt, from each of which, best first, one

@@ -1,15 +1,15 @@
 """Which worker, where it matters who has the prompt's beginning cached. W workers, d nodes: O(d + W).
 
-prefix-affinity  the longest match, among equals the lowest score
-min-ttft         least seconds: what is pending, and what of the prompt is missed (Mooncake, Dynamo)
-cache-aware      SGLang's: the longest match if it is more than a share of the prompt, else the smallest cache;
-                 the fewest requests while the workers' requests differ by more than a number and a ratio
-e2               Preble's (Srivatsa et al. 2024): if more is cached than missed, of those with the longest match
-                 the one with the least load, else of all. Load is in seconds: prefill and decode of what was
-                 routed there in the last `WINDOW_S`, what the nodes that must leave are worth (their prefill
-                 times the share of requests that use them), and the prefill of what is missed
-d2lpm            of those with the longest match and credit left for the tenant the fewest requests (Cao et al.
-                 2025); a tenant without credit anywhere gets a quantum on every worker
+prefix-affinity: the longest match, among equals the lowest score.
+min-ttft: the least seconds of what is pending and what is missed of the prompt (Mooncake, Dynamo).
+cache-aware (SGLang): the longest match if it is more than a share of the prompt, else the smallest cache; the
+    fewest requests while workers differ in requests by more than a number and a ratio.
+e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load among the longest matches,
+    else among all. Load is seconds: prefill and decode of what was routed there in the last window, what the
+    nodes that must leave are worth (their prefill times the share of requests that begin with them), the
+    prefill of what is missed. The heaviest worker's prompts go to the lightest while they are too far apart.
+d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, else among
+    all with credit; a tenant without any gets a quantum on every worker.
 
 All see caches as the router knows them (caches.hear).
 """
@@ -156,7 +156,9 @@ def _cache_aware(state, r):
         return NONE
     if most - fewest > caches.settings[ABS] and most > caches.settings[REL] * fewest:
         return idlest
-    is_near = caches.match[nearest] * caches.numbers[B] > caches.settings[MATCH_FRAC] * state.requests[r].length
+    is_near = (
+        caches.match[nearest] * caches.numbers[B] > caches.settings[MATCH_FRAC] * state.requests[r].length
+    )
     return nearest if is_near else smallest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +103,6 @@ class Simulation:
     prefill_worker: Ints
     decode_worker: Ints
     preemptions: Ints
-    cached_tokens: Ints  # of the prompt, found in a prefix cache when it was first admitted
     status: Ints  # index into STATUS
     worker_names: tuple[str, ...]
     worker_busy_s: Floats  # (W,)
@@ -116,6 +115,17 @@ class Simulation:
     counted: Ints  # (L,)
     complete: bool
     runs: npt.NDArray[np.void]  # (R,) layout.RUN, empty if not recorded
+    cached_tokens: Ints | None = None  # found in a prefix cache at first admission; None: there were none
+    tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # index into tenants
+    tenants: tuple[str, ...] = ()  # empty where the trace names none
+    tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def token_hit_frac(self) -> float | None:
+        """Share of the input tokens that prefix caches spared; None without caches."""
+        if self.cached_tokens is None:
+            return None
+        return float(self.cached_tokens.sum() / self.input_tokens.sum())
 
 
 def measured_window(trace: Trace) -> tuple[float, float]:
@@ -286,7 +296,9 @@ def _check_prefix_policies(policies: Policies) -> None:
                 f"policies.{name} is {value!r}, must be {' or '.join(map(str, possible))} with prefix_cache"
             )
     if policies.queue in NEEDS_CACHE["queue"] and (policies.queue_batch or policies.queue_window_s < np.inf):
-        raise InputError(f"policies.queue is {policies.queue!r}, which knows no longest_wait and no queue_batch")
+        raise InputError(
+            f"policies.queue is {policies.queue!r}, which knows no longest_wait and no queue_batch"
+        )
     if policies.priority_groups < 1:
         raise InputError(f"policies.priority_groups is {policies.priority_groups}, must be at least 1")
     for name, weight in policies.tenant_weights:
@@ -510,10 +522,6 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
             requests["decode_worker"] >= 0, requests["decode_worker"], requests["prefill_worker"]
         ),
         preemptions=requests["preemptions"],
-        cached_tokens=(
-            np.zeros(len(requests), np.int64) if state.caches is None
-            else np.maximum(state.caches.prompts["hit"], 0)
-        ),
         status=requests["status"],
         worker_names=tuple(f"{pool.name}-{i}" for pool in fleet.pools for i in range(pool.count)),
         worker_busy_s=workers["busy_s"],
@@ -526,4 +534,8 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         counted=state.limits["counted"],
         complete=bool(state.counters[layout.DONE] == len(requests)),
         runs=state.runs[: state.counters[layout.RUNS]],
+        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit"], 0),
+        tenant=trace.tenant,
+        tenants=trace.tenants,
+        tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
     )
