@@ -39,7 +39,7 @@ from planner.simulator.layout import (
     VLLM_V1,
     ZERO,
 )
-from planner.simulator.lines import charge_prompt, leave, next_waiting
+from planner.simulator.lines import charge_prompt, is_asked_again, leave, next_waiting
 from planner.simulator.queues import append, pop, set_time
 from planner.simulator.seconds import step_seconds
 from planner.simulator.slots import (
@@ -136,15 +136,15 @@ def admits(state, l, r, step_blocks):
     return lane.decodes == 0 or foreseen_blocks(state, l, r) <= kind.blocks
 
 
-@where_cached(lambda state, w, r, time_s: None)
-def _use_prefix(state, w, r, time_s):
-    hit = take_prefix(state, w, r, time_s)
+@where_cached(lambda state, w, r, coming, time_s: None)
+def _use_prefix(state, w, r, coming, time_s):
+    hit = take_prefix(state, w, r, coming, time_s)
     load(state, w, float(state.caches.prompts[r].expected - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
 
 
 @kernel_jit
-def admit(state, w, r, time_s):
+def admit(state, w, r, step_blocks, time_s):
     """Give request r, the next that waits for its prompt to be computed, its seat and blocks."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -153,7 +153,7 @@ def admit(state, w, r, time_s):
     leave(state, w, r)
     worker.waits -= 1
     worker.used += held(state, w, request.length)
-    _use_prefix(state, w, r, time_s)
+    _use_prefix(state, w, r, step_blocks, time_s)
     worker.running += 1
     state.counters[ADMITTED] += 1
     request.order = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]
@@ -217,6 +217,7 @@ def _chunks(state, l, time_s, is_closed):
     worker = state.workers[w]
     kind = state.types[worker.type]
     step_blocks = blocks_for(lane, ONE)
+    evict(state, w, step_blocks, time_s)
     budget = kind.budget - lane.decodes
     left = worker.head[PARTIAL]
     worker.head[PARTIAL] = NONE
@@ -233,7 +234,7 @@ def _chunks(state, l, time_s, is_closed):
         r = next_waiting(state, w)
         if r == NONE or not admits(state, l, r, step_blocks):
             break
-        admit(state, w, r, time_s)
+        admit(state, w, r, step_blocks, time_s)
         step_blocks = blocks_for(lane, ONE)
         n = min(state.requests[r].length - state.requests[r].computed, budget)
         budget -= n
@@ -307,7 +308,7 @@ def _prompts_first(state, l, time_s):
                 return
         elif not admits(state, l, r, ZERO):
             return
-        admit(state, w, r, time_s)
+        admit(state, w, r, ZERO, time_s)
         _take(state, l, r, length)
 
 
@@ -331,7 +332,7 @@ def _whole_prompts(state, l, time_s):
         length = state.requests[r].length
         if not is_group and length > budget and lane.decodes + lane.members > 0:
             return
-        admit(state, w, r, time_s)
+        admit(state, w, r, ZERO, time_s)
         _take(state, l, r, length)
         budget -= length
 
@@ -394,6 +395,7 @@ def _launch(state, l, time_s, goes_on):
     if kind.lanes == 1:
         lane.run_first = stage + extra
         lane.run_growth = growth
+        goes_on = goes_on and not is_asked_again(state, w)
         if goes_on and lane.late == 0 and lane.members == 0 and lane.last_token_s == time_s:
             steps = lane.next_finish - lane.step
             free = kind.blocks - worker.used
@@ -411,7 +413,7 @@ def _launch(state, l, time_s, goes_on):
         return
     if decodes > 0 and kind.reserved == 0:
         worker.used += blocks_for(lane, 1)
-        evict(state, w, time_s)
+        evict(state, w, ZERO, time_s)
     end_s = time_s
     for i in range(kind.pp):
         end_s = max(end_s, worker.stage_free_s[i]) + stage + (extra if i == 0 else 0.0)

@@ -86,7 +86,7 @@ class Caches(NamedTuple):
     path: npt.NDArray[np.int32]  # (m,) nodes of all prompts
     prompts: npt.NDArray[np.void]  # (n,) PROMPT
     entries: npt.NDArray[np.void]  # (C,) ENTRY
-    index: npt.NDArray[np.int32]  # (2^k,) open addressing: entry of (node, worker)
+    places: npt.NDArray[np.int32]  # (2^k,) open addressing: entry of (node, worker)
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
     alive: npt.NDArray[np.uint64]  # (K,) scratch
     match: npt.NDArray[np.int64]  # (W,) nodes of the request being routed that each worker has
@@ -94,6 +94,7 @@ class Caches(NamedTuple):
     tenants: npt.NDArray[np.void]  # (W, U) TENANT
     weights: npt.NDArray[np.float64]  # (U,) of tenants
     deficits: npt.NDArray[np.float64]  # (U, W) d2lpm
+    charged: npt.NDArray[np.int64]  # (L,) steps of a lane's run whose tokens are charged to tenants
     slots: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
     firsts: npt.NDArray[np.int64]  # (P,) scratch
     notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring
@@ -144,7 +145,7 @@ def make_caches(
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)
     entries["newer"] = np.append(np.arange(1, room), NONE)[:room]
-    index = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)
+    places = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)
 
     weights = tenant_weights(policies, trace)
     work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
@@ -158,7 +159,7 @@ def make_caches(
         path=uses.node,
         prompts=prompts,
         entries=entries,
-        index=index,
+        places=places,
         holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
         alive=np.zeros(words, dtype=np.uint64),
         match=np.zeros(workers, dtype=np.int64),
@@ -166,6 +167,7 @@ def make_caches(
         tenants=np.zeros((workers, len(weights)), dtype=TENANT),
         weights=weights,
         deficits=np.zeros((len(weights), workers)),
+        charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
         slots=np.zeros((workers, policies.priority_groups), dtype=np.int64),
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(notices, dtype=NOTICE),

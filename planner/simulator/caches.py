@@ -30,19 +30,19 @@ from planner.simulator.layout import NONE, ONE, ZERO
 def _home(state, w, node):
     """Where entry (node, worker) would like to be in the index: two odd constants, the high bits."""
     mixed = np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(w + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
-    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.index) - 1)
+    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.places) - 1)
 
 
 @kernel_jit
 def find(state, w, node):
     """The entry of a node on worker w, cached or not; NONE where there is none."""
-    index, entries = state.caches.index, state.caches.entries
+    places, entries = state.caches.places, state.caches.entries
     place = _home(state, w, node)
-    while index[place] != NONE:
-        entry = entries[index[place]]
+    while places[place] != NONE:
+        entry = entries[places[place]]
         if entry.node == node and entry.worker == w:
-            return np.int64(index[place])
-        place = (place + 1) & (len(index) - 1)
+            return np.int64(places[place])
+        place = (place + 1) & (len(places) - 1)
     return NONE
 
 
@@ -57,30 +57,30 @@ def add(state, w, node):
     caches.numbers[FREE] = entry.newer
     entry.node, entry.worker, entry.refs, entry.is_cached, entry.shares = node, w, 0, 0, 0
     place = _home(state, w, node)
-    while caches.index[place] != NONE:
-        place = (place + 1) & (len(caches.index) - 1)
-    caches.index[place] = e
+    while caches.places[place] != NONE:
+        place = (place + 1) & (len(caches.places) - 1)
+    caches.places[place] = e
     return e
 
 
 @kernel_jit
 def _drop(state, e):
     """Take an entry out of the index: those behind it move up, so that no search ends too early."""
-    index, entries = state.caches.index, state.caches.entries
-    last = len(index) - 1
+    places, entries = state.caches.places, state.caches.entries
+    last = len(places) - 1
     hole = _home(state, entries[e].worker, entries[e].node)
-    while index[hole] != e:
+    while places[hole] != e:
         hole = (hole + 1) & last
     place = hole
     while True:
         place = (place + 1) & last
-        if index[place] == NONE:
+        if places[place] == NONE:
             break
-        home = _home(state, entries[index[place]].worker, entries[index[place]].node)
+        home = _home(state, entries[places[place]].worker, entries[places[place]].node)
         if ((place - home) & last) >= ((place - hole) & last):
-            index[hole] = index[place]
+            places[hole] = places[place]
             hole = place
-    index[hole] = NONE
+    places[hole] = NONE
     entries[e].newer = state.caches.numbers[FREE]
     state.caches.numbers[FREE] = e
 
@@ -147,7 +147,7 @@ def shared_blocks(state, w, r):
 
 
 @kernel_jit
-def take_prefix(state, w, r, time_s):
+def take_prefix(state, w, r, coming, time_s):
     """Request r is admitted and `used` has grown by all its blocks: it uses what is cached. Tokens hit."""
     caches, worker = state.caches, state.workers[w]
     prompt = caches.prompts[r]
@@ -164,7 +164,7 @@ def take_prefix(state, w, r, time_s):
     state.requests[r].computed = hit
     if prompt.hit == NONE:
         prompt.hit = hit
-    evict(state, w, time_s)
+    evict(state, w, coming, time_s)
     return hit
 
 
@@ -217,12 +217,14 @@ def lose_prefix(state, r):
     state.caches.prompts[r].expected = 0
 
 
-@where_cached(lambda state, w, time_s: None)
-def evict(state, w, time_s):
-    """`used` has grown: nodes that nobody uses make room for it, the least recently used first."""
+@where_cached(lambda state, w, coming, time_s: None)
+def evict(state, w, coming, time_s):
+    """`used` has grown, and grows by `coming` in this step: nodes that nobody uses make room for that, the
+    least recently used first.
+    """
     worker, cache = state.workers[w], state.caches.workers[w]
     blocks, each = state.types[worker.type].blocks, state.caches.numbers[NODE_BLOCKS]
-    while cache.idle > 0 and worker.used + cache.idle * each > blocks:
+    while cache.idle > 0 and worker.used + coming + cache.idle * each > blocks:
         e = cache.oldest
         _unrest(state, w, e)
         _uncache(state, w, e, time_s)

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import overload
 
 _jit: Any = njit
-_INNER = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 kernel_jit = _jit(**_INNER)
 small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their callers
 entry_jit = _jit(cache=True, nogil=True, _nrt=False)

@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, keep_prefix, lose_prefix
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
+from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.counting import (
     count,
     count_run,
@@ -63,7 +63,7 @@ from planner.simulator.layout import (
     VLLM_V1,
     ZERO,
 )
-from planner.simulator.lines import charge_token, charge_tokens, leave
+from planner.simulator.lines import charge_running, charge_token, charge_tokens, leave
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queues import append, meld, pop, put, set_time, without_root
 from planner.simulator.routing import choose, set_pools
@@ -119,6 +119,7 @@ def arrive(state, r, time_s, cause):
     assign(state, w, r, 1.0)
     load(state, w, float(request.length - expected_tokens(state, r)), 0.0, 0.0)
     is_first = worker.waiting == NONE
+    charge_running(state, w, time_s)
     enqueue(state, w, r)
     # else the one before it could not be admitted either
     if is_first or worker.waiting == r or state.types[worker.type].order > SRPT:
@@ -196,7 +197,7 @@ def decoded(state, l, steps, time_s):
             record_run(state, w, lane.last_token_s, gap_s, 0.0, ONE, normal, ZERO, NONE, ZERO)
     if kind.lanes == 1 and kind.reserved == 0:
         worker.used += blocks_for(lane, steps)
-        evict(state, w, time_s)
+        evict(state, w, ZERO, time_s)
     charge_tokens(state, l, steps)
     if kind.batching == LIGHTLLM:
         worker.tried = (worker.tried + steps - 1) % kind.patience + 1
@@ -218,6 +219,27 @@ def decoded(state, l, steps, time_s):
     lane.last_token_s = time_s
 
 
+def _next_slot_done(state, l, slot):
+    """The first slot from `slot` on that is done, else how many there are."""
+    lane = state.lanes[l]
+    while slot < lane.decodes and state.slots[l, slot].finish != lane.step:
+        slot += 1
+    return slot
+
+
+@where_cached(_next_slot_done)
+def _next_done(state, l, slot):
+    """... of all that are done the one admitted first: it lets go of its prefix first."""
+    lane = state.lanes[l]
+    slot = lane.decodes
+    for other in range(lane.decodes):
+        if state.slots[l, other].finish == lane.step and (
+            slot == lane.decodes or state.slots[l, other].order < state.slots[l, slot].order
+        ):
+            slot = other
+    return slot
+
+
 @kernel_jit
 def end_run(state, l, time_s):
     """The current run of lane l ends: tokens leave, requests finish, move on or join the decodes."""
@@ -233,14 +255,12 @@ def end_run(state, l, time_s):
     if lane.decodes > 0 and lane.decoding:
         decoded(state, l, steps, time_s)
         if lane.step == lane.next_finish:
-            slot = ZERO
+            slot = _next_done(state, l, ZERO)
             while slot < lane.decodes:
-                if state.slots[l, slot].finish == lane.step:
-                    r = take_out(state, l, slot)
-                    release(state, w, r)
-                    finish(state, w, r, time_s)
-                else:
-                    slot += 1
+                r = take_out(state, l, slot)
+                release(state, w, r)
+                finish(state, w, r, time_s)
+                slot = _next_done(state, l, slot)
             refresh_next_finish(state, l)
     elif len(state.runs) > 0:
         step_s = lane.run_first if kind.lanes == 1 else lane.stage_s

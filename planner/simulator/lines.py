@@ -8,8 +8,7 @@ preble (Srivatsa et al. 2024): P groups by the cached part of the prompt, from e
     prompt more than from the one below goes in a round.
 
 Service is tokens computed of prompts (cached ones are free) and tokens of output, each with its weight, over
-the tenant's weight. Whoever was preempted goes before all others. Who is next is asked when a prompt can be
-admitted, that is when something came or ended, not at every one of many equal steps.
+the tenant's weight. Whoever was preempted goes before all others.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 from planner.simulator.cache_layout import D2LPM, DLPM, EXTEND, LPM, OUTPUT, PREBLE, QUANTUM, VTC, B
 from planner.simulator.caches import cached_nodes
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
+from planner.simulator.counting import steps_reaching
 from planner.simulator.layout import FRONT, NONE, ROUTING, SRPT, ZERO
 from planner.simulator.queues import without_root
 
@@ -87,8 +87,16 @@ def leave(state, w, r):
         state.requests[request.right].left = request.left
     state.caches.tenants[w, prompt.tenant].waiting -= 1
     cache.served = prompt.tenant
-    if order == PREBLE:
+    if order == PREBLE and request.key >= 0.0:
         state.caches.slots[w, prompt.group] -= 1
+
+
+@where_cached(lambda state, w: False)
+def is_asked_again(state, w):
+    """Whether after one more step of decodes alone somebody else may be next on worker w, and find a seat."""
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    return kind.order > SRPT and worker.waits > 0 and worker.running < kind.seats
 
 
 @where_cached(lambda state, w: state.workers[w].waiting)
@@ -186,12 +194,32 @@ def charge_token(state, w, r):
 
 @where_cached(lambda state, l, steps: None)
 def charge_tokens(state, l, steps):
-    """Every running decode of lane l has made so many tokens."""
-    w = state.lanes[l].worker
-    if _is_fair(state, w):
-        for slot in range(state.lanes[l].decodes):
-            u = state.caches.prompts[state.slots[l, slot].request].tenant
-            _charge(state, w, u, state.caches.settings[OUTPUT] * steps)
+    """Every running decode of lane l has made so many tokens in its run, which is over."""
+    if _is_fair(state, state.lanes[l].worker):
+        _charge_up_to(state, l, steps)
+        state.caches.charged[l] = 0
+
+
+@where_cached(lambda state, w, time_s: None)
+def charge_running(state, w, time_s):
+    """Somebody comes to worker w in the middle of a run: what was made of it so far counts."""
+    if not _is_fair(state, w):
+        return
+    worker = state.workers[w]
+    for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+        lane = state.lanes[l]
+        if lane.run_steps > 1:
+            steps = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s) - 1
+            _charge_up_to(state, l, steps)
+
+
+@kernel_jit
+def _charge_up_to(state, l, steps):
+    lane, caches = state.lanes[l], state.caches
+    service = caches.settings[OUTPUT] * (steps - caches.charged[l])
+    caches.charged[l] = steps
+    for slot in range(lane.decodes):
+        _charge(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
 
 
 @where_cached(lambda state, r: None)
