@@ -35,9 +35,11 @@ from planner.commands.common import (
 )
 from planner.commands.compare import compare
 from planner.commands.manifests import write_manifests
+from planner.commands.pareto import pareto
 from planner.commands.prefixes import plan_prefixes
 from planner.commands.schedule import schedule
 from planner.commands.simulate import simulate
+from planner.commands.whatif import sensitivity, what_if
 from planner.errors import InfeasibleError, PlannerError
 from planner.units import show_s
 
@@ -49,6 +51,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _command in (
+    ("what-if", what_if),
+    ("sensitivity", sensitivity),
+    ("pareto", pareto),
     ("simulate", simulate),
     ("compare", compare),
     ("manifests", write_manifests),

@@ -102,6 +102,14 @@ class Oracle:
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
         return Fleet(self.llm, tuple(pools), self.policies, self.network)
 
+    def counts(self, fleet: Fleet) -> Counts:
+        """A fleet as options with their counts; objectives are its prices."""
+        return tuple(
+            (Option(pool.role, pool.type, pool.type.price_usd_per_h), pool.count)
+            for pool in fleet.pools
+            if pool.count
+        )
+
     @property
     def simulations(self) -> int:
         """How many different simulations were asked for (threads may have run one of them twice)."""

@@ -124,21 +124,25 @@ def plan(
     time_limit_s: float = 120.0,
     progress: Progress = silent,
     watch: Watch = unwatched,
+    answers: Answers | None = None,
+    asked: tuple[Trace, str] | None = None,
 ) -> Plan:
     """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
     `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
     clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow.
+    `answers` and `asked` as for `pose`.
     """
     deadline = time.monotonic() + time_limit_s
-    answers, throughput = Answers(), None
+    answers, throughput = answers or Answers(), None
     if task.objective == "throughput":
         throughput = _most_traffic(task, trace, catalog, answers, seed, deadline, progress)
         task = replace(task, objective="cost", rate_rps=throughput.rate_rps)
     problem = pose(
-        task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers
-    )
+        task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers,
+        asked=asked,
+    )  # fmt: skip
     progress("lower bound over all fleets")
     problem = replace(problem, lower=lower_bound(problem))
     found = search(problem)

@@ -151,13 +151,18 @@ class Task:
 
 def read_task(path: Path, catalog: Catalog) -> Task:
     """Read slo.yaml. Raises InputError with the file, the key, what was found and what is valid."""
+    return parse_task(read_document(path, catalog), catalog, where=str(path))
+
+
+def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
+    """slo.yaml as a mapping, for `parse_task`; a config.json beside it is given its whole path."""
     document = read_yaml(path)
     llm = document.get("llm")
     if isinstance(llm, str) and llm and llm.lower() not in catalog.llm_aliases:
         beside = path.parent / llm  # a config.json beside slo.yaml
         if not is_path(llm) and is_path(str(beside)):
             document = {**document, "llm": str(beside)}
-    return parse_task(document, catalog, where=str(path))
+    return document
 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
@@ -364,7 +369,7 @@ def _prices(
                 raise InputError(f"{here}: spot: needs spot_interruptions_per_h too, such as 0.05")
             spot[name] = Spot(
                 _at_least_0(given["spot"], "usd_per_h", f"{here}: spot"),
-                _number(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
+                share(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
                 _positive(given.get("spot_restart", SPOT_RESTART_S), "s", f"{here}: spot_restart"),
             )
         elif any(key.startswith("spot_") for key in given):
@@ -375,8 +380,8 @@ def _prices(
 def _robust(document: Mapping[str, Any], where: str) -> Robust:
     section = _section(document, "robust", ("step_times", "traffic"), where)
     return Robust(
-        _number(section.get("step_times", 0.0), f"{where}: robust: step_times"),
-        _number(section.get("traffic", 0.0), f"{where}: robust: traffic"),
+        share(section.get("step_times", 0.0), f"{where}: robust: step_times"),
+        share(section.get("traffic", 0.0), f"{where}: robust: traffic"),
     )
 
 
@@ -465,7 +470,7 @@ def _at_least_0(value: object, unit: str, where: str) -> float:
     return number
 
 
-def _number(value: object, where: str, *, most: float = 1.0) -> float:
+def share(value: object, where: str, *, most: float = 1.0) -> float:
     """0.1 or "10 %"."""
     text = str(value).strip()
     is_percent = text.endswith("%")
