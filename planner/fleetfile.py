@@ -77,7 +77,8 @@ FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "corrected": (
         CorrectedFormula,
-        ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"), ("h_s",),
+        ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"),
+        ("h_s", "context_step"),
     ),
 }  # fmt: skip
 FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
@@ -221,8 +222,8 @@ def _kv_tokens(
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
         raise InputError(
             f"{where}: {llm.name} does not fit {tp * pp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB per "
-            f"GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise tp, "
-            "or take a larger GPU"
+            f"GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise "
+            "tp, or take a larger GPU"
         )
     return use.kv_tokens
 
