@@ -37,6 +37,7 @@ from planner.commands.compare import compare
 from planner.commands.manifests import write_manifests
 from planner.commands.pareto import pareto
 from planner.commands.prefixes import plan_prefixes
+from planner.commands.replan import replan
 from planner.commands.schedule import schedule
 from planner.commands.simulate import simulate
 from planner.commands.whatif import sensitivity, what_if
@@ -54,6 +55,7 @@ for _name, _command in (
     ("what-if", what_if),
     ("sensitivity", sensitivity),
     ("pareto", pareto),
+    ("replan", replan),
     ("simulate", simulate),
     ("compare", compare),
     ("manifests", write_manifests),

@@ -442,7 +442,7 @@ def _beyond(problem: Problem, level0: _Level0) -> tuple[Counts, float, int, bool
     best, value = level0.search.best, level0.search.value
     assert best is not None
     options = _best_settings(problem, level0)
-    shares = [_share(option, level0) for option in options]
+    shares = [expected_share(option, level0) for option in options]
     cuts: list[tuple[int, ...]] = []
     tries = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST))
     exhausted = False
@@ -504,7 +504,7 @@ def _best_settings(problem: Problem, level0: _Level0) -> list[Option]:
     return list(chosen.values())
 
 
-def _share(option: Option, level0: _Level0) -> float:
+def expected_share(option: Option, level0: _Level0) -> float:
     """Share of the traffic one worker is expected to carry, from what level 0 learned."""
     search, bounded = level0.search, level0.bounded
     if option.name in search.smallest:

@@ -28,7 +28,7 @@ from planner.units import quantity, show_s
 if TYPE_CHECKING:
     from planner.pareto import Frontier
 
-NAMES = ("pareto.csv", "pareto.json", "pareto.svg")
+NAMES = ("pareto.csv", "pareto.json", "pareto.png")
 
 
 def pareto(
@@ -79,7 +79,7 @@ def pareto(
         _print(found, document)
 
 
-def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, str]:
+def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, bytes]:
     """CSV, JSON and the picture."""
     from planner import charts
 
@@ -96,7 +96,7 @@ def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, str]:
         loosest=found.loosest if math.isfinite(found.loosest) else 1.05 * found.steps[0].corner,
         asked=None if asked is None or found.asked is None else (found.asked, asked.value),
     )
-    return text.getvalue(), json.dumps(document, indent=2) + "\n", charts.chart_svg(chart)
+    return text.getvalue(), json.dumps(document, indent=2) + "\n", charts.chart_png(chart)
 
 
 def _print(found: Frontier, document: dict[str, Any]) -> None:
