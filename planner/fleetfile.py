@@ -57,7 +57,8 @@ POLICY_NAMES: Mapping[str, Collection[str]] = {
 POLICY_SECONDS = {"longest_wait": "queue_window_s", "flip_after": "flip_after_s", "ttft": "ttft_s",
                   "tbt": "tbt_s"}  # fmt: skip
 POLICY_COUNTS = {"queue_batch": "queue_batch", "reserve_tokens": "reserve_tokens",
-                 "patience": "patience_steps", "seed": "seed"}  # fmt: skip
+                 "patience": "patience_steps", "decode_batch_tokens": "decode_batch_tokens",
+                 "seed": "seed"}  # fmt: skip
 POLICY_SHARES = {"prediction_accuracy": "prediction_accuracy_frac", "watermark": "watermark_frac",
                  "headroom": "headroom_frac", "context_weight": "context_weight"}  # fmt: skip
 POLICY_KEYS = (*POLICY_NAMES, *POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, "max_num_batched_tokens",
