@@ -43,6 +43,7 @@ def show_ui(
         "server.address": host, "server.port": port, "server.headless": "true",
         "server.fileWatcherType": "none", "browser.gatherUsageStats": "false",
         "client.toolbarMode": "minimal", "theme.primaryColor": "#0072b2",
+        "theme.headingFontSizes": '["1.9rem", "1.35rem", "1.15rem"]', "theme.metricValueFontSize": "1.4rem",
     }  # fmt: skip
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:
