@@ -119,6 +119,10 @@ class Oracle:
         """Whether fleets keep the SLO, after any loss that must be survived."""
         return [all(self._simulated(left) for left in self._losses(counts)) for counts in fleets]
 
+    def failing_loss(self, counts: Counts) -> Counts | None:
+        """What is left of a fleet by the first loss that it does not survive; None if it survives all."""
+        return next((left for left in self._losses(counts) if not self._simulated(left)), None)
+
     def leads(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
 

@@ -191,6 +191,18 @@ def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> li
     return [ask_again(study, before, task, label) for label, task in asked]
 
 
+def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC) -> tuple[str, ...]:
+    """What each limit of the question costs, as sentences; `fleet` is its plan."""
+    before = study.ask(task, (fleet,))
+    moves = [ask_again(study, before, asked, label) for label, asked in limits(before, by_frac)]
+    return tuple(
+        f"{moved.label}: {difference(moved, before)}"
+        + ("" if moved.answer is None or not moved.answer.value != before.value else
+           f", {describe(moved.answer.fleet)}")
+        for moved in moves
+    )  # fmt: skip
+
+
 def uncertain(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
     """Step times and traffic that are wrong by a share, and both at once to the bad side."""
     task, robust = before.problem.task, before.problem.task.robust
