@@ -35,7 +35,7 @@ from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.solvers import distserve
-from planner.solvers.goodput import FirstRequests, Rule, Traffic, goodput, highest_on_grid, poisson
+from planner.solvers.goodput import FirstRequests, Traffic, goodput, highest_on_grid, poisson
 from planner.traces import Trace, read_trace
 
 FITS = Path(__file__).with_name("distserve_fits.yaml")
@@ -114,9 +114,6 @@ def main() -> None:
     lengths = lengths_of(arguments.trace)
     node = Network(gpu.link_bytes_per_s, transfer="serialised", is_shared=False)
 
-    def measure(rule: Rule) -> distserve.Measure:
-        return lambda fleet: goodput(rule, fleet, guess_rps=fleet.gpus / 2.0).rate_rps
-
     def search(setting: distserve.Setting, types: list[WorkerType], measure: distserve.Measure) -> Any:
         small = [type_ for type_ in types if type_.gpus < arguments.nodes * arguments.gpus]
         start = time.process_time()
@@ -124,7 +121,7 @@ def main() -> None:
         cpu_s = time.process_time() - start
         best = found.measured[0][0]
         print(f"  {len(found.measured[0])} pairs, {cpu_s:.2f} CPU-s")
-        for row in found.measured[0][:5]:
+        for row in [row for row in found.measured[0][:5] if row.rate_rps]:
             print(f"  {row.gpu_rate_rps:.4f} requests/s and GPU: {shape(row.fleet)}")
         return found, best
 
@@ -133,7 +130,7 @@ def main() -> None:
     first = FirstRequests(slo, as_drawn_by_distserve(lengths))
     first.carries(distserve.pair(free, endless[0], endless[0]), 1.0)  # compile
 
-    def by_their_rule(fleet: Fleet) -> float:
+    def by_their_rule(fleet: Fleet, to_beat_rps: float) -> float:
         return (
             fleet.gpus
             * highest_on_grid(
@@ -150,12 +147,17 @@ def main() -> None:
     traffic = poisson(lengths)
     rules = distserve.steady_rules(slo, traffic)
     print("the same pairs in steady state, memory and NVLink counted")
-    ours, _ = search(real, types, measure(rules.whole))
+    ours, _ = search(real, types, distserve.measured_by(rules.whole))
 
     print("Algorithm 1 in steady state")
     start = time.process_time()
     alone = distserve.high_affinity(
-        real, types, types, arguments.rate, measure(rules.prefill), measure(rules.decode)
+        real,
+        types,
+        types,
+        arguments.rate,
+        distserve.measured_by(rules.prefill),
+        distserve.measured_by(rules.decode),
     )
     print(f"  {len(types)} types, {time.process_time() - start:.2f} CPU-s")
     for role, rows in zip(("prefill", "decode"), alone.measured, strict=True):

@@ -15,6 +15,7 @@ from planner.domain import Fleet, Gpu, Limit, Llm, Network, Policies, Slo, Worke
 from planner.errors import InputError
 from planner.files import read_json, read_yaml
 from planner.models.latency import StepLatency
+from planner.simulator.replay import Simulation
 from planner.solvers import distserve
 from planner.solvers.goodput import FirstRequests, goodput, highest_on_grid, poisson
 from planner.traces import Trace
@@ -32,7 +33,7 @@ def instance(tp: int, pp: int = 1, step_s: float = 1.0) -> WorkerType:
 
 def by_type(rates: dict[tuple[int, int], float]) -> distserve.Measure:
     """Goodput told by the TP and PP of the last pool."""
-    return lambda fleet: rates[fleet.pools[-1].type.tp, fleet.pools[-1].type.pp]
+    return lambda fleet, to_beat_rps: rates[fleet.pools[-1].type.tp, fleet.pools[-1].type.pp]
 
 
 def test_algorithm_1_takes_each_phase_by_its_rate_per_gpu() -> None:
@@ -59,7 +60,9 @@ def test_algorithm_2_keeps_a_stage_of_both_in_a_node() -> None:
     each on two nodes: 4 + 4 on eight. Not 1 + the pipeline, whose stages would have nothing beside them."""
     types = [instance(1), instance(2), instance(2, 2)]
     for nodes, pairs in ((1, 4), (2, 5)):
-        found = distserve.low_affinity(SETTING, types, types, 1.0, lambda fleet: 1.0, nodes=nodes)
+        found = distserve.low_affinity(
+            SETTING, types, types, 1.0, lambda fleet, to_beat_rps: 1.0, nodes=nodes
+        )
         assert len(found.measured[0]) == pairs
 
 
@@ -71,9 +74,32 @@ def test_algorithm_2_replicates_the_best_pair() -> None:
     assert [(pool.type.tp, pool.count) for pool in found.fleet.pools] == [(1, 3), (2, 3)]
 
 
+def test_pairs_that_cannot_win_are_not_measured() -> None:
+    """The best is asked first; the others carry less per GPU, which one run each shows."""
+
+    class Carries:
+        def __init__(self) -> None:
+            self.asked: list[tuple[int, float]] = []
+
+        def carries(self, fleet: Fleet, rate_rps: float) -> bool:
+            self.asked.append((fleet.gpus, rate_rps))
+            return rate_rps <= (4.0 if fleet.gpus == 2 else 5.0)
+
+        def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
+            raise NotImplementedError
+
+    rule = Carries()
+    types = [instance(1), instance(2)]
+    found = distserve.low_affinity(SETTING, types, types, 1.0, distserve.measured_by(rule), nodes=1)
+    assert [row.rate_rps > 0 for row in found.measured[0]] == [True, False, False, False]
+    assert [gpus for gpus, _ in rule.asked][-3:] == [3, 3, 4]
+
+
 def test_types_that_carry_nothing_are_said_so() -> None:
     with pytest.raises(InputError, match="no instance keeps the SLO at any rate"):
-        distserve.low_affinity(SETTING, [instance(1)], [instance(1)], 1.0, lambda fleet: 0.0, nodes=1)
+        distserve.low_affinity(
+            SETTING, [instance(1)], [instance(1)], 1.0, lambda fleet, to_beat_rps: 0.0, nodes=1
+        )
 
 
 def test_a_search_of_phases_needs_a_limit_on_each() -> None:

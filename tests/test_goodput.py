@@ -88,7 +88,7 @@ def test_a_trace_that_cannot_be_longer_is_judged_as_it_is() -> None:
 def test_every_seed_has_to_hold() -> None:
     def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
         gap_s = 0.5 if seed == 2 else 2.0  # the third seed is too fast for the server
-        return Trace("clock", np.arange(100) * gap_s, np.full(100, 16), np.ones(100, np.int64))
+        return Trace("clock", np.arange(100.0) * gap_s, np.full(100, 16), np.ones(100, np.int64))
 
     slo = Slo((Limit("ttft", 0.9, 1.5),))
     assert Steady(slo, traffic, seeds=2).carries(ONE, 1.0)

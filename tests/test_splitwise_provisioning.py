@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import splitwise_provisioning as benchmark
+from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from planner.catalog import read_catalog
 from planner.domain import Network, WorkerType
 from planner.errors import InputError
@@ -77,8 +78,8 @@ def test_splits_of_the_paper_fit_its_power() -> None:
 
 
 STEPS = SplitwiseLookup((1.0, 2.0), (1.0, 1.0), (0.1, 0.1))  # a prompt takes a second, a decode 0.1 s
-MACHINE = WorkerType(benchmark.BARE_GPU, 1, benchmark.NO_STEPS, 10**6, 2048, 512, form=STEPS)
-ONE = Design("one", MACHINE, None).fleet(benchmark.bare_llm(1.0), Network(), 1, 0)
+MACHINE = WorkerType(BARE_GPU, 1, NO_STEPS, 10**6, 2048, 512, form=STEPS)
+ONE = Design("one", MACHINE, None).fleet(bare_llm(1.0), Network(), 1, 0)
 APART = Trace("apart", np.array([0.0, 10.0]), np.array([5, 5]), np.array([5, 5]))
 
 
@@ -131,7 +132,7 @@ def test_code_at_70_requests_per_s_needs_what_their_grid_says(
     design = Design(name, kinds[prompt], kinds[token] if token else None)
 
     def holds(p: int, t: int) -> bool:
-        fleet = design.fleet(benchmark.bare_llm(4_014_080), benchmark.NETWORK, p, t)
+        fleet = design.fleet(bare_llm(4_014_080), benchmark.NETWORK, p, t)
         return keeps(fleet, trace, preset.limits, alone_s)
 
     found = cheapest(holds, 1.0, 1.0, most=160, splits=token is not None)

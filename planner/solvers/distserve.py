@@ -37,7 +37,7 @@ from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.oracle import INSTANT, NO_LINK, side_by_side
 from planner.simulator.layout import MAX_PP
-from planner.solvers.goodput import Rule, Steady, Traffic
+from planner.solvers.goodput import Rule, Steady, Traffic, goodput
 from planner.solvers.level0 import Bounded, Counts, Search, search_two_pools
 from planner.solvers.master import Limits, Option
 from planner.traces import Trace
@@ -46,8 +46,8 @@ NO_TIME = DistServeSteps((1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0)
 GROWTH = 1.15  # of a start that does not hold, until it does
 MOST_GROWTHS = 20
 
-Measure = Callable[[Fleet], float]
-"""The goodput of a fleet [requests/s]."""
+Measure = Callable[[Fleet, float], float]
+"""The goodput of a fleet [requests/s], if it is above a rate; what is below may be given as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,19 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A fleet of one instance, or of a pair, and its goodput."""
+    """A fleet of one instance, or of a pair, and its goodput; 0 where it was only seen to be worse."""
 
     fleet: Fleet
     rate_rps: float
 
     @property
+    def gpus(self) -> int:
+        """The instant prefill before a decode instance counts as none."""
+        return sum(pool.type.gpus for pool in self.fleet.pools if pool.type.latency != INSTANT)
+
+    @property
     def gpu_rate_rps(self) -> float:
-        """Per GPU; the instant prefill of a decode instance counts as none."""
-        return self.rate_rps / sum(
-            pool.type.gpus for pool in self.fleet.pools if pool.type.latency != INSTANT
-        )
+        return self.rate_rps / self.gpus
 
     @property
     def type(self) -> WorkerType:
@@ -164,6 +166,17 @@ def phases(slo: Slo) -> tuple[Slo, Slo]:
     if not ttft or not rest:
         raise InputError("slo: a search of both phases needs a limit on ttft and one on tpot, tbt or e2e")
     return Slo(ttft), Slo(rest)
+
+
+def measured_by(rule: Rule) -> Measure:
+    """Goodput by a rule; a fleet that does not carry what it has to beat is not measured."""
+
+    def measure(fleet: Fleet, to_beat_rps: float) -> float:
+        if to_beat_rps and not rule.carries(fleet, to_beat_rps):
+            return 0.0
+        return goodput(rule, fleet, guess_rps=to_beat_rps or fleet.gpus / 2).rate_rps
+
+    return measure
 
 
 def high_affinity(
@@ -284,10 +297,16 @@ def _fits(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
     return not (prefill.pp % stages or decode.pp % stages) and node_gpus <= prefill.gpu.gpus_per_node
 
 
-def _best_first(fleets: Iterable[Fleet], goodput: Measure) -> tuple[Measured, ...]:
-    rows = [Measured(fleet, goodput(fleet)) for fleet in fleets]
+def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
+    rows: list[Measured] = []
+    best = 0.0  # per GPU
+    for fleet in fleets:
+        row = Measured(fleet, 0.0)
+        row = Measured(fleet, measure(fleet, best * row.gpus))
+        best = max(best, row.gpu_rate_rps)
+        rows.append(row)
     rows.sort(key=lambda row: -row.gpu_rate_rps)
-    if not rows or not rows[0].rate_rps:
+    if not best:
         raise InputError("no instance keeps the SLO at any rate; relax it, or take other types")
     return tuple(rows)
 

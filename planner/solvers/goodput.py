@@ -152,19 +152,31 @@ class FirstRequests:
 
 
 def goodput(
-    rule: Rule, fleet: Fleet, *, guess_rps: float = 1.0, tolerance_frac: float = TOLERANCE_FRAC
+    rule: Rule,
+    fleet: Fleet,
+    *,
+    guess_rps: float = 1.0,
+    tolerance_frac: float = TOLERANCE_FRAC,
+    lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
-    """The highest rate `fleet` carries, to a relative tolerance; 0 if it does not carry `LOWEST_RPS`."""
+    """The highest rate `fleet` carries, to a relative tolerance; 0 if it is below `lowest_rps`."""
     return highest(
-        lambda rate_rps: rule.carries(fleet, rate_rps), guess_rps=guess_rps, tolerance_frac=tolerance_frac
+        lambda rate_rps: rule.carries(fleet, rate_rps),
+        guess_rps=guess_rps,
+        tolerance_frac=tolerance_frac,
+        lowest_rps=lowest_rps,
     )
 
 
 def highest(
-    carries: Callable[[float], bool], *, guess_rps: float = 1.0, tolerance_frac: float = TOLERANCE_FRAC
+    carries: Callable[[float], bool],
+    *,
+    guess_rps: float = 1.0,
+    tolerance_frac: float = TOLERANCE_FRAC,
+    lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
     """Double or halve from the guess until one rate holds and one fails, then bisect their ratio."""
-    low, high, rates, rate = 0.0, math.inf, 0, guess_rps
+    low, high, rates, rate = 0.0, math.inf, 0, max(guess_rps, lowest_rps)
     while True:
         rates += 1
         if carries(rate):
@@ -174,7 +186,7 @@ def highest(
         if low > 0 and high <= low * (1 + tolerance_frac):
             return Goodput(low, high, rates)
         rate = math.sqrt(low * high) if low > 0 and high < math.inf else (2 * low if low > 0 else high / 2)
-        if not LOWEST_RPS <= rate <= HIGHEST_RPS:
+        if not lowest_rps <= rate <= HIGHEST_RPS:
             return Goodput(low, high, rates)
 
 
