@@ -13,6 +13,7 @@ import streamlit as st
 from planner import charts
 from ui.store import Document, Store, pack
 
+FIGURE_PIXELS = 150
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
 DARK = {
     charts.BLUE: "#56b4e9", charts.VERMILLION: "#f0883e", charts.GREEN: "#3fc79a", charts.PURPLE: "#e08fd0",
@@ -35,6 +36,7 @@ def chart(picture: Mapping[str, Any]) -> None:
             text = text.replace(light, dark)
     spec = json.loads(text)
     spec["config"]["mark"] = {"tooltip": True}
+    del spec["padding"]  # Streamlit has its own
     st.vega_lite_chart(spec=spec, theme=None, width="stretch", alt=picture["caption"])
     st.caption(picture["caption"])
 
@@ -64,11 +66,16 @@ def plan(document: Document) -> None:
     st.write(escaped(document["promise"]))
     for warning in document["warnings"]:
         st.warning(f"Mind: {escaped(warning)}.")
-    cells = document["headline"]
-    for column, (name, value, note) in zip(st.columns(len(cells)), cells, strict=True):
-        with column:
-            st.metric(name, value)
-            st.caption(note)
+    figures(document["headline"])
+
+
+def figures(cells: Iterable[tuple[str, str, str]]) -> None:
+    """Name, value and note side by side, as many as fit."""
+    with st.container(horizontal=True):
+        for name, value, note in cells:
+            with st.container(width=FIGURE_PIXELS):
+                st.metric(name, value)
+                st.caption(escaped(note))
 
 
 def plan_tabs(document: Document, store: Store, key: str, command: str) -> None:
@@ -109,7 +116,8 @@ def _power(document: Document) -> None:
         return
     st.write(
         f"Power: {power['provisioned_w'] / 1e3:,.1f} kW provisioned, "
-        f"{power['expected_w'] / 1e3:,.1f} kW expected, of which {power['expected_idle_w'] / 1e3:,.1f} kW at rest. GPUs only."
+        f"{power['expected_w'] / 1e3:,.1f} kW expected, of which "
+        f"{power['expected_idle_w'] / 1e3:,.1f} kW at rest. GPUs only."
     )
 
 

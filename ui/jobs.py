@@ -107,11 +107,15 @@ class Jobs:
 
     def close(self) -> None:
         """End all processes."""
-        for session, place in list(self._jobs):
+        for (session, place), job in list(self._jobs.items()):
             self.cancel(session, place)
-        if self._spare is not None:
-            _kill(self._spare)
-            self._spare = None
+            if job.process is not None:
+                _kill(job.process)
+        with self._lock:
+            if self._spare is not None:
+                _kill(self._spare)
+                _close(self._spare)
+                self._spare = None
 
     def _run(self, job: Job, request: dict[str, Any], then: Callable[[Job], None]) -> None:
         process = job.process
@@ -131,6 +135,7 @@ class Jobs:
             raise
         finally:
             _kill(process)
+            _close(process)
             shutil.rmtree(folder, ignore_errors=True)
             with self._lock:
                 if WITH_SPARE and self._spare is None:
@@ -195,6 +200,11 @@ def _kill(process: subprocess.Popen[str]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    with suppress(OSError):
-        if process.stdin is not None:
-            process.stdin.close()
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    """The pipes of a process that is over; only for whoever reads from it."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what could not be written any more
+                pipe.close()

@@ -71,7 +71,9 @@ def of_preset(preset: SloPreset) -> Asked | None:
 def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """slo.yaml; what is left empty is left out. `slo.parse_task` refuses what makes no sense."""
     used = [row for row in asked["gpus"] if row["use"]]
-    traffic = {"rate": asked["rate"], "scale": asked["scale"], "window": asked["window"]}
+    traffic = {"rate": asked["rate"], "scale": asked["scale"]}
+    if asked["window"] != WINDOWS[0]:
+        traffic["window"] = asked["window"]
     limits = {
         "power": _with_unit(asked["power_kw"], "kW"),
         "cost": _with_unit(asked["cost"], "usd/h"),

@@ -147,7 +147,6 @@ def _progress(session: Session, place: str) -> None:
     job = session.jobs.of(session.id, place)
     if job is None or job.state != "running":
         st.rerun()
-        return
     with st.container(border=True):
         st.markdown(f"**Working**, {job.elapsed_s:.0f} s: {job.phase}")
         st.progress(_closeness(job), text=_standing(job))

@@ -117,12 +117,12 @@ class Store:
                 "select * from plans where ? is null or session = ? order by made desc, rowid desc",
                 (session, session),
             )
-            return [SavedPlan(*row[:4], json.loads(row[4]), row[5]) for row in rows]
+            return [_saved(row) for row in rows]
 
     def plan(self, plan: str) -> SavedPlan | None:
         with self._open() as db:
             row = db.execute("select * from plans where id = ?", (plan,)).fetchone()
-        return SavedPlan(*row[:4], json.loads(row[4]), row[5]) if row else None
+        return _saved(row) if row else None
 
     def rename_plan(self, plan: str, name: str) -> None:
         with self._open() as db:
@@ -187,6 +187,11 @@ class Store:
         if not re.fullmatch(rf"{SAMPLES}|[0-9a-f]{{64}}", where) or not name or Path(name).name != name:
             raise InputError(f"trace {reference!r}: is none of this folder; upload it again")
         return root / name
+
+
+def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
+    plan, session, name, made, asked, result = row
+    return SavedPlan(plan, session, name, made, json.loads(asked), result)
 
 
 def pack(files: Mapping[str, str | bytes]) -> bytes:

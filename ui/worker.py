@@ -235,7 +235,9 @@ def _warm_up() -> None:
     examples = files.repository_dir("examples")
     task = replace(parse_task(files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=60.0)
+    found = planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=60.0)
+    output.render(found)
+    plan_document(found)
 
 
 def main() -> None:

@@ -32,13 +32,13 @@ def show_ui(
     if importlib.util.find_spec("streamlit") is None:
         raise InputError("plan ui needs Streamlit: pip install 'fleetplan[ui]'")
     from planner.catalog import read_catalog
-    from ui.store import Store
+    from ui import store
 
-    Store(folder)
+    store.Store(folder)
     read_catalog(catalog)
     if host not in LOOPBACK:
         typer.echo(f"plan: listening on {host} without a password", err=True)
-    app = Path(importlib.util.find_spec("ui").origin or "").parent / "app.py"
+    app = Path(store.__file__).parent / "app.py"
     settings = {
         "server.address": host, "server.port": port, "server.headless": "true",
         "server.fileWatcherType": "none", "browser.gatherUsageStats": "false",

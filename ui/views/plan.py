@@ -33,10 +33,14 @@ def page() -> None:
     st.write("The cheapest GPUs that keep a promise on your traffic, simulated and proved.")
     left, right = st.columns([5, 7], gap="large")
     with left:
+        wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
+        st.caption(
+            "Change below what you like, then press Plan. On a phone, the [answer](#answer) follows it."
+        )
         asked = _inputs(session, asked)
         session.keep(asked)
-        wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
     with right:
+        st.header("Answer", anchor="answer")
         if wants_plan:
             _start(session, asked)
         _answer(session)
@@ -48,8 +52,8 @@ def _inputs(session: Session, asked: Asked) -> Asked:
     st.header("Traffic")
     found["trace"] = _choose_trace(session)
     found["rate"] = st.number_input(
-        "Rate [requests/s]; empty: as in the trace", min_value=0.001, key="ask_rate", step=1.0, format="%g",
-        help="The trace is rescaled to this rate.",
+        "Rate [requests/s]; empty: as in the trace", min_value=0.001, value=None, step=1.0,
+        format="%g", key="ask_rate", help="The trace is rescaled to this rate.",
     )  # fmt: skip
     found["scale"] = st.selectbox(
         "Rescale by", get_args(Scale), format_func=SCALES.__getitem__, key="ask_scale"
@@ -63,8 +67,8 @@ def _inputs(session: Session, asked: Asked) -> Asked:
     found["gpus"] = _choose_gpus(session, asked)
     st.header("Promise")
     found |= _choose_promise(session)
-    st.header("Goal and limits")
-    found |= _choose_goal()
+    with st.expander("Goal and limits"):
+        found |= _choose_goal()
     return found
 
 
@@ -102,6 +106,7 @@ def _choose_gpus(session: Session, asked: Asked) -> list[dict[str, Any]]:
             "USD/h": st.column_config.NumberColumn("USD/h", min_value=0.0, format="%.2f", required=True),
             "stock": st.column_config.NumberColumn("stock", min_value=0, step=1, help="empty: any number"),
         },
+        placeholder="any",
         alt="GPUs that may be used, with their prices and how many there are",
     )  # fmt: skip
     st.caption("Prices are per GPU and hour, on demand; empty stock: as many as it takes.")
@@ -132,7 +137,7 @@ def _choose_promise(session: Session) -> Asked:
     for metric in METRICS:
         name, share = st.columns([3, 2], vertical_alignment="bottom")
         found[f"{metric}_ms"] = name.number_input(
-            f"{question.WHAT[metric]} at most [ms]", min_value=0.001, step=10.0, format="%g",
+            f"{question.WHAT[metric]} at most [ms]", min_value=0.001, value=None, step=10.0, format="%g",
             on_change=own_limits, key=f"ask_{metric}_ms", placeholder="not promised", disabled=is_relative,
         )  # fmt: skip
         found[f"{metric}_percentile"] = share.selectbox(
@@ -140,9 +145,9 @@ def _choose_promise(session: Session) -> Asked:
             on_change=own_limits, disabled=is_relative,
         )  # fmt: skip
     found["attainment"] = st.number_input(
-        "Requests that keep all limits at once, at least [%]", min_value=0.1, max_value=100.0, step=1.0,
-        format="%g", key="ask_attainment", placeholder="not promised", disabled=is_relative,
-        on_change=own_limits,
+        "Requests that keep all limits at once, at least [%]", min_value=0.1, max_value=100.0,
+        value=None, step=1.0, format="%g", key="ask_attainment", placeholder="not promised",
+        disabled=is_relative, on_change=own_limits,
     )  # fmt: skip
     return found
 
@@ -152,29 +157,28 @@ def _choose_goal() -> Asked:
     found: Asked = {
         "objective": st.selectbox("Look for", known, format_func=OBJECTIVES.__getitem__, key="ask_objective"),
     }
-    empty = {"min_value": 0.001, "placeholder": "no limit", "format": "%g"}
+    empty: dict[str, Any] = {"min_value": 0.001, "value": None, "placeholder": "no limit", "format": "%g"}
     found["cost"] = st.number_input("Cost at most [USD/h]", key="ask_cost", step=10.0, **empty)
     found["power_kw"] = st.number_input("Power at most [kW]", key="ask_power_kw", step=1.0, **empty)
     found["gpu_limit"] = st.number_input(
-        "GPUs at most", min_value=1, step=1, key="ask_gpu_limit", placeholder="no limit"
+        "GPUs at most", min_value=1, value=None, step=1, key="ask_gpu_limit", placeholder="no limit"
     )
     found["spare"] = st.number_input(
         "Workers that may fail", min_value=0, step=1, key="ask_spare",
         help="The promise holds after losing so many workers of any one pool.",
     )  # fmt: skip
-    with st.expander("More"):
-        found["bandwidth"] = st.number_input(
-            "Network between workers [GB/s]", min_value=0.001, format="%g", key="ask_bandwidth"
-        )
-        found["host_overhead"] = st.number_input(
-            "Host overhead per engine step [ms]",
-            min_value=0.0,
-            step=0.5,
-            format="%g",
-            key="ask_host_overhead",
-        )
-        found["seed"] = st.number_input("Seed", min_value=0, step=1, key="ask_seed")
-        found["time_limit"] = st.number_input("Time limit [s]", min_value=1, step=10, key="ask_time_limit")
+    found["bandwidth"] = st.number_input(
+        "Network between workers [GB/s]", min_value=0.001, format="%g", key="ask_bandwidth"
+    )
+    found["host_overhead"] = st.number_input(
+        "Host overhead per engine step [ms]",
+        min_value=0.0,
+        step=0.5,
+        format="%g",
+        key="ask_host_overhead",
+    )
+    found["seed"] = st.number_input("Seed", min_value=0, step=1, key="ask_seed")
+    found["time_limit"] = st.number_input("Time limit [s]", min_value=1, step=10, key="ask_time_limit")
     return found
 
 
@@ -202,7 +206,9 @@ def _answer(session: Session) -> None:
     shown = session.plan_shown()
     if shown is None:
         if job is None:
-            st.info("Press Plan for an answer. The inputs are those of a sample; change what you like.")
+            st.info(
+                "None yet. The inputs are those of a sample: press Plan to see what an answer looks like."
+            )
         return
     if job is not None and job.state != "done":
         st.caption("The last plan of this session:")

@@ -35,9 +35,9 @@ def page() -> None:
         if place and shown is not None:
             fleet = session.store.files(shown[0].result, "plan.yaml")["plan.yaml"].decode()
         try:
-            job = {"fleet": fleet, "time_limit_s": 15.0}
-            job |= session.request(session.asked() | {"trace": trace})
-            session.jobs.start(session.id, "prefixes", "prefixes", job)
+            request = session.request(session.asked() | {"trace": trace})
+            request |= {"fleet": fleet, "time_limit_s": 15.0}
+            session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:
             st.error(str(error))
     found = follow(session, "prefixes")

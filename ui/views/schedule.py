@@ -69,7 +69,7 @@ def _of_plan(session: Session, document: Document) -> dict[str, Any] | None:
 def _market(start: dict[str, Any]) -> dict[str, Any]:
     """schedule.yaml from two tables."""
     st.header("Prices and workers")
-    money = {"min_value": 0.0, "format": "%.2f"}
+    money: dict[str, Any] = {"min_value": 0.0, "format": "%.2f"}
     prices = st.data_editor(
         pd.DataFrame([{"GPU": start["gpu"], "on demand": start["price"], "reserved": None, "spot": None,
                        "interruptions/h": 0.0, "stock": None}]).astype(
@@ -143,7 +143,8 @@ def _demand(session: Session, start: dict[str, Any]) -> dict[str, Any]:
     rates = [round(peak * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2) for hour in range(HOURS)]
     table = st.data_editor(
         pd.DataFrame({"window": range(HOURS), start["llm"]: rates}), num_rows="dynamic", hide_index=True,
-        height=240, key=f"demand_{start['llm']}_{peak}", alt="Requests per second in every window, a column per LLM",
+        height=240, key=f"demand_{start['llm']}_{peak}",
+        alt="Requests per second in every window, a column per LLM",
     )  # fmt: skip
     st.caption("Made up: type your own requests/s per window.")
     return {"demand": table.dropna().to_csv(index=False), "demand_name": "the table"}

@@ -61,19 +61,17 @@ def _show(found: Document) -> None:
          f"predicted {_percent(found['attainment']['predicted'])}"),
         ("Measured on", str(found["machine"].get("device", "?")), f"times of the {found.get('times', '?')}"),
     ]  # fmt: skip
-    for column, (name, value, note) in zip(st.columns(3), cells, strict=True):
-        column.metric(name, value)
-        column.caption(note)
+    draw.figures(cells)
     st.header("Predicted and measured")
     rows = [
-        (f"{row['metric']} p{100 * row['percentile_frac']:g}", show_s(row["predicted_s"]),
+        (f"{row['metric']} {row['percentile']}", show_s(row["predicted_s"]),
          show_s(row["measured_s"]), _signed(row["error_frac"]), _percent(row["tolerance_frac"]))
         for row in found["errors"]
         if row["measured_s"] is not None and row["predicted_s"] is not None
     ]  # fmt: skip
     draw.table(("", "predicted", "measured", "error", "allowed"), rows)
     errors = {
-        f"{row['metric']} p{100 * row['percentile_frac']:g}": 100 * abs(row["error_frac"])
+        f"{row['metric']} {row['percentile']}": 100 * abs(row["error_frac"])
         for row in found["errors"]
         if row["error_frac"] is not None
     }
@@ -97,8 +95,8 @@ def _show(found: Document) -> None:
         draw.table(("limit", "promised", "predicted within", "measured within", "measured"), lines)
     if found["steps"]:
         st.header("Steps of the engines")
-        lines = [(row["pool"], f"{row['steps']:,}", _signed(row["bias_frac"])) for row in found["steps"]]
-        draw.table(("pool", "steps", "predicted seconds, less measured"), lines)
+        steps = [(row["pool"], f"{row['steps']:,}", _signed(row["bias_frac"])) for row in found["steps"]]
+        draw.table(("pool", "steps", "predicted seconds, less measured"), steps)
 
 
 def _percent(frac: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import streamlit as st
 
 from planner import charts
@@ -120,8 +121,8 @@ def _beside(session: Session, old: Document, new: Document, asked: Asked, senten
     found = []
     for metric in PICTURED:
         curves = {
-            name: charts.Curve(*(charts.np.array(d["curves"][metric][k]) for k in ("value_s", "share")))
-            for name, d in (("the plan", old), ("what if", new))
+            name: charts.Curve(np.array(one["value_s"]), np.array(one["share"]))
+            for name, one in (("the plan", old["curves"][metric]), ("what if", new["curves"][metric]))
         }
         limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
