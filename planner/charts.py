@@ -401,6 +401,49 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
     return alt.layer(drawn, text).properties(width=560, height=26 * max(len(rows), 1))
 
 
+def staircase_chart(
+    corners: Sequence[float],
+    values: Sequence[float],
+    names: Sequence[str],
+    titles: tuple[str, str],
+    *,
+    loosest: float,
+    asked: tuple[float, float] | None = None,
+) -> Any:
+    """A frontier: the value of each step between its corner and the next one's, a dot at every corner.
+
+    Steps go from the loosest limit to the tightest; `titles` name the axes. A circle marks what was asked.
+    """
+    import altair as alt
+
+    ends = [loosest, *corners[:-1]]
+    levels = _data([
+        {"x": float(f"{corner:.6g}"), "x2": float(f"{end:.6g}"), "y": float(f"{value:.6g}")}
+        for corner, end, value in zip(corners, ends, values, strict=True)
+    ])  # fmt: skip
+    span = [*corners, loosest, *([asked[0]] if asked else [])]
+    margin = 0.04 * (max(span) - min(span)) or 0.1 * max(span)
+    x = alt.X("x:Q", axis=alt.Axis(title=titles[0], tickCount=8),
+              scale=alt.Scale(domain=[min(span) - margin, max(span) + margin], nice=False))  # fmt: skip
+    y = alt.Y("y:Q", axis=alt.Axis(title=titles[1], tickCount=6), scale=alt.Scale(zero=True))
+    layers: list[Any] = [
+        alt.Chart(levels).mark_rule(color=BLUE, strokeWidth=2.2).encode(x=x, x2="x2:Q", y=y),
+        alt.Chart(_rows(x=list(corners), y=list(values)))
+        .mark_point(color=BLUE, filled=True, size=40, opacity=1)
+        .encode(x="x:Q", y="y:Q"),
+        alt.Chart(_rows(x=list(corners), y=list(values), text=list(names)))
+        .mark_text(color=INK, align="left", dx=5, dy=-7, fontSize=10)
+        .encode(x="x:Q", y="y:Q", text="text:N"),
+    ]
+    if asked is not None:
+        layers.append(
+            alt.Chart(_rows(x=[asked[0]], y=[asked[1]]))
+            .mark_point(color=VERMILLION, filled=False, size=110, strokeWidth=2.2, opacity=1)
+            .encode(x="x:Q", y="y:Q")
+        )
+    return alt.layer(*layers).properties(width=620, height=300)
+
+
 def chart_svg(chart: Any) -> str:
     """The chart as SVG for a report: its colours are CSS variables, so it follows light and dark pages.
 

@@ -11,8 +11,9 @@ import errno
 import io
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,11 +36,20 @@ from planner.commands.common import (
 )
 from planner.commands.compare import compare
 from planner.commands.manifests import write_manifests
+from planner.commands.pareto import pareto
 from planner.commands.prefixes import plan_prefixes
+from planner.commands.replan import replan
 from planner.commands.schedule import schedule
 from planner.commands.simulate import simulate
+from planner.commands.ui import show_ui
+from planner.commands.whatif import sensitivity, what_if
 from planner.errors import InfeasibleError, PlannerError
 from planner.units import show_s
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+    from planner.slo import Task
+    from planner.whatif import Study
 
 LONGEST_MESSAGE = 2000
 
@@ -49,6 +59,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _command in (
+    ("what-if", what_if),
+    ("sensitivity", sensitivity),
+    ("pareto", pareto),
+    ("replan", replan),
     ("simulate", simulate),
     ("compare", compare),
     ("manifests", write_manifests),
@@ -63,6 +77,7 @@ for _name, _command in (
     ("profile", measurements.profile_steps),
     ("validate", validation.validate),
     ("serve", validation.serve),
+    ("ui", show_ui),
 ):
     app.command(_name)(_command)
 
@@ -120,6 +135,9 @@ def plan(
         float,
         typer.Option("--time-limit", min=0.1, help="Seconds after which the best plan so far is written."),
     ] = 120.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Plan again around every limit: what does each one cost?")
+    ] = False,
     json_output: JsonOption = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
@@ -140,8 +158,10 @@ def plan(
         raise typer.Exit(2)
 
     from planner import files, output, planning
+    from planner.oracle import Answers
     from planner.slo import read_task
     from planner.traces import read_trace
+    from planner.whatif import Study
 
     files.check_output_directory(out)
     keep_inputs([out / name for name in output.NAMES], slo, trace)
@@ -150,18 +170,34 @@ def plan(
         task = read_task(slo, known)
         requests = read_trace(trace, seed=seed)
         progress(f"read {len(requests)} requests from {trace.name}")
-        found = planning.plan(task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress)
+        answers = Answers()
+        found = planning.plan(
+            task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress, answers=answers
+        )
+        if explain:
+            found = _explained(found, task, Study(requests, known, seed, time_limit, progress, answers))
         progress("writing the report")
         files.write_files(out, output.render(found), outdated=output.OUTDATED)
     if json_output:
         print_json(output.to_json(found) | {"directory": str(out)})
     else:
-        _print_plan(found, out)
+        _print_plan(found, out, explain=explain)
     if not found.certificate.level0_exact:
         raise typer.Exit(4)
 
 
-def _print_plan(found: Any, out: Path) -> None:
+def _explained(found: Plan, task: Task, study: Study) -> Plan:
+    """The plan with what each of its limits costs among what binds."""
+    from planner import whatif
+
+    if found.throughput is not None:
+        task = replace(task, objective="cost", rate_rps=found.throughput.rate_rps)
+    sentences = whatif.explain(study, task, found.fleet)
+    certificate = replace(found.certificate, binding=(*found.certificate.binding, *sentences))
+    return replace(found, certificate=certificate)
+
+
+def _print_plan(found: Any, out: Path, *, explain: bool) -> None:
     from planner.report import answer, promise
 
     console = stdout_console(soft_wrap=True)
@@ -201,6 +237,20 @@ def _print_plan(found: Any, out: Path) -> None:
             else ""
         )
         console.print(f"  {alternative.label}: {value} ({alternative.note})", markup=False)
+    if found.throughput is not None:
+        console.print(
+            f"most traffic: {found.throughput.rate_rps:g} requests/s; no fleet of level 0 carries "
+            f"{found.throughput.refuted_rps:g}",
+            markup=False,
+        )
+    nodes = "" if found.placement is None else f"; {len(found.placement.nodes)} nodes"
+    console.print(
+        f"{found.usd_per_million_tokens:.3g} USD per million tokens, "
+        f"{found.usd_per_million_output_tokens:.3g} per million of output{nodes}",
+        markup=False,
+    )
+    if explain:
+        print_rows([{"what binds, and what limits cost": line} for line in certificate.binding], "")
     for warning in found.warnings:
         console.print(f"warning: {warning}", markup=False)
     console.print(

@@ -47,7 +47,7 @@ Section = Mapping[str, Any]
 
 FLEET_KEYS = ("llm", "workers", "policies", "network", "events", "prices", "max_model_len")
 PLAN_KEYS = ("status", "cost_usd_per_h", "power_w", "power", "gpus", "slo", "simulated", "objective",
-             "traffic", "engine", "latency", "prices_note")  # fmt: skip
+             "traffic", "engine", "latency", "prices_note", "usd_per_million", "throughput", "placement")  # fmt: skip
 WORKER_KEYS = ("name", "role", "gpu", "tp", "pp", "count", "latency", "kv_tokens", "max_num_seqs",
                "max_num_batched_tokens")  # fmt: skip
 POLICY_NAMES: Mapping[str, Collection[str]] = {
@@ -58,7 +58,8 @@ POLICY_SECONDS = {"longest_wait": "queue_window_s", "flip_after": "flip_after_s"
                   "tbt": "tbt_s", "eviction_notice": "eviction_notice_s",
                   "share_window": "share_window_s"}  # fmt: skip
 POLICY_COUNTS = {"queue_batch": "queue_batch", "reserve_tokens": "reserve_tokens",
-                 "patience": "patience_steps", "seed": "seed", "quantum_tokens": "quantum_tokens",
+                 "patience": "patience_steps", "decode_batch_tokens": "decode_batch_tokens",
+                 "seed": "seed", "quantum_tokens": "quantum_tokens",
                  "worker_quantum_tokens": "worker_quantum_tokens", "priority_groups": "priority_groups",
                  "balance_requests": "balance_requests"}  # fmt: skip
 POLICY_SHARES = {"prediction_accuracy": "prediction_accuracy_frac", "watermark": "watermark_frac",
@@ -84,7 +85,8 @@ FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "corrected": (
         CorrectedFormula,
-        ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"), ("h_s",),
+        ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"),
+        ("h_s", "context_step"),
     ),
 }  # fmt: skip
 FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
@@ -228,8 +230,8 @@ def _kv_tokens(
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
         raise InputError(
             f"{where}: {llm.name} does not fit {tp * pp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB per "
-            f"GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise tp, "
-            "or take a larger GPU"
+            f"GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise "
+            "tp, or take a larger GPU"
         )
     return use.kv_tokens
 

@@ -102,6 +102,14 @@ class Oracle:
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
         return Fleet(self.llm, tuple(pools), self.policies, self.network)
 
+    def counts(self, fleet: Fleet) -> Counts:
+        """A fleet as options with their counts; objectives are its prices."""
+        return tuple(
+            (Option(pool.role, pool.type, pool.type.price_usd_per_h), pool.count)
+            for pool in fleet.pools
+            if pool.count
+        )
+
     @property
     def simulations(self) -> int:
         """How many different simulations were asked for (threads may have run one of them twice)."""
@@ -110,6 +118,10 @@ class Oracle:
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
         return [all(self._simulated(left) for left in self._losses(counts)) for counts in fleets]
+
+    def failing_loss(self, counts: Counts) -> Counts | None:
+        """What is left of a fleet by the first loss that it does not survive; None if it survives all."""
+        return next((left for left in self._losses(counts) if not self._simulated(left)), None)
 
     def leads(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.

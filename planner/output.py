@@ -66,6 +66,8 @@ def plan_yaml(plan: Plan) -> str:
         "power_w": fleet.power_w,
         "power": power_document(plan.power),
         "gpus": fleet.gpus,
+        "usd_per_million": _per_million(plan),
+        **_throughput(plan),
         "objective": {
             "name": plan.certificate.objective,
             "unit": plan.certificate.unit,
@@ -88,6 +90,7 @@ def plan_yaml(plan: Plan) -> str:
             for pool in running(fleet)
         ],
         "prices_note": plan.prices_note,
+        "placement": _placement(plan),
     }
     return header + to_yaml(_plain(document) | fleet_document(fleet))
 
@@ -148,6 +151,29 @@ def _policies_document(policies: Policies) -> Document:
     return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}
 
 
+def _per_million(plan: Plan) -> Document:
+    """USD per million tokens of the plan's traffic: prompts and answers, and answers alone."""
+    return {"tokens": plan.usd_per_million_tokens, "output_tokens": plan.usd_per_million_output_tokens}
+
+
+def _throughput(plan: Plan) -> Document:
+    found = plan.throughput
+    return {} if found is None else {"throughput": dataclasses.asdict(found)}
+
+
+def _placement(plan: Plan) -> Document | None:
+    """Which workers share nodes, and how few nodes could do at all."""
+    found = plan.placement
+    if found is None:
+        return None
+    return {
+        "nodes": {node.name: [str(part) for part in node.parts] for node in found.nodes},
+        "fewest_nodes": found.bound,
+        "is_optimal": found.is_optimal,
+        "cross_node_kv_frac": found.cross_frac,
+    }
+
+
 def power_document(power: ExpectedPower | None) -> Document | None:
     """Watts of the fleet's GPUs and Joules of what they did, in the measured window; None if unrecorded."""
     if power is None:
@@ -203,6 +229,9 @@ def certificate_json(plan: Plan) -> str:
         "certificate": _certificate(plan),
         "fleet": _fleet_summary(plan.fleet),
         "power": power_document(plan.power),
+        "usd_per_million": _per_million(plan),
+        **_throughput(plan),
+        "placement": _placement(plan),
         "slo": slo_document(plan.slo),
         "simulated": _verdict(plan.verdict),
         "alternatives": _alternatives(plan),
@@ -236,6 +265,9 @@ def to_json(plan: Plan) -> Document:
             "power_w": fleet.power_w,
             "power": power_document(plan.power),
             "gpus": fleet.gpus,
+            "usd_per_million": _per_million(plan),
+            **_throughput(plan),
+            "placement": _placement(plan),
             **_fleet_summary(fleet),
             "slo": slo_document(plan.slo),
             "certificate": _certificate(plan),

@@ -58,6 +58,7 @@ from planner.solvers.level0 import (
     search_two_pools,
 )
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
+from planner.solvers.placement import Placement, place
 from planner.traces import Trace
 from planner.traffic import rescale, window
 from planner.units import show_s
@@ -68,6 +69,7 @@ FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 24  # fleets it may try at most
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
+PLACEMENT_S = 10.0
 RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
 _FEWEST_REQUESTS = 20  # a trace thinned further says nothing
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
@@ -124,24 +126,29 @@ def plan(
     time_limit_s: float = 120.0,
     progress: Progress = silent,
     watch: Watch = unwatched,
+    answers: Answers | None = None,
+    asked: tuple[Trace, str] | None = None,
 ) -> Plan:
     """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
     `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
     clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow.
+    `answers` and `asked` as for `pose`.
     """
     deadline = time.monotonic() + time_limit_s
-    answers, throughput = Answers(), None
+    answers, throughput = answers or Answers(), None
     if task.objective == "throughput":
         throughput = _most_traffic(task, trace, catalog, answers, seed, deadline, progress)
         task = replace(task, objective="cost", rate_rps=throughput.rate_rps)
     problem = pose(
-        task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers
-    )
+        task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers,
+        asked=asked,
+    )  # fmt: skip
     progress("lower bound over all fleets")
     problem = replace(problem, lower=lower_bound(problem))
-    found = search(problem)
+    asked_of = [with_queue(problem, queue) for queue in task.queues]
+    problem, found, other_queues = _best_queue(asked_of)
     level0, best, oracle = found.level0, found.best, problem.oracle
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
@@ -167,7 +174,7 @@ def plan(
         binding=(*binding, *_used_up(problem.limits, best), *([if_longer] if if_longer else []), *insured,
                  *spot),
         assumptions=_assumptions(problem, simulation, trusts_separation=level0.search.trusts_separation),
-        simulations=oracle.simulations,
+        simulations=sum(each.oracle.simulations for each in asked_of),
         cuts=found.cuts,
         seed=seed,
     )  # fmt: skip
@@ -180,13 +187,14 @@ def plan(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(*_alternatives(problem, level0, best, found.value), *insurance),
+        alternatives=(*_alternatives(problem, level0, best, found.value), *other_queues, *insurance),
         max_model_len=problem.longest_tokens,
         prices_note=_prices_note(task, catalog, problem.gpus),
         warnings=(
             *_warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings
         ),
         throughput=throughput,
+        placement=_placement(fleet),
     )  # fmt: skip
 
 
@@ -290,6 +298,66 @@ def search(problem: Problem, start: Sequence[Fleet] = ()) -> Found:
     _check_minimal(level0.search, problem.oracle)
     best, value, cuts, beyond_exact = _beyond(problem, level0)
     return Found(best, value, level0, cuts, beyond_exact)
+
+
+def with_queue(problem: Problem, queue: str) -> Problem:
+    """The same question with another order of the prompts that wait."""
+    wait_s = math.inf if queue == "fcfs" else problem.task.longest_wait_s
+    policies = replace(problem.oracle.policies, queue=queue, queue_window_s=wait_s)
+    return replace(problem, oracle=replace(problem.oracle, policies=policies))
+
+
+def _best_queue(problems: Sequence[Problem]) -> tuple[Problem, Found, tuple[Alternative, ...]]:
+    """Search under each order of the queue; the cheapest answer, the first named among equals, and what the
+    others cost. Where first come first served was asked for alone, what shortest first would save.
+    """
+    answers: list[tuple[Problem, Found]] = []
+    errors: list[InfeasibleError] = []
+    for problem in problems:
+        queue = problem.oracle.policies.queue
+        if len(problems) > 1:
+            problem.progress(f"prompts wait in the order {queue}")
+        known = [found.best for _, found in answers]
+        try:
+            answers.append((problem, search(problem, [problem.oracle.fleet(best) for best in known])))
+        except InfeasibleError as error:
+            errors.append(error)
+    if not answers:
+        raise errors[0]
+    chosen, found = min(answers, key=lambda answer: answer[1].value)
+    rows = tuple(
+        Alternative(
+            f"queue {problem.oracle.policies.queue}", problem.oracle.fleet(other.best), other.value,
+            f"{_more(other.value, found.value)}, longest TTFT {_longest_ttft(problem, other.best)}",
+        )
+        for problem, other in answers
+        if problem is not chosen
+    )  # fmt: skip
+    if len(problems) == 1 and chosen.oracle.policies.queue == "fcfs":
+        rows = _shortest_first(chosen, found)
+    return chosen, found, rows
+
+
+def _shortest_first(problem: Problem, found: Found) -> tuple[Alternative, ...]:
+    """What shortest prompts first would save with the plan's own worker types, and whom it would cost."""
+    has_queue = any(limit.metric in ("ttft", "e2e") for limit in problem.slo.limits)
+    if not has_queue or sum(count for _, count in found.best) < 2 or problem.out_of_time():
+        return ()
+    other = with_queue(problem, "sjf")
+    fewer = _stripped(found.best, other.oracle) if other.oracle.holds([found.best])[0] else found.best
+    value = objective(fewer)
+    if value >= found.value:
+        return (Alternative("queue sjf, same worker types", None, found.value, "saves nothing"),)
+    note = (
+        f"{_more(value, found.value)}; longest TTFT {_longest_ttft(other, fewer)} instead of "
+        f"{_longest_ttft(problem, found.best)}; ask for it with policies: {{queue: [fcfs, sjf]}}"
+    )
+    return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, note),)
+
+
+def _longest_ttft(problem: Problem, counts: Counts) -> str:
+    simulation, _ = problem.oracle.verdict(problem.oracle.fleet(counts), record=False)
+    return show_s(float(np.nanmax(simulation.ttft_s)))
 
 
 def lower_bound(problem: Problem) -> float | None:
@@ -438,7 +506,7 @@ def _beyond(problem: Problem, level0: _Level0) -> tuple[Counts, float, int, bool
     best, value = level0.search.best, level0.search.value
     assert best is not None
     options = _best_settings(problem, level0)
-    shares = [_share(option, level0) for option in options]
+    shares = [expected_share(option, level0) for option in options]
     cuts: list[tuple[int, ...]] = []
     tries = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST))
     exhausted = False
@@ -500,7 +568,7 @@ def _best_settings(problem: Problem, level0: _Level0) -> list[Option]:
     return list(chosen.values())
 
 
-def _share(option: Option, level0: _Level0) -> float:
+def expected_share(option: Option, level0: _Level0) -> float:
     """Share of the traffic one worker is expected to carry, from what level 0 learned."""
     search, bounded = level0.search, level0.bounded
     if option.name in search.smallest:
@@ -569,13 +637,19 @@ def _neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], 
     for i, (option, count) in enumerate(best):
         pool = problem.oracle.fleet(best).pools[i].name
         fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
-        roles = {o.role for o, n in fewer if n > 0}
+        failing_loss = problem.oracle.failing_loss(fewer)
+        holds, lost = failing_loss is None, failing_loss or fewer
+        after = (
+            "after the losses it must survive, " if sum(n for _, n in lost) < sum(n for _, n in fewer) else ""
+        )
+        roles = {o.role for o, n in lost if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
-            neighbours.append(Neighbour(pool, option.type.name, False, "no worker of this role is left"))
+            reason = f"{after}no worker of this role is left"
+            neighbours.append(Neighbour(pool, option.type.name, False, reason))
             continue
-        holds = problem.oracle.holds([fewer])[0]
-        _, verdict = problem.oracle.verdict(problem.oracle.fleet(fewer), record=True)
-        neighbours.append(Neighbour(pool, option.type.name, holds, _why(verdict, problem.slo)))
+        _, verdict = problem.oracle.verdict(problem.oracle.fleet(lost), record=True)
+        why = after + _why(verdict, problem.slo)
+        neighbours.append(Neighbour(pool, option.type.name, holds, why))
         failing = [line for line in verdict.lines if not line.holds]
         if (
             len(failing) == 1
@@ -592,9 +666,7 @@ def _neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], 
                 )
                 continue
         if not holds:
-            sentences.append(
-                f"capacity binds the {pool} pool: with one worker fewer, {_why(verdict, problem.slo)}"
-            )
+            sentences.append(f"capacity binds the {pool} pool: with one worker fewer, {why}")
     return tuple(neighbours), tuple(sentences)
 
 
@@ -642,6 +714,20 @@ def _insurance(
         values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
         sentences.append(f"if all comes as expected, {values}")
     return (row,), tuple(sentences)
+
+
+def _placement(fleet: Fleet) -> Placement | None:
+    """Workers on the fewest nodes, spot workers on nodes of their own; None where there are too many ways."""
+    pools = tuple(
+        replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, base=pool.type.gpu.base + SPOT)))
+        if pool.type.gpu.name.endswith(SPOT)
+        else pool
+        for pool in fleet.pools
+    )
+    try:
+        return place(replace(fleet, pools=pools), time_limit_s=PLACEMENT_S)
+    except PlannerError:
+        return None
 
 
 def _on_spot(problem: Problem, found: Found) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -728,6 +814,8 @@ def _alternatives(problem: Problem, level0: _Level0, best: Counts, value: float)
         least = min(
             max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective for o in mixed
         )
+        if search.is_exhausted:
+            least = max(least, search.value)
         known = [
             (o.objective * search.smallest[o.name], o.name, o) for o in mixed if o.name in search.smallest
         ]
@@ -811,8 +899,8 @@ def _assumptions(problem: Problem, simulation: Simulation, *, trusts_separation:
         "step times: " + "; ".join(bases),
         "host overhead per step: "
         + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
-        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, no prefix cache, first come first "
-        "served, join the shortest queue",
+        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, no prefix cache, "
+        f"{_queue_order(problem.oracle.policies)}, join the shortest queue",
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
         f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, "
         f"{task.network.transfer}",
@@ -829,6 +917,16 @@ def _assumptions(problem: Problem, simulation: Simulation, *, trusts_separation:
             "a decode pool too small behind instant prefill is too small behind any prefill pool"
         )
     return tuple(sentences + ([problem.slo_note] if problem.slo_note else []))
+
+
+def _queue_order(policies: Policies) -> str:
+    order = {
+        "fcfs": "first come first served", "sjf": "shortest prompts first", "ljf": "longest prompts first",
+        "srpt": "shortest prompt and output first",
+    }[policies.queue]  # fmt: skip
+    if policies.queue_window_s < math.inf:
+        order += f" (nobody overtaken by what arrives {show_s(policies.queue_window_s)} later)"
+    return order
 
 
 def _prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner import charts
-from planner.domain import Fleet, Limit, Metric, Pool
+from planner.domain import SPOT, Fleet, Limit, Metric, Pool
 from planner.manifests.engine import VLLM_VERSION, is_capped, running
 from planner.plan import Alternative, Plan
 from planner.simulator.metrics import Line, measured
@@ -42,7 +42,7 @@ def render(plan: Plan) -> str:
             *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
             "</header>",
             _figures(plan),
-            _section("Fleet", _fleet_table(plan.fleet)),
+            _section("Fleet", _fleet_table(plan.fleet) + _nodes(plan)),
             _section("What was promised, and what the simulation says", _slo_table(plan)),
             _section("How it runs", _charts(plan)),
             _section("What else it could be", _alternatives(plan)),
@@ -75,7 +75,9 @@ def answer(plan: Plan) -> str:
     """The plan in one sentence."""
     fleet = plan.fleet
     month = fleet.price_usd_per_h * HOURS_PER_MONTH
-    return f"{describe(fleet)}: {_usd(fleet.price_usd_per_h)} per hour, about {month:,.0f} USD per month."
+    carried = f"{plan.throughput.rate_rps:g} requests/s on " if plan.throughput else ""
+    price = f"{_usd(fleet.price_usd_per_h)} per hour, about {month:,.0f} USD per month"
+    return f"{carried}{describe(fleet)}: {price}."
 
 
 def describe(fleet: Fleet) -> str:
@@ -136,7 +138,8 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
         proved, over = "not closed", f"gap to the bound {_percent(certificate.gap_frac)}"
     month_usd = fleet.price_usd_per_h * HOURS_PER_MONTH
     return [
-        ("Cost", _usd(fleet.price_usd_per_h) + "/h", f"{month_usd:,.0f} USD per month"),
+        ("Cost", _usd(fleet.price_usd_per_h) + "/h",
+         f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens"),
         ("GPUs", str(fleet.gpus), _count(fleet.workers, "worker")),
         ("Power", f"{fleet.power_w / 1e3:,.1f} kW",
          "provisioned, GPUs only" + (f"; {power.mean_w / 1e3:,.1f} kW expected" if power else "")),
@@ -217,6 +220,39 @@ def slo_rows(plan: Plan) -> Rows:
              _verdict_word(verdict.attainment_holds))
         )  # fmt: skip
     return ("Promise", "Name", "Limit", "Simulated", "Kept by", "Verdict"), rows
+
+
+def node_rows(plan: Plan) -> Rows:
+    """Nodes that hold the same, and what each of them holds."""
+    alike: dict[tuple[str, str], int] = {}
+    idle: dict[tuple[str, str], int] = {}
+    gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
+    for node in plan.placement.nodes if plan.placement else ():
+        held: dict[str, int] = {}
+        for part in node.parts:
+            whole = "" if part.last - part.first + 1 == part.pp else f", stages {part.first} to {part.last}"
+            held[part.pool + whole] = held.get(part.pool + whole, 0) + 1
+        key = (node.kind, ", ".join(f"{count} × {name}" for name, count in held.items()))
+        alike[key] = alike.get(key, 0) + 1
+        used = sum(len(part.gpus) for part in node.parts)
+        idle[key] = gpus_per_node[node.kind.removesuffix(SPOT)] - used
+    rows: list[tuple[str, ...]] = [
+        (f"{count}", kind, held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
+    ]
+    return ("Nodes", "Of", "Workers on each", "GPUs idle on each"), rows
+
+
+def _nodes(plan: Plan) -> str:
+    if plan.placement is None:
+        return ""
+    placement = plan.placement
+    count = len(placement.nodes)
+    fewest = "no placement needs fewer" if count == placement.bound else f"at least {placement.bound}"
+    note = f"On {_count(count, 'node')} ({fewest})."
+    if placement.cross_frac is not None:
+        note += f" {_percent(placement.cross_frac)} of the KV blocks go from one node to another."
+    rows = table(*node_rows(plan), numeric=(0, 3))
+    return f"<div class=below>{rows}</div><p class=note>{escape(note)}</p>"
 
 
 def _slo_table(plan: Plan) -> str:
@@ -388,6 +424,12 @@ def proof_lines(plan: Plan) -> list[str]:
         "Fleets of several types per pool: "
         + ("exhausted too, none is better." if certificate.beyond_exact else "searched, not exhausted."),
     ]
+    if plan.throughput:
+        lines.append(
+            f"Most traffic within the limits: {plan.throughput.rate_rps:g} requests/s. At "
+            f"{plan.throughput.refuted_rps:g} no fleet with one worker type per pool holds; that more "
+            "traffic is never easier to carry is assumed. All else is about the cheapest fleet at this rate."
+        )
     if certificate.level0_gap_frac > 0:
         lines.append(
             f"The plan saves {_percent(certificate.level0_gap_frac)} against the best of one type per pool."

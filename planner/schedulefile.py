@@ -35,7 +35,7 @@ def read_market(path: Path) -> Market:
     """schedule.yaml; raises InputError naming file and field."""
     document = read_yaml(path)
     try:
-        return _market(document)
+        return parse_market(document)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -58,7 +58,8 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
     return Demand(tuple(traces), np.array(counts) / window_s, window_s)
 
 
-def _market(document: Mapping[str, Any]) -> Market:
+def parse_market(document: Mapping[str, Any]) -> Market:
+    """The same from a mapping."""
     _only(document, {"gpus", "capacity", "spot", "limits"}, "schedule")
     gpus, rows, limits = document.get("gpus"), document.get("capacity"), document.get("limits") or {}
     if not isinstance(gpus, dict) or not gpus:

@@ -5,6 +5,7 @@
     traffic: {rate: 20, scale: superpose, window: busiest 10 min}
     fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s},
             host_overhead: 2 ms}
+    policies: {queue: [fcfs, sjf], longest_wait: 60 s}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     spare: 1 worker                        # or 1 node
@@ -17,6 +18,7 @@ is quietly dropped would certify the wrong fleet.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +39,7 @@ SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine 
 SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
+QUEUES = ("fcfs", "sjf", "ljf", "srpt")
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
@@ -124,6 +127,8 @@ class Task:
     gpu_limit: int | None = None
     spare_workers: int = 0
     spare_nodes: int = 0
+    queues: tuple[str, ...] = ("fcfs",)  # orders of the waiting prompts that may be chosen, best liked first
+    longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
     robust: Robust = Robust()
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
@@ -151,18 +156,23 @@ class Task:
 
 def read_task(path: Path, catalog: Catalog) -> Task:
     """Read slo.yaml. Raises InputError with the file, the key, what was found and what is valid."""
+    return parse_task(read_document(path, catalog), catalog, where=str(path))
+
+
+def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
+    """slo.yaml as a mapping, for `parse_task`; a config.json beside it is given its whole path."""
     document = read_yaml(path)
     llm = document.get("llm")
     if isinstance(llm, str) and llm and llm.lower() not in catalog.llm_aliases:
         beside = path.parent / llm  # a config.json beside slo.yaml
         if not is_path(llm) and is_path(str(beside)):
             document = {**document, "llm": str(beside)}
-    return parse_task(document, catalog, where=str(path))
+    return document
 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
     """The same from a mapping, as the UI holds it; `where` opens every error message."""
-    known = ("llm", "slo", "preset", "traffic", "fleet", "objective", "limits", "spare", "robust")
+    known = ("llm", "slo", "preset", "traffic", "fleet", "policies", "objective", "limits", "spare", "robust")
     refuse_unknown(document, known, where)
     if not isinstance(document.get("llm"), str):
         found = repr(document["llm"]) if "llm" in document else "nothing"
@@ -177,6 +187,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     traffic = _section(document, "traffic", ("rate", "scale", "window"), where)
     fleet = _section(document, "fleet", ("gpus", "network", "prices", "host_overhead"), where)
     limits = _section(document, "limits", ("power", "cost", "gpus"), where)
+    queues, longest_wait_s = _queues(document, where)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
         raise InputError(
@@ -211,6 +222,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         gpu_limit=_count(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
+        queues=queues,
+        longest_wait_s=longest_wait_s,
         robust=_robust(document, where),
     )
     if task.objective == "throughput":
@@ -364,7 +377,7 @@ def _prices(
                 raise InputError(f"{here}: spot: needs spot_interruptions_per_h too, such as 0.05")
             spot[name] = Spot(
                 _at_least_0(given["spot"], "usd_per_h", f"{here}: spot"),
-                _number(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
+                share(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
                 _positive(given.get("spot_restart", SPOT_RESTART_S), "s", f"{here}: spot_restart"),
             )
         elif any(key.startswith("spot_") for key in given):
@@ -372,11 +385,29 @@ def _prices(
     return prices, frozenset(reserved), spot
 
 
+def _queues(document: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:
+    """`policies: {queue: [fcfs, sjf], longest_wait: 60 s}`: what may be chosen, and how it is bounded."""
+    section = _section(document, "policies", ("queue", "longest_wait"), where)
+    asked = section.get("queue", "fcfs")
+    names = asked if isinstance(asked, list) and asked else [asked]
+    queues = tuple(_one_of(name, QUEUES, f"{where}: policies: queue") for name in names)
+    if len(set(queues)) < len(queues):
+        raise InputError(f"{where}: policies: queue: found one twice in {asked!r}; name each once")
+    longest_wait_s = math.inf
+    if "longest_wait" in section:
+        longest_wait_s = _positive(section["longest_wait"], "s", f"{where}: policies: longest_wait")
+        if queues == ("fcfs",):
+            raise InputError(
+                f"{where}: policies: longest_wait: fcfs overtakes nobody; drop it, or queue: [fcfs, sjf]"
+            )
+    return queues, longest_wait_s
+
+
 def _robust(document: Mapping[str, Any], where: str) -> Robust:
     section = _section(document, "robust", ("step_times", "traffic"), where)
     return Robust(
-        _number(section.get("step_times", 0.0), f"{where}: robust: step_times"),
-        _number(section.get("traffic", 0.0), f"{where}: robust: traffic"),
+        share(section.get("step_times", 0.0), f"{where}: robust: step_times"),
+        share(section.get("traffic", 0.0), f"{where}: robust: traffic"),
     )
 
 
@@ -465,7 +496,7 @@ def _at_least_0(value: object, unit: str, where: str) -> float:
     return number
 
 
-def _number(value: object, where: str, *, most: float = 1.0) -> float:
+def share(value: object, where: str, *, most: float = 1.0) -> float:
     """0.1 or "10 %"."""
     text = str(value).strip()
     is_percent = text.endswith("%")

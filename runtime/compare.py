@@ -436,7 +436,9 @@ def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:
     """The fleet with those fits, in place of any other form of step times."""
     fits = {one.pool: one.calibrated.latency for one in found}
     pools = tuple(
-        replace(pool, type=replace(pool.type, latency=fits[pool.name], form=None)) if pool.name in fits else pool
+        replace(pool, type=replace(pool.type, latency=fits[pool.name], form=None))
+        if pool.name in fits
+        else pool
         for pool in fleet.pools
     )
     return replace(fleet, pools=pools)

@@ -17,6 +17,7 @@ import json
 import logging
 import random
 import re
+import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -29,7 +30,7 @@ from aiohttp import web
 
 from planner.domain import Policies
 from planner.errors import InputError
-from runtime.routing import POLICIES, Dice, Load, Policy, fits
+from runtime.routing import POLICIES, Dice, Load, Policy, fits, priority
 
 LOG = logging.getLogger("fleetplan.router")
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -55,12 +56,14 @@ class Backend(Protocol):
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`max_in_flight` requests at most; `retries` other workers are tried; `patience_s` a request waits for
-    some worker to come (back) up. `keys` are the API keys; none is needed on loopback."""
+    some worker to come (back) up. `keys` are the API keys; none is needed on loopback. `longest_tokens` has
+    the longest request that the engines take."""
 
     max_in_flight: int = 20_000
     retries: int = 3
     patience_s: float = 30.0
     max_body_bytes: int = MAX_BODY_BYTES
+    longest_tokens: int = 131_072
     keys: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -103,7 +106,7 @@ class Router:
         for name in (policies.routing, policies.decode_routing):
             if name not in POLICIES:
                 raise InputError(f"routing is {name!r}, must be one of {', '.join(POLICIES)} on real engines")
-        self.model, self.settings = model, settings or Settings()
+        self.model, self.settings, self.policies = model, settings or Settings(), policies
         self.front = [backend for backend in backends if backend.load.role != "decode"]
         self.back = [backend for backend in backends if backend.load.role == "decode"]
         self.route, self.decode_route = POLICIES[policies.routing], POLICIES[policies.decode_routing]
@@ -190,6 +193,11 @@ class Router:
             raise _refusal(400, "max_tokens must be a whole number of at least 1")
         given = request.headers.get("X-Request-Id", "")
         name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        if self.policies.queue != "fcfs":
+            body["priority"] = priority(
+                self.policies, inputs, outputs, time.monotonic(), self.settings.longest_tokens
+            )
+            raw = json.dumps(body).encode()
         asked = Asked(name, request.path, body, raw, inputs, outputs)
         if not self._is_servable(asked):
             raise _refusal(400, f"{asked.tokens} tokens of prompt and output fit into no worker's KV cache")

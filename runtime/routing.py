@@ -6,11 +6,12 @@ those requests. What no worker can ever hold (prompt and output beyond its KV ca
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from planner.domain import KV_BLOCK_TOKENS, Role, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, Policies, Role, WorkerType
 
 
 @dataclass(slots=True)
@@ -120,3 +121,15 @@ POLICIES: dict[str, Policy] = {
 def fits(load: Load, tokens: int) -> bool:
     """Whether an otherwise empty worker could hold the request's prompt and output, in whole blocks."""
     return -(-tokens // KV_BLOCK_TOKENS) <= load.kv_tokens // KV_BLOCK_TOKENS
+
+
+def priority(policies: Policies, inputs: int, outputs: int, arrival_s: float, longest_tokens: int) -> int:
+    """A request's place in the queue of a vLLM that schedules by priority: the smallest comes first.
+
+    The simulator's order (slots.enqueue), with the longest request the engines take for the longest prompt:
+    only that one may be overtaken for all of `queue_window_s`.
+    """
+    tokens = {"sjf": inputs, "ljf": longest_tokens - inputs, "srpt": inputs + outputs}[policies.queue]
+    if policies.queue_window_s == math.inf:
+        return tokens
+    return round(1000 * (arrival_s + policies.queue_window_s * tokens / longest_tokens))

@@ -232,7 +232,7 @@ async def _measure(
     async with started(spots, commands) as group:
         router = Router(
             group.workers, wanted.fleet.llm.name, wanted.fleet.policies,
-            Settings(max_in_flight=10**9), seed=wanted.seed,
+            Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len), seed=wanted.seed,
         )  # fmt: skip
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
@@ -263,7 +263,7 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
     policies = wanted.fleet.policies
-    ours = Policies(routing=policies.routing, decode_routing=policies.decode_routing)
+    ours = Policies(routing=policies.routing, decode_routing=policies.decode_routing, queue=policies.queue)
     for name, value in asdict(policies).items():
         if isinstance(value, str) and value != (own := getattr(ours, name)):
             raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
@@ -353,7 +353,8 @@ async def serve(
     spots = places(wanted.fleet, out / "engines", devices)
     say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
     async with started(spots, commands) as group:
-        router = Router(group.workers, wanted.fleet.llm.name, wanted.fleet.policies, Settings(keys=keys))
+        limits = Settings(keys=keys, longest_tokens=wanted.max_model_len)
+        router = Router(group.workers, wanted.fleet.llm.name, wanted.fleet.policies, limits)
         async with listening(router.app, host, port, has_keys=bool(keys)) as url:
             say(f"{wanted.fleet.llm.name} at {url}/v1 ({len(spots)} workers); Ctrl-C ends it")
             await asyncio.Event().wait()

@@ -66,6 +66,17 @@ def test_every_step_of_a_batch_takes_what_its_formula_says(batch: int, prompt: i
     assert seconds[1:] == pytest.approx(form.step_s(alone), rel=0.001)
 
 
+@pytest.mark.parametrize("batch", [1, 7])
+def test_a_context_in_steps_changes_every_64_tokens(batch: int) -> None:
+    """Contexts of 151 to 450 count as 192, 256, 320, 384, 448 and 512: six step times, each exact."""
+    form, j = replace(learned(), context_step=64), np.arange(1.0, 301.0)
+    seconds = steps_of(run(form, [0.0] * batch, [150] * batch, [301] * batch))[1][1:]
+    none = np.zeros(len(j))
+    up = np.column_stack([none + batch, none, none + batch, batch * np.ceil((150 + j) / 64) * 64, none])
+    assert seconds == pytest.approx(form.step_s(up), rel=0.001)
+    assert len(np.unique(seconds)) == 6
+
+
 def test_runs_are_long_where_the_context_is() -> None:
     """From 8000 tokens on the context has grown by an eighth of a doubling, 9 %, after 720 steps or more."""
     runs = run(learned(), [0.0], [8000], [3000]).runs
@@ -110,6 +121,7 @@ def test_a_fit_file_carries_the_form_to_the_simulator(tmp_path: Path) -> None:
         ({"form": "better"}, "must be one of splitwise-lookup, distserve, corrected, found 'better'"),
         ({"formula_s": [0.1] * 5}, "formula_s must be six numbers >= 0, the first > 0"),
         ({"weights": [0.1]}, "must be equally long lists"),
+        ({"context_step": 1.5}, "context_step is 1.5, must be a whole number"),
         ({"tokens": [0.0] * 150}, "a measured step has tokens > 0"),
         ({"anchors": [1]}, "anchors"),
     ],

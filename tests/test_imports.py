@@ -65,6 +65,7 @@ def steps_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> StepTabl
         ("vllm_serve.json", "vllm-bench-serve"),
         ("vllm_serve_detailed.json", "vllm-bench-serve"), ("vllm_latency.json", "vllm-bench-latency"),
         ("guidellm.json", "guidellm"), ("aiperf.json", "aiperf"), ("aiperf.jsonl", "aiperf"),
+        ("inference_perf.json", "inference-perf"),
         ("metrics_after.txt", "prometheus"), ("silicon_sample.csv", "aiconfigurator"), ("runs.csv", "csv"),
     ],
 )  # fmt: skip
@@ -114,6 +115,35 @@ def test_vidur_adds_up_a_layer(catalog: Catalog) -> None:
     assert table.X.tolist() == [[51, 51 * 26, 0, 0, 1], [4, 0, 4, 400, 0]]
     assert table.about["note"].startswith("1 attention row(s) beyond 101 tokens")
     assert table.about["host_overhead"] == NOT_INCLUDED
+
+
+def test_vidur_profiles_of_several_llms_and_nodes_are_told_apart(tmp_path: Path, catalog: Catalog) -> None:
+    """Rows of another LLM, and an all-reduce over two nodes, a hundred times as slow, change nothing; keys
+    and values take 0.02 ms per layer to write where that was measured.
+    """
+    files = []
+    for name, columns, twice in (
+        ("vidur_mlp.csv", ["n_embd", "n_head", "n_kv_head"], 1.0),
+        ("vidur_attention.csv", ["n_embd", "n_q_head", "n_kv_head"], 1.0),
+        ("vidur_all_reduce.csv", [], 100.0),
+    ):
+        mine = pd.read_csv(DATA / name)
+        other = mine.copy()
+        mine[columns], other[columns] = [4096, 32, 8][: len(columns)], [8192, 64, 8][: len(columns)]
+        if "attention" in name:
+            mine["time_stats.attn_kv_cache_save.median"] = 0.02
+        medians = [str(column) for column in mine.columns if "time_stats" in str(column)]
+        other[medians] = twice * mine[medians] + (0.5 if columns else 0.0)
+        if not columns:
+            other["devices_per_node"] = 1
+        files.append(tmp_path / name)
+        pd.concat([other, mine]).to_csv(files[-1], index=False)
+    facts = Facts(llm=LLM, gpu="a100-80g", tp=2)
+    table = imports.read("vidur", files, facts, catalog)
+    assert isinstance(table, StepTable)
+    assert table.y == pytest.approx([32 * 0.52e-3, 32 * 0.2284e-3])
+    with pytest.raises(InputError, match=r"n_embd is 8192, 4096, \S+ has 5120; name the LLM it is of"):
+        imports.read("vidur", files, replace(facts, llm="Qwen/Qwen3-32B"), catalog)
 
 
 def test_vidur_names_the_file_that_is_missing(catalog: Catalog) -> None:
@@ -203,6 +233,101 @@ def test_aiperf_summary_and_records(catalog: Catalog) -> None:
     assert run.input_tokens == (200.0, 400.0)
     assert run.latency_s["tpot"]["mean"] == pytest.approx(0.012)
     assert run.latency_s["e2e"]["mean"] == pytest.approx(0.31)
+
+
+def test_aiperf_of_newer_versions_states_its_load_in_phases(tmp_path: Path, catalog: Catalog) -> None:
+    """The warm-up's 64 in flight are not the load; several phases that count have no one load."""
+    document = json.loads((DATA / "aiperf.json").read_text())
+    warmup = {"name": "warmup", "type": "concurrency", "exclude_from_results": True, "concurrency": 64}
+    items = {"items": [{"name": "meta-llama/Llama-3.1-8B"}]}
+    path = tmp_path / "profile_export_aiperf.json"
+    for phases, load in (
+        ([{"type": "concurrency", "concurrency": 16}], (16, None)),
+        ([{"type": "poisson", "rate": 1.5}], (None, 1.5)),
+        ([{"type": "poisson", "rate": 1.5}, {"type": "poisson", "rate": 3.0}], (None, None)),
+    ):
+        document["input_config"] = {"models": items, "endpoint": {"urls": []}, "phases": [warmup, *phases]}
+        path.write_text(json.dumps(document))
+        found = imports.read("auto", [tmp_path], H100, catalog)
+        assert isinstance(found, MeasuredRuns)
+        assert (found.runs[0].concurrency, found.runs[0].rate_rps) == load
+
+
+def test_inference_perf_counts_in_seconds(tmp_path: Path, catalog: Catalog) -> None:
+    """41 sent at 4/s, one failed; TTFT 0.1 s, TPOT 19 ms. A client that kept up with 3 of 4/s sent 3."""
+    run = runs_of("auto", WHOLE, catalog, "inference_perf.json").runs[0]
+    assert (run.requests, run.failed, run.rate_rps, run.concurrency) == (40, 1, 4.0, None)
+    assert (run.input_tokens, run.output_tokens) == ((200.0,), (100.0,))
+    assert run.latency_s["ttft"] == pytest.approx(
+        {"mean": 0.1, "p50": 0.09, "p90": 0.15, "p99": 0.4, "max": 0.2}
+    )
+    assert run.latency_s["tpot"]["mean"] == 0.019
+    assert any("in bunches" in note for note in run.notes)
+    document = json.loads((DATA / "inference_perf.json").read_text())
+    good = document["successes"]
+    good["prompt_tokens"] = good.pop("prompt_len") | {"total": 8000, "cached": 3200, "uncached": 4800}
+    path = tmp_path / "stage_0_lifecycle_metrics.json"
+    for load, expected in (
+        ({"requested_rate": 4.0, "achieved_rate": 3.0}, (None, 3.0)),
+        ({"requested_rate": 4.0, "achieved_rate": 4.0, "concurrency": 8}, (8, None)),
+        ({"count": 41}, (None, None)),
+    ):
+        document["load_summary"] = load
+        path.write_text(json.dumps(document))
+        found = imports.read("auto", [path], WHOLE, catalog)
+        assert isinstance(found, MeasuredRuns)
+        assert (found.runs[0].concurrency, found.runs[0].rate_rps) == expected
+        assert any("3200 prompt tokens came from the prefix cache" in note for note in found.runs[0].notes)
+
+
+def test_the_folder_of_a_sweep_becomes_one_runs_json(tmp_path: Path, catalog: Catalog) -> None:
+    """As `vllm bench sweep serve` leaves it: per combination its runs, a summary that repeats them, a warm-up
+    and a failure. Parameters stand in the runs as they were given, here with dashes.
+    """
+    row = json.loads((DATA / "vllm_serve.json").read_text())
+    for seats in (4, 16):
+        folder = tmp_path / f"SERVE--max-num-seqs={seats}"
+        folder.mkdir()
+        runs = [row | {"max_concurrency": seats, "max-num-seqs": seats, "run_number": n} for n in (0, 1)]
+        for n, run in enumerate(runs):
+            (folder / f"run={n}.json").write_text(json.dumps(run))
+        (folder / "summary.json").write_text(json.dumps(runs))
+        (folder / "warmup.json").write_text(json.dumps(row | {"run_number": -1}))
+        (folder / "run.failure.json").write_text(json.dumps({"error": "timeout"}))
+    found = imports.read("auto", [tmp_path], H100, catalog)
+    assert isinstance(found, MeasuredRuns)
+    assert [(run.concurrency, run.max_num_seqs) for run in found.runs] == [(16, 16), (16, 16), (4, 4), (4, 4)]
+    assert found.runs[0].name == "SERVE--max-num-seqs=16/run=0.json"
+    assert len({run.name for run in found.runs}) == 4
+
+
+def test_a_folder_of_benchmarks_is_read_whole(tmp_path: Path, catalog: Catalog) -> None:
+    row = json.loads((DATA / "vllm_serve.json").read_text())
+    for seats in (2, 8):
+        (tmp_path / f"vllm-infqps-concurrency{seats}.json").write_text(
+            json.dumps(row | {"max_concurrency": seats})
+        )
+    found = imports.read("auto", [tmp_path], H100, catalog)
+    assert isinstance(found, MeasuredRuns)
+    assert [run.concurrency for run in found.runs] == [2, 8]
+    (tmp_path / "empty").mkdir()
+    for name in ("auto", "inference-perf", "splitwise"):
+        with pytest.raises(InputError, match="is a folder without results of"):
+            imports.read(name, [tmp_path / "empty"], H100, catalog)
+
+
+def test_guidellm_that_kept_some_requests_is_read_by_its_summary(tmp_path: Path, catalog: Catalog) -> None:
+    """One request of 50 is in the file: the summary knows all. Newer files name the LLM in config.spec."""
+    document = json.loads((DATA / "guidellm.json").read_text())
+    kept, whole = document["benchmarks"]
+    whole["metrics"]["request_totals"] = {"successful": 50, "errored": 0}
+    whole["requests"] = {"successful": kept["requests"]["successful"][:1], "errored": []}
+    document |= {"benchmarks": [whole], "config": {"kind": "benchmark", "spec": {"backend": {"model": LLM}}}}
+    path = tmp_path / "benchmarks.json"
+    path.write_text(json.dumps(document))
+    found = imports.read("auto", [path], H100, catalog)
+    assert isinstance(found, MeasuredRuns)
+    assert (found.llm, found.runs[0].requests, found.runs[0].output_tokens) == (LLM, 50, (64.0,))
 
 
 def test_scrapes_give_means_between_them_and_bounds_at_edges(catalog: Catalog) -> None:
@@ -496,7 +621,7 @@ DOCUMENTS = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
     max_leaves=30,
 )
-JSON_FORMATS = ("auto", "vllm-bench-serve", "vllm-bench-latency", "guidellm", "aiperf")
+JSON_FORMATS = ("auto", "vllm-bench-serve", "vllm-bench-latency", "guidellm", "aiperf", "inference-perf")
 KNOWN = read_catalog()
 ALL = Facts(LLM, "h100-80g", 1, None, None, 8, 10.0, 10.0, 5.0)
 
@@ -538,7 +663,8 @@ def test_random_json(document: Any, tmp_path_factory: pytest.TempPathFactory) ->
 @settings(max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize(
-    "file", ["vllm_serve.json", "vllm_serve_detailed.json", "guidellm.json", "aiperf.json"]
+    "file",
+    ["vllm_serve.json", "vllm_serve_detailed.json", "guidellm.json", "aiperf.json", "inference_perf.json"],
 )
 def test_benchmarks_with_a_value_replaced(
     file: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

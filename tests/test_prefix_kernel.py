@@ -51,7 +51,7 @@ def cached_fleet(count: int = 1, *, kv_tokens: int = 16 * 1000, seats: int = 8, 
 
 
 def random_case(seed: int, *, is_short: bool) -> tuple[Fleet, Trace]:
-    """Trees of blocks, little memory, three tenants; with `is_short` one token of output. All times and seconds
+    """Trees of blocks, little memory, three tenants; with `is_short` one token of output. Times and seconds
     are multiples of 2^-10, so sums are exact and events coincide.
     """
     rng = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def random_case(seed: int, *, is_short: bool) -> tuple[Fleet, Trace]:
 @pytest.mark.parametrize("is_short", [False, True])
 @pytest.mark.parametrize("part", range(4))
 def test_kernel_and_plain_simulator_agree(part: int, is_short: bool) -> None:
-    """Hits, times, workers and preemptions of 100 random cases each; the plain one also checks after every step
+    """Hits, times, workers, preemptions of 100 random cases each; the plain one also checks after every step
     that each KV block is counted once and that no child outlives its parent in a cache.
     """
     for seed in range(100 * part, 100 * (part + 1)):

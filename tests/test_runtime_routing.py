@@ -11,7 +11,7 @@ from runtime_fakes import fleet_of, random_trace, worker_type
 from planner.domain import Fleet, Policies
 from planner.models.latency import StepLatency
 from planner.simulator import Simulation, simulate
-from runtime.routing import POLICIES, Dice, Load, best_fit, fits, load_of
+from runtime.routing import POLICIES, Dice, Load, best_fit, fits, load_of, priority
 
 
 def a_load(
@@ -130,3 +130,13 @@ def _replayed(fleet: Fleet, s: Simulation, routing: str) -> list[int]:
 
 def _longer(factor: float) -> StepLatency:
     return worker_type().latency.longer(factor - 1)
+
+
+def test_priority_orders_requests_as_the_plan_does() -> None:
+    """sjf by the prompt; ljf the other way; srpt with the output; with a longest wait of 10 s half of the
+    longest counts as if it had come 5 s later, in milliseconds."""
+    plain = {queue: Policies(queue=queue) for queue in ("sjf", "ljf", "srpt")}
+    assert priority(plain["sjf"], 30, 7, 1.0, 100) == 30
+    assert priority(plain["ljf"], 30, 7, 1.0, 100) == 70
+    assert priority(plain["srpt"], 30, 7, 1.0, 100) == 37
+    assert priority(Policies(queue="sjf", queue_window_s=10.0), 50, 7, 2.0, 100) == 7000

@@ -224,13 +224,21 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ),
         ({"fleet": {"prices": {"h100": {"spot_restart": "5 min"}}}}, r"terms of spot workers and no price"),
         ({"fleet": {"prices": {"h100": {"on_demand": -1}}}}, r"h100: on_demand: must be >= 0, found -1"),
-        ({"objective": "beauty"}, r"objective: expected one of cost, power, gpus, throughput, found 'beauty'"),
+        (
+            {"objective": "beauty"},
+            r"objective: expected one of cost, power, gpus, throughput, found 'beauty'",
+        ),
         ({"limits": {"power": "0 W"}}, r"limits: power: must be > 0"),
         ({"limits": {"gpus": 0}}, r"limits: gpus: expected a whole number >= 1, found 0"),
         ({"limits": {"watts": 1}}, r"limits: unknown key 'watts'"),
         ({"spare": "1 rack"}, r"spare: expected a number of workers or nodes .*, found '1 rack'"),
         ({"spare": -1}, r"spare: expected a number of workers"),
         ({"spare": True}, r"spare: expected a number of workers"),
+        ({"policies": {"queue": "lifo"}}, "policies: queue: expected one of fcfs, sjf, ljf, srpt"),
+        ({"policies": {"queue": ["sjf", "sjf"]}}, "found one twice"),
+        ({"policies": {"longest_wait": "5 s"}}, "fcfs overtakes nobody"),
+        ({"policies": {"queue": "sjf", "longest_wait": "0 s"}}, "longest_wait"),
+        ({"policies": {"cue": "sjf"}}, "cue"),
     ],
 )
 def test_a_bad_task_is_refused(change: dict[str, Any], message: str) -> None:

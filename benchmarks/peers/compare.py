@@ -100,7 +100,7 @@ def judge(
     is_kept = comparison.keeps(bounds)
     count = len(next(iter(theirs.values())))
     print(
-        f"{'ok  ' if is_kept else 'MISS'} {name}: {count} requests; {comparison}; CPU s {cpu_s[0]:.2f}, ",
+        f"{'ok  ' if is_kept else 'MISS'} {name}: {count} requests; {comparison}; CPU s {cpu_s[0]:.4f}, ",
         end="",
     )
     print(f"peer {cpu_s[1]:.2f}", flush=True)

@@ -9,8 +9,8 @@ Two lines per case. With Vidur's own step times no TTFT or E2E may be more than 
 to the oracle rows, no P50, P90 or P99 of TTFT, TPOT or E2E may be more than 3 % off. Exit code 1 if a bound
 is missed or a case cannot be read.
 
-The fit goes by operators and is linear between the measured steps (`fitted`). Vidur's roundings, tokens to
-eights and KV to 64s, are part of what is asked and not of the fit.
+The fit is the planner's family `corrected` (`planner.models.families.corrected`). Vidur's roundings, tokens
+to eights and KV to 64s, are part of its form.
 
 Vidur restarts a request that was preempted halfway through its prompt with that half for its prompt, and
 decodes the rest of it token by token. To agree we do the same here, and a third line, without a bound, says
@@ -31,18 +31,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator, RegularGridInterpolator, interp1d
 
 sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
 
 from reference_batching import Settings, VidurTables
 
+from benchmarks.latency_models import oracle_table
 from benchmarks.peers.compare import Array, Bounds, Columns, each_case, judge, lookup
 from planner.catalog import read_catalog
 from planner.domain import Fleet, Policies, Pool, WorkerType
 from planner.errors import InputError, PlannerError
 from planner.files import read_json
 from planner.models import forms
+from planner.models.families.corrected import CorrectedSteps
 from planner.simulator.replay import simulate
 from planner.traces import Trace
 
@@ -61,8 +62,8 @@ DEFAULTS = {
     "max_tokens_in_batch": 4096, "max_waiting_iters": 10,
 }  # fmt: skip
 ORACLE_COLUMNS = (
-    "kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "tokens", "total_ms", "attn_prefill_ms",
-    "attn_decode_ms",
+    "device", "model", "tp", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms", "linear_ms",
+    "allreduce_ms", "attn_prefill_ms", "attn_decode_ms",
 )  # fmt: skip
 UNLIMITED = 1_000_000  # tokens of a step
 LONGEST = 4096  # tokens of a request, and so what Orca and FasterTransformer reserve
@@ -94,18 +95,14 @@ class Case:
     peer_cpu_s: float
 
 
-def simulate_case(case: Case, steps: VidurTables) -> tuple[Array, Array]:
-    """TTFT and E2E [s] of each request, by us. GPU and LLM are names only: the step times are the tables'."""
+def simulate_case(case: Case, steps: forms.StepForm) -> tuple[Array, Array]:
+    """TTFT and E2E [s] of each request, by us. GPU and LLM are names only: the step times are `steps`."""
     catalog, said = read_catalog(), case.settings
-    form = forms.VidurTables(
-        np.array(steps.linear_ms) * 1e-3, np.array(steps.prefill_ms) * 1e-3, np.array(steps.decode_ms) * 1e-3,
-        *steps.over,
-    )  # fmt: skip
     llm, gpu = catalog.llm(case.setup[1]), catalog.gpu("a100-80g")
     budget = said.token_budget or UNLIMITED
     worker = WorkerType(
         gpu, 1, catalog.latency(llm, gpu, 1), said.blocks * said.block_size, max(budget, said.max_num_seqs),
-        said.max_num_seqs, form=form,
+        said.max_num_seqs, form=steps,
     )  # fmt: skip
     policies = Policies(
         batching=case.policy, routing="round-robin", watermark_frac=said.watermark_frac,
@@ -232,47 +229,18 @@ def find(directory: Path, setup: tuple[str, str, int]) -> tuple[Path, Path]:
     raise InputError(f"{directory}: step times are missing, none of tables_({'|'.join(names)}).npz")
 
 
-def fitted(path: Path) -> VidurTables:
-    """Tables from the few hundred steps of an oracle file, by operator.
-
-    Dense layers and communication: linear in the tokens. Decode attention: linear in decodes and context.
-    Prefill attention: a smooth monotone curve over the chunk without KV, plus what KV adds, linear in KV and
-    chunk; several prefills cost more than one by a constant share.
+def fitted(path: Path) -> forms.StepForm:
+    """Learned from the few hundred steps of an oracle file, as `plan fit` would from measured ones; but they
+    are computed, so all count and none is off, and Vidur's KV comes in 64s.
     """
     steps = pd.read_csv(path)
     if missing := [name for name in ORACLE_COLUMNS if name not in steps.columns]:
         raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
-    steps["dense_ms"] = steps.total_ms - steps.attn_prefill_ms - steps.attn_decode_ms
-    dense = steps.groupby(-(-steps.tokens // 8)).dense_ms.median()
-
-    decodes = steps[steps.kind == "decode"].pivot_table("attn_decode_ms", "n_decode", "ctx")
-    grid = RegularGridInterpolator(
-        (decodes.index.to_numpy(float), decodes.columns.to_numpy(float)), decodes.to_numpy(),
-        bounds_error=False, fill_value=None,
-    )  # fmt: skip
-    most = int(decodes.index.max())
-    batch, context = np.meshgrid(np.arange(most + 1), np.arange(65) * 64, indexing="ij")
-
-    one = steps[steps.n_prefill == 1].groupby(["chunk", "prefix"]).attn_prefill_ms.median()
-    alone = one.xs(0, level="prefix")
-    several = steps[(steps.kind == "prefill") & (steps.n_prefill > 1) & (steps.prefix == 0)]
-    as_one = (several.chunk * np.sqrt(several.n_prefill)).round().astype(int)
-    over = float((several.attn_prefill_ms / as_one.map(alone)).median() - 1)  # where both were measured
-    more = (several.attn_prefill_ms / (1 + over)).groupby(as_one).median()
-    curve = PchipInterpolator(*zip(*sorted((dict(more) | dict(alone)).items()), strict=True))
-    sizes, kv = np.arange(4097), np.arange(65) * 64
-    columns = {}  # per chunk: what KV adds, over kv
-    for chunk, times in one.groupby(level="chunk"):
-        if len(times) > 1:
-            prefix = times.index.get_level_values("prefix")
-            added = times.to_numpy() - alone[chunk]
-            columns[chunk] = interp1d(prefix, added, bounds_error=False, fill_value="extrapolate")(kv)
-    added_ms = np.array([np.interp(sizes, list(columns), row) for row in np.array(list(columns.values())).T])
-    return VidurTables(
-        np.interp(np.arange(513), dense.index, dense).tolist(),
-        (curve(sizes) + added_ms).tolist(),
-        grid((batch, context)).tolist(),
-        (over, 0.0),
+    table = oracle_table(path)
+    return (
+        CorrectedSteps(most_anchors=len(table.y), noise_frac=0.005, context_step=64)
+        .fit(table.X, table.y)
+        .form_
     )
 
 
@@ -285,7 +253,7 @@ def with_tpot(case: Case, ttft_s: Array, e2e_s: Array) -> Columns:
     return {"ttft": ttft_s, "e2e": e2e_s, "tpot": (e2e_s - ttft_s)[several] / (case.output[several] - 1)}
 
 
-def compared(case: Case, steps: VidurTables, label: str, bounds: Bounds) -> bool:
+def compared(case: Case, steps: forms.StepForm, label: str, bounds: Bounds) -> bool:
     simulate_case(case, steps)  # compiles, the first time
     start_s = time.process_time()
     ours = simulate_case(case, steps)
@@ -299,7 +267,11 @@ def run(path: Path) -> bool:
     case = before_restarts(read_case(path), path.parent)
     layers = read_catalog().llm(case.setup[1]).layers
     tables, oracle = find(path.parent, case.setup)
-    exact = VidurTables.read(tables, layers)
+    read = VidurTables.read(tables, layers)
+    exact = forms.VidurTables(
+        np.array(read.linear_ms) * 1e-3, np.array(read.prefill_ms) * 1e-3, np.array(read.decode_ms) * 1e-3,
+        *read.over,
+    )  # fmt: skip
     is_kept = compared(case, exact, "Vidur's step times", EXACT)
     is_kept &= compared(case, fitted(oracle), "our fit of its steps", FITTED)
     if case.restarts.any() and case.policy == "sarathi":

@@ -30,7 +30,8 @@ def import_measurements(
     format: Annotated[str, typer.Argument(help="auto, or a format of docs/import.md.")],
     out: OutOption,
     measured: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE...", readable=False, help="What was measured.")
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", readable=False, help="What was measured; folders of results too."),
     ] = None,
     llm: FactLlm = None,
     gpu: FactGpu = None,
@@ -53,7 +54,7 @@ def import_measurements(
 
     paths = measured or []
     files.check_output_file(out)
-    keep_inputs([out], *paths)
+    keep_inputs([out], *paths, *(file for path in paths if path.is_dir() for file in path.rglob("*.json*")))
     duration_s = None if duration is None else quantity(duration, "s", where="--duration")
     facts = imports.Facts(
         llm,

@@ -22,6 +22,7 @@ from planner.imports import (
     fields,
     generic,
     guidellm,
+    inference_perf,
     prometheus,
     splitwise,
     vidur,
@@ -41,21 +42,40 @@ Reader = Callable[[Sequence[Path], Facts, Catalog], "StepTable | MeasuredRuns"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a format is read, and told: any of `marks`, each a set of keys or columns a file must have."""
+    """How a format is read, and told: any of `marks`, each a set of keys or columns a file must have.
+
+    `inside` are patterns of the files in a folder of results; the first that finds some counts.
+    """
 
     read: Reader
     kind: str  # json, jsonl, csv or text
     marks: tuple[frozenset[str], ...]
     needs_file: bool = True
+    inside: tuple[str, ...] = ()
 
 
 FORMATS: Mapping[str, Format] = {
     "splitwise": Format(splitwise.read, "csv", (frozenset(splitwise.COLUMNS),)),
     "vidur": Format(vidur.read, "csv", tuple(frozenset(columns) for columns in vidur.MARKS)),
-    "vllm-bench-serve": Format(vllm_serve.read, "json", (frozenset(vllm_serve.MARKS),)),
+    "vllm-bench-serve": Format(
+        vllm_serve.read, "json", (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", "**/*.json")
+    ),
     "vllm-bench-latency": Format(vllm_latency.read, "json", (frozenset(vllm_latency.MARKS),)),
-    "guidellm": Format(guidellm.read, "json", (frozenset(guidellm.MARKS),)),
-    "aiperf": Format(aiperf.read, "json", tuple(frozenset(marks) for marks in aiperf.MARKS)),
+    "guidellm": Format(
+        guidellm.read, "json", (frozenset(guidellm.MARKS),), inside=("**/benchmarks.json", "**/*.json")
+    ),
+    "aiperf": Format(
+        aiperf.read,
+        "json",
+        tuple(frozenset(marks) for marks in aiperf.MARKS),
+        inside=("**/profile_export_aiperf.json", "**/profile_export.jsonl"),
+    ),
+    "inference-perf": Format(
+        inference_perf.read,
+        "json",
+        (frozenset(inference_perf.MARKS),),
+        inside=("**/stage_*_lifecycle_metrics.json",),
+    ),
     "aiconfigurator": Format(
         aiconfigurator.read, "csv", (frozenset(aiconfigurator.COLUMNS),), needs_file=False
     ),
@@ -65,12 +85,24 @@ FORMATS: Mapping[str, Format] = {
 
 
 def read(name: str, paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """Read files of the format `name`, or of the one they look like for "auto"."""
+    """Read files of the format `name`, or of the one they look like for "auto". A folder stands for the
+    results in it, those of a sweep for instance.
+    """
     if name != "auto" and name not in FORMATS:
         raise InputError(f"import: format {name!r} is not one of auto, {', '.join(FORMATS)}")
     if not paths and (name == "auto" or FORMATS[name].needs_file):
         raise InputError(f"import: format {name} needs a file")
-    return FORMATS[detect(paths[0]) if name == "auto" else name].read(paths, facts, catalog)
+    name = detect(paths[0]) if name == "auto" else name
+    files = [file for path in paths for file in (_results(path, name) if path.is_dir() else [path])]
+    return FORMATS[name].read(files, facts, catalog)
+
+
+def _results(folder: Path, name: str) -> list[Path]:
+    """The files of the format `name` that a folder holds."""
+    for pattern in FORMATS[name].inside:
+        if files := sorted(folder.glob(pattern)):
+            return files
+    raise InputError(f"{folder}: is a folder without results of {name}; name the files")
 
 
 def summary(found: StepTable | MeasuredRuns) -> dict[str, Any]:
@@ -87,7 +119,15 @@ def summary(found: StepTable | MeasuredRuns) -> dict[str, Any]:
 
 
 def detect(path: Path) -> str:
-    """The format a file looks like; raises InputError where it is none of ours."""
+    """The format a file, or the first result in a folder, looks like; raises InputError where it is none of
+    ours.
+    """
+    if path.is_dir():
+        own = [known.inside[0] for known in FORMATS.values() if known.inside]
+        for pattern in (*own, "**/*.json"):
+            if files := sorted(path.glob(pattern)):
+                return detect(files[0])
+        raise InputError(f"{path}: is a folder without results of a format we know; name the files")
     kind, names = _sample(fields.read_text(path), path)
     if kind == "text":
         return "prometheus"

@@ -22,7 +22,8 @@ LENGTHS = ("input_sequence_length", "output_sequence_length")
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     runs, said = [], None
-    for path in paths:
+    files = fields.names(paths)
+    for file, path in zip(files, paths, strict=True):
         text = fields.read_text(path)
         lines = [line for line in text.split("\n") if line.strip()]
         try:
@@ -30,18 +31,18 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         except InputError:
             first = None  # a document over several lines
         if isinstance(first, Mapping) and "metrics" in first:
-            run = _records(path, lines)
+            run = _records(file, path, lines)
         else:
             document = fields.mapping(fields.parse_json(text, path), path)
-            run, model = _summary(path, document)
+            run, model = _summary(file, path, document)
             said = said or model
         runs.append(loaded(run, facts))
-    names = ", ".join(path.name for path in paths)
+    names = fields.listed(files)
     llm, gpu, tp = fields.setup(facts, catalog, names, llm=said)
     return MeasuredRuns(llm, gpu, tp, f"aiperf, {names}", tuple(runs))
 
 
-def _records(path: Path, lines: Sequence[str]) -> MeasuredRun:
+def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
     """Requests of the profiling phase; the file does not say what load was asked, only when they started."""
     values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
     lengths: tuple[list[float], list[float]] = ([], [])
@@ -70,14 +71,14 @@ def _records(path: Path, lines: Sequence[str]) -> MeasuredRun:
     known = len(starts_s) == len(lengths[0])
     first = min(starts_s, default=0.0)
     return MeasuredRun(
-        path.name, len(lengths[0]), tuple(lengths[0]), tuple(lengths[1]),
+        file, len(lengths[0]), tuple(lengths[0]), tuple(lengths[1]),
         {metric: found for metric, values in values_s.items() if (found := fields.spread(values))},
         arrival_s=tuple((start - first) / 1e9 for start in starts_s) if known else (),
         failed=failed, notes=fields.remarks(failed=failed),
     )  # fmt: skip
 
 
-def _summary(path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
+def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
     latency: dict[str, dict[str, float]] = {}
     for metric, key in NAMES.items():
         row = document.get(key)
@@ -101,22 +102,38 @@ def _summary(path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str 
     if not requests:
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
     config = document.get("input_config")
-    config = config if isinstance(config, Mapping) else {}
-    load = config.get("loadgen")
-    load = load if isinstance(load, Mapping) else {}
-    concurrency = load.get("concurrency")
-    rate = load.get("request_rate") if concurrency is None else None
-    endpoint = config.get("endpoint")
-    models = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
+    model, concurrency, rate = _asked(config if isinstance(config, Mapping) else {}, str(path))
     input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)
     run = MeasuredRun(
-        path.name, requests, input_tokens, output_tokens, latency,
-        None if concurrency is None else fields.count(concurrency, f"{path}: concurrency"),
-        None if rate is None else fields.number(rate, f"{path}: request_rate"),
-        failed=failed, notes=fields.remarks(failed=failed, is_summary=True),
+        file, requests, input_tokens, output_tokens, latency, concurrency, rate, failed=failed,
+        notes=fields.remarks(failed=failed, is_summary=True),
     )  # fmt: skip
-    model = models[0] if isinstance(models, list) and models and isinstance(models[0], str) else None
     return run, model
+
+
+def _asked(config: Mapping[str, Any], where: str) -> tuple[str | None, int | None, float | None]:
+    """LLM, concurrency and rate. Of newer versions (0.10) the load stands in `phases`, whose warm-up is left
+    out of the results, of older ones in `loadgen`.
+    """
+    items = config.get("models")
+    items = items.get("items") if isinstance(items, Mapping) else None
+    endpoint = config.get("endpoint")
+    older = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
+    first = next((x[0] for x in (items, older) if isinstance(x, list) and x), None)
+    model = first.get("name") if isinstance(first, Mapping) else first
+
+    phases, load = config.get("phases"), config.get("loadgen")
+    if isinstance(phases, list):
+        counted = [x for x in phases if isinstance(x, Mapping) and not x.get("exclude_from_results")]
+        load = counted[0] if len(counted) == 1 else None  # several phases have no one load
+    load = load if isinstance(load, Mapping) else {}
+    seats = load.get("concurrency")
+    rate = load.get("rate", load.get("request_rate")) if seats is None else None
+    return (
+        model if isinstance(model, str) else None,
+        None if seats is None else fields.count(seats, f"{where}: concurrency"),
+        None if rate is None else fields.number(rate, f"{where}: request_rate"),
+    )
 
 
 def _value(row: object, key: str, where: str) -> float | None:

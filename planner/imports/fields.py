@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ MAX_BYTES = 512 * 2**20  # a benchmark that kept every token of 100,000 requests
 MAX_TP = 1024
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]  # input and output tokens, per request or one mean
 PERCENTILES = (50, 90, 95, 99)
+_LISTED = 6  # files that a source names
 COALESCED_FRAC = 0.1  # a median gap below this share of the mean says that tokens came in bunches
 
 
@@ -86,6 +88,21 @@ def read_text(path: Path) -> str:
     if "\0" in text:
         raise InputError(f"{path}: holds a NUL byte, so it is binary; expected text")
     return text
+
+
+def names(paths: Sequence[Path]) -> list[str]:
+    """What to call files: by their names; where those repeat, by their paths below the folder they share."""
+    plain = [path.name for path in paths]
+    if len(set(plain)) == len(plain):
+        return plain
+    shared = os.path.commonpath([path.absolute().parent for path in paths])
+    return [path.absolute().relative_to(shared).as_posix() for path in paths]
+
+
+def listed(files: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = len(files) - _LISTED
+    return ", ".join(files[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def parse_json(text: str, where: object) -> Any:

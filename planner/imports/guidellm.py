@@ -27,25 +27,27 @@ METRICS = {
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     runs: list[MeasuredRun] = []
     said = None
-    for path in paths:
+    files = fields.names(paths)
+    for file, path in zip(files, paths, strict=True):
         document = fields.mapping(fields.read_json(path), path)
         for i, row in enumerate(fields.rows(document.get("benchmarks"), f"{path}: benchmarks")):
-            where = f"{path.name}[{i}]"
+            where = f"{file}[{i}]"
             benchmark = fields.mapping(row, where)
             said = said or _model(document, benchmark)
             runs.append(loaded(_run(where, benchmark), facts))
-    names = ", ".join(path.name for path in paths)
+    names = fields.listed(files)
     llm, gpu, tp = fields.setup(facts, catalog, names, llm=said)
     return MeasuredRuns(llm, gpu, tp, f"guidellm, {names}", tuple(runs))
 
 
 def _model(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | None:
-    for place in (document.get("config"), document.get("args"), benchmark.get("config")):
+    config = document.get("config")
+    spec = config.get("spec") if isinstance(config, Mapping) else None
+    for place in (spec, config, document.get("args"), benchmark.get("config")):
         if isinstance(place, Mapping):
-            backend = place.get("backend")
-            inner = backend.get("model") if isinstance(backend, Mapping) else None
-            if isinstance(name := place.get("model") or inner, str):
-                return name
+            for inner in (place, place.get("backend"), place.get("backend_kwargs")):
+                if isinstance(inner, Mapping) and isinstance(name := inner.get("model"), str) and name:
+                    return name
     return None
 
 
@@ -64,7 +66,9 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     if isinstance(totals, Mapping) and fields.is_number(totals.get("errored")):
         failed = max(failed, fields.count(totals["errored"], f"{where}: errored", least=0))
 
-    if good:
+    finished = totals.get("successful") if isinstance(totals, Mapping) else None
+    is_sample = isinstance(finished, int) and finished > len(good)  # it keeps as many requests as it is told
+    if good and not is_sample:
         count, lengths, latency, start_s = _detailed(where, good)
     else:
         count, lengths, latency, start_s = _summary(where, metrics)
@@ -74,7 +78,7 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     return MeasuredRun(
         where, count, lengths[0], lengths[1], latency, concurrency, rate_rps,
         () if concurrency is not None else start_s, failed,
-        notes=fields.remarks(failed=failed, is_summary=not good),
+        notes=fields.remarks(failed=failed, is_summary=is_sample or not good),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from planner.catalog import Catalog
+from planner.domain import Llm
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
@@ -29,6 +30,8 @@ OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
 PREFILL, DECODE, ALL_REDUCE = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
 )
+SAVE = "time_stats.attn_kv_cache_save.median"  # of newer profiles
+SHAPE = {"n_embd": "hidden", "n_head": "heads", "n_q_head": "heads", "n_kv_head": "kv_heads"}
 COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
 LAUNCH_MS = 0.02
@@ -65,14 +68,18 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
     shape = catalog.llm(facts.llm or llm)
     mlp_path, mlp = _find(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
     attention_path, attention = _find(tables, PREFILL, "attention.csv")
-    mlp = _of_tp(mlp, "num_tensor_parallel_workers", tp, mlp_path)
-    attention = _of_tp(attention, "num_tensor_parallel_workers", tp, attention_path)
+    mlp, attention = (
+        _of_tp(_of_llm(table, shape, path), "num_tensor_parallel_workers", tp, path)
+        for table, path in ((mlp, mlp_path), (attention, attention_path))
+    )
     ops_tokens, ops_ms = _ops(mlp, mlp_path)
     most = ops_tokens[-1]
     reduce_tokens = reduce_ms = np.zeros(1)
     if tp > 1:
         path, table = _find(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
         table = _of_tp(table, "num_workers", tp, path)
+        if "devices_per_node" in table.columns:  # within one node
+            table = _of_tp(table, "devices_per_node", tp, path)
         reduce_tokens, reduce_ms = _curve(
             fields.column(table, "size", path, least=1) / (shape.hidden * BYTES),
             fields.column(table, ALL_REDUCE, path),
@@ -96,6 +103,9 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
         else np.zeros(len(attention))
         for name in (PREFILL, DECODE)
     )
+    if SAVE in attention.columns:
+        saved_ms = pd.to_numeric(attention[SAVE], errors="coerce").fillna(0.0).to_numpy(float)
+        prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
     is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most)
     is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most)
     none = np.zeros(len(attention))
@@ -122,6 +132,21 @@ def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -
     raise InputError(
         f"vidur: {what} is missing: none of {', '.join(path.name for path, _ in tables)} has {column}"
     )
+
+
+def _of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
+    """The rows of an LLM of this shape: older profiles hold several."""
+    for column, field in SHAPE.items():
+        if column in table.columns:
+            mine = getattr(shape, field)
+            of_llm = table[pd.to_numeric(table[column], errors="coerce") == mine]
+            if of_llm.empty:
+                found = ", ".join(map(str, table[column].unique()[:6]))
+                raise InputError(
+                    f"{path}: {column} is {found}, {shape.name} has {mine}; name the LLM it is of"
+                )
+            table = of_llm
+    return table
 
 
 def _of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:

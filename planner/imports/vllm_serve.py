@@ -28,12 +28,16 @@ _SUMMARY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     documents: list[tuple[str, Mapping[str, Any]]] = []
-    for path in paths:
+    files = fields.names(paths)
+    for file, path in zip(files, paths, strict=True):
         document = fields.read_json(path)
         many = document if isinstance(document, list) else [document]
         for i, row in enumerate(many):
-            name = path.name if len(many) == 1 else f"{path.name}[{i}]"
-            documents.append((name, fields.mapping(row, f"{path}: item {i}")))
+            name = file if len(many) == 1 else f"{file}[{i}]"
+            said = fields.mapping(
+                row, f"{path}: item {i}"
+            )  # a sweep writes its parameters as they were given
+            documents.append((name, {str(key).replace("-", "_"): value for key, value in said.items()}))
     setups = {
         fields.setup(
             facts, catalog, name, llm=row.get("model_id"), gpu=row.get("gpu", row.get("hw")),
@@ -51,7 +55,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         )
     llm, gpu, tp = setups.pop()
     runs = tuple(loaded(_run(name, row), facts) for name, row in documents)
-    return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {', '.join(p.name for p in paths)}", runs)
+    return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {fields.listed(files)}", runs)
 
 
 def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:

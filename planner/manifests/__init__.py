@@ -127,11 +127,11 @@ def _capped(fleet: Fleet) -> list[str]:
     ]
 
 
-_TOLD = ("routing", "decode_routing", "seed")  # to a router, and what no engine could be told
+_TOLD = ("routing", "decode_routing", "seed", "queue", "queue_window_s")  # or said below
 
 
 def _untold(policies: Policies) -> list[str]:
-    """What a plan's policies change that no target expresses: everything but routing."""
+    """What a plan's policies change that no target expresses: all but routing and the order of the queue."""
     default = Policies()
     names = [field.name for field in fields(Policies)]
     changed = [name for name in names if getattr(policies, name) != getattr(default, name)]
@@ -148,6 +148,12 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
     ]
     if untold := _untold(fleet.policies):
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
+    if fleet.policies.queue != "fcfs":
+        lines.append(
+            f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy priority, "
+            "and whoever sends a request must give its `priority` (smallest first; for sjf the prompt's tokens). "
+            "`plan serve` does; the routers of these manifests do not."
+        )
     if fleet.llm.dtype_bytes != 2:
         lines.append(
             f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "

@@ -53,6 +53,8 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
         "enable-prefix-caching": True,  # the plan counts on no hit, so it can only help
     }
+    if fleet.policies.queue != "fcfs":  # each request brings its place: runtime.routing.priority
+        told["scheduling-policy"] = "priority"
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     return told

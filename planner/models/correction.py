@@ -38,7 +38,8 @@ _CHUNK = 20_000
 @dataclass(frozen=True, slots=True, eq=False)
 class CorrectedFormula:
     """The form above with numbers in it: `formula_s` are s, s_p, c, a, b, d. The other fields have one value
-    for each measured step that r rests on: its weight w, and N, A_p, D, K, P.
+    for each measured step that r rests on: its weight w, and N, A_p, D, K, P. The mean context of decodes
+    counts upwards in steps of `context_step` tokens, as where KV is read in blocks.
     """
 
     formula_s: tuple[float, ...]
@@ -49,6 +50,7 @@ class CorrectedFormula:
     kv_tokens: tuple[float, ...]
     prefills: tuple[float, ...]
     h_s: float = 0.0
+    context_step: float = 1.0
 
     def __post_init__(self) -> None:
         if len(self.formula_s) != 6 or min(*self.formula_s, self.h_s) < 0 or not self.formula_s[0] > 0:
@@ -61,6 +63,9 @@ class CorrectedFormula:
         if min(map(min, columns)) < 0 or not min(self.tokens) > 0:
             raise InputError("corrected: a measured step has tokens > 0, and nothing below 0")
 
+        if not self.context_step >= 1 or self.context_step % 1:
+            raise InputError(f"corrected: context_step is {self.context_step:g}, must be a whole number >= 1")
+
     @property
     def anchors(self) -> Floats:
         """The measured steps, (m, 5)."""
@@ -68,6 +73,7 @@ class CorrectedFormula:
 
     def step_s(self, X: Floats) -> Floats:
         """Seconds of steps (n, 5), columns N, A_p, D, K, P."""
+        X = in_context_steps(X, self.context_step)
         anchors, weights = coordinates(self.anchors), np.array(self.weights)
         chunks = np.split(X, range(_CHUNK, len(X), _CHUNK))
         r = np.concatenate([covariance(coordinates(chunk), anchors) @ weights for chunk in chunks])
@@ -108,8 +114,18 @@ class CorrectedFormula:
         return Compiled(
             CORRECTED, (*self.formula_s, *_SCALES[:5], self.h_s),
             (own, steps.ravel(), decode.ravel(), knots),
-            (len(steps), len(knots), KNOTS_PER_DOUBLING),
+            (len(steps), len(knots), KNOTS_PER_DOUBLING, int(self.context_step)),
         )  # fmt: skip
+
+
+def in_context_steps(X: Floats, context_step: float) -> Floats:
+    """The steps with the mean context of their decodes, in whole tokens, rounded up to a multiple."""
+    if context_step == 1:
+        return X
+    whole = X.copy()
+    context = np.floor(X[:, 3] / np.maximum(X[:, 2], 1))
+    whole[:, 3] = X[:, 2] * np.ceil(context / context_step) * context_step
+    return whole
 
 
 def formula_s(X: Floats, formula: Floats) -> Floats:

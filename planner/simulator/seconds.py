@@ -53,8 +53,15 @@ def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cache
         t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
         return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + k[11] * decodes, UNBOUNDED
     if kind.form == CORRECTED:
+        more = UNBOUNDED  # steps after this one whose context counts as much
+        if width[3] > 1 and decodes > 0:
+            context = int(kv_tokens) // decodes
+            more = -context % width[3]
+            kv_tokens = decodes * (context + more)
         if prefill == 0:
             first, growth, steps = _corrected_decodes_s(tables, kind, decodes, kv_tokens)
+            if width[3] > 1:
+                growth, steps = 0.0, more + 1
             return first / kind.pp, 0.0, 0.0, growth / kind.pp, steps
         t = _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks)
         return t / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from planner.errors import InputError
-from planner.models.correction import CorrectedFormula, coordinates, covariance, formula_s
+from planner.models.correction import CorrectedFormula, coordinates, covariance, formula_s, in_context_steps
 from planner.models.families.common import StepFamily
 from planner.models.latency import Array
 from planner.models.step_fit import equal_shares
@@ -31,27 +31,38 @@ class CorrectedSteps(StepFamily):
 
     Repeats of a step count as their median, because an engine's hiccups are one-sided. Of more than
     `most_anchors` distinct steps the most informative are taken for r (`informative_rows`); g sees all.
+    `noise_frac` is how far off a measured time may be, `context_step` as in the form.
     """
 
     form_: CorrectedFormula
 
-    def __init__(self, *, most_anchors: int = MOST_ANCHORS, beyond: str = "raise") -> None:
+    def __init__(
+        self,
+        *,
+        most_anchors: int = MOST_ANCHORS,
+        noise_frac: float = NOISE_FRAC,
+        context_step: int = 1,
+        beyond: str = "raise",
+    ) -> None:
         self.most_anchors = most_anchors
+        self.noise_frac = noise_frac
+        self.context_step = context_step
         self.beyond = beyond
 
     def _fit(self, X: Array, y: Array) -> None:
-        steps, which = np.unique(X, axis=0, return_inverse=True)
+        steps, which = np.unique(in_context_steps(X, self.context_step), axis=0, return_inverse=True)
         order = np.argsort(which, kind="stable")
         t = np.array([np.median(part) for part in np.split(y[order], np.cumsum(np.bincount(which))[:-1])])
         formula = _fitted_formula(steps, t)
         chosen = informative_rows(steps, min(self.most_anchors, len(steps)))
         z, left = coordinates(steps[chosen]), np.log(t[chosen] / formula_s(steps[chosen], formula))
-        noise = (NOISE_FRAC / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
+        noise = (self.noise_frac / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
         weights = np.linalg.solve(covariance(z, z) + noise, left)
         tokens, pairs, decodes, kv_tokens, prefills = map(tuple, steps[chosen].T.tolist())
         self.form_ = CorrectedFormula(
-            tuple(formula.tolist()), tuple(weights.tolist()), tokens, pairs, decodes, kv_tokens, prefills
-        )
+            tuple(formula.tolist()), tuple(weights.tolist()), tokens, pairs, decodes, kv_tokens, prefills,
+            context_step=self.context_step,
+        )  # fmt: skip
 
     def _predict(self, X: Array) -> Array:
         return self.form_.step_s(X)

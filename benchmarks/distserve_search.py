@@ -1,0 +1,188 @@
+"""DistServe's search and ours, on its own step times.
+
+    python benchmarks/distserve_search.py TRACE [--llm facebook/opt-13b] [--nodes 1] [--gpus 4] [--rate 40]
+
+TRACE holds the lengths (Azure's conversations for the figures in docs/papers-search.md): requests with at
+least 4 tokens each way and fewer than 2048 together, as DistServe filters them. Prints, with CPU seconds:
+
+1. DistServe's search of pairs by its own rule (the first 300 requests, seed 0, 0.156 requests/s and GPU), on
+   the requests that its program draws.
+2. The same pairs in steady state, and Algorithm 1.
+3. For `--rate`: what each winner, replicated as its algorithm says, carries in steady state; the fewest GPUs
+   with free counts of prefill and decode instances; all with the KV moved at 25 GB/s between nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from planner.catalog import read_catalog
+from planner.domain import Fleet, Gpu, Limit, Llm, Network, Policies, Slo, WorkerType
+from planner.files import read_yaml
+from planner.models.forms import DistServeSteps
+from planner.models.latency import StepLatency
+from planner.models.memory import kv_cache_tokens
+from planner.solvers import distserve
+from planner.solvers.goodput import FirstRequests, Traffic, goodput, highest_on_grid, poisson
+from planner.traces import Trace, read_trace
+
+FITS = Path(__file__).with_name("distserve_fits.yaml")
+LIMITS_S = {"facebook/opt-13b": (0.2, 0.1), "facebook/opt-66b": (0.4, 0.1)}
+DECODE_TOKENS = 50_000  # of context in a batch, in that program
+POLICIES = Policies(
+    batching="distserve", routing="least-waiting", decode_routing="least-waiting",
+    decode_batch_tokens=DECODE_TOKENS,
+)  # fmt: skip
+FREE = Network(math.inf, transfer="serialised", is_shared=False)
+ENDLESS_TOKENS = 10**9  # that program counts no memory
+BETWEEN_NODES = Network(25e9, transfer="serialised", is_shared=False)
+NO_FIT = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, basis="not used")
+
+
+def instances(document: Mapping[str, Any], llm: Llm, gpu: Gpu, *, memory: bool) -> list[WorkerType]:
+    """What that program has step times and batch limits for; with `memory` as much KV as really fits."""
+    types = []
+    for tp, by_pp in document["batch_tokens"].items():
+        rows = document["steps"][tp]
+        prefill, small, large = (tuple(ms / 1000 for ms in rows[k]) for k in ("prefill", "small", "large"))
+        form = DistServeSteps(prefill, small, large, 95, 1e-3, 2e-3, 1e-7)
+        for pp, tokens in by_pp.items():
+            kv_tokens = kv_cache_tokens(llm, gpu, tp, pp) if memory else ENDLESS_TOKENS
+            if kv_tokens:
+                types.append(WorkerType(gpu, tp, NO_FIT, kv_tokens, tokens, 10_000, pp, form))
+    return types
+
+
+def as_drawn_by_distserve(lengths: Trace) -> Traffic:
+    """Its draws: Python's generator samples without replacement, numpy's old one makes the gaps."""
+    pairs = list(zip(lengths.input_tokens.tolist(), lengths.output_tokens.tolist(), strict=True))
+
+    def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
+        drawn = np.array(random.Random(seed).sample(pairs, requests))
+        gaps_ms = np.random.RandomState(seed).gamma(1.0, 1 / rate_rps, requests - 1) * 1000
+        arrival_s = np.concatenate(([0.0], np.cumsum(gaps_ms))) / 1000
+        return Trace("distserve", arrival_s, drawn[:, 0], drawn[:, 1])
+
+    return traffic
+
+
+def lengths_of(path: Path) -> Trace:
+    """As that program counts them, a decode step for every output token: ours is one longer."""
+    trace = read_trace(path, seed=0)
+    n, m = trace.input_tokens, trace.output_tokens
+    kept = trace.select((n >= 4) & (m >= 4) & (n + m < 2048))
+    return Trace(trace.name, kept.arrival_s, kept.input_tokens, kept.output_tokens + 1)
+
+
+def shape(fleet: Fleet) -> str:
+    return " + ".join(f"{pool.count} x {pool.name} tp{pool.type.tp} pp{pool.type.pp}" for pool in fleet.pools)
+
+
+def with_memory(fleet: Fleet, types: list[WorkerType], network: Network) -> Fleet:
+    """The same fleet of these types, which count memory."""
+    real = {(type_.tp, type_.pp): type_ for type_ in types}
+    pools = tuple(replace(pool, type=real[pool.type.tp, pool.type.pp]) for pool in fleet.pools)
+    return replace(fleet, pools=pools, network=network)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="DistServe's search and ours, on its own step times.")
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--llm", choices=tuple(LIMITS_S), default="facebook/opt-13b")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=4, help="per node")
+    parser.add_argument("--rate", type=float, default=40.0)
+    arguments = parser.parse_args()
+
+    catalog = read_catalog()
+    llm, gpu = catalog.llm(arguments.llm), replace(catalog.gpu("a100-80g"), gpus_per_node=arguments.gpus)
+    document = read_yaml(FITS)[arguments.llm]
+    ttft_s, tpot_s = LIMITS_S[arguments.llm]
+    slo = Slo((Limit("ttft", 0.9, ttft_s), Limit("tpot", 0.9, tpot_s)))
+    lengths = lengths_of(arguments.trace)
+    node = Network(gpu.link_bytes_per_s, transfer="serialised", is_shared=False)
+
+    def search(setting: distserve.Setting, types: list[WorkerType], measure: distserve.Measure) -> Any:
+        small = [type_ for type_ in types if type_.gpus < arguments.nodes * arguments.gpus]
+        start = time.process_time()
+        found = distserve.low_affinity(setting, small, small, arguments.rate, measure, nodes=arguments.nodes)
+        cpu_s = time.process_time() - start
+        best = found.measured[0][0]
+        print(f"  {len(found.measured[0])} pairs, {cpu_s:.2f} CPU-s")
+        for row in [row for row in found.measured[0][:5] if row.rate_rps]:
+            print(f"  {row.gpu_rate_rps:.4f} requests/s and GPU: {shape(row.fleet)}")
+        return found, best
+
+    free = distserve.Setting(llm, POLICIES, FREE, FREE)
+    endless = instances(document, llm, gpu, memory=False)
+    first = FirstRequests(slo, as_drawn_by_distserve(lengths))
+    first.carries(distserve.pair(free, endless[0], endless[0]), 1.0)  # compile
+
+    def by_their_rule(fleet: Fleet, to_beat_rps: float) -> float:
+        return (
+            fleet.gpus
+            * highest_on_grid(
+                lambda rate_rps: first.carries(fleet, rate_rps * fleet.gpus), 5.0, 0.25
+            ).rate_rps
+        )
+
+    print(f"DistServe's search by its own rule: {llm.name}, {arguments.nodes} x {arguments.gpus} GPUs")
+    theirs, _ = search(free, endless, by_their_rule)
+
+    balanced = replace(POLICIES, routing="least-outstanding", decode_routing="least-outstanding")
+    real = distserve.Setting(llm, balanced, BETWEEN_NODES, node)
+    types = instances(document, llm, gpu, memory=True)
+    traffic = poisson(lengths)
+    rules = distserve.steady_rules(slo, traffic)
+    print("the same pairs in steady state, memory and NVLink counted")
+    ours, _ = search(real, types, distserve.measured_by(rules.whole))
+
+    print("Algorithm 1 in steady state")
+    start = time.process_time()
+    alone = distserve.high_affinity(
+        real,
+        types,
+        types,
+        arguments.rate,
+        distserve.measured_by(rules.prefill),
+        distserve.measured_by(rules.decode),
+    )
+    print(f"  {len(types)} types, {time.process_time() - start:.2f} CPU-s")
+    for role, rows in zip(("prefill", "decode"), alone.measured, strict=True):
+        best = rows[0]
+        print(f"  {role} {best.gpu_rate_rps:.4f} requests/s and GPU: tp{best.type.tp} pp{best.type.pp}")
+
+    print(f"{arguments.rate:g} requests/s in steady state, the KV moved")
+    for label, placement in (
+        ("their pairs, their rule", theirs), ("Algorithm 2", ours), ("Algorithm 1", alone),
+    ):  # fmt: skip
+        fleet = with_memory(placement.fleet, types, BETWEEN_NODES)
+        by_router = [
+            goodput(rules.whole, replace(fleet, policies=policies), guess_rps=arguments.rate).rate_rps
+            for policies in (balanced, POLICIES)
+        ]
+        print(
+            f"  {label}: {fleet.gpus} GPUs, {shape(fleet)}; carries {by_router[0]:.1f}, "
+            f"{by_router[1]:.1f} with their router"
+        )
+    start = time.process_time()
+    fewest = distserve.free_counts(real, types, types, arguments.rate, rules, alone.fleet)
+    cpu_s = time.process_time() - start
+    kept = goodput(rules.whole, fewest, guess_rps=arguments.rate).rate_rps
+    print(f"  free counts: {fewest.gpus} GPUs, {shape(fewest)}; carries {kept:.1f}; {cpu_s:.2f} CPU-s")
+
+
+if __name__ == "__main__":
+    main()

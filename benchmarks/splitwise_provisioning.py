@@ -1,0 +1,187 @@
+"""Splitwise's provisioning: how many machines each of its designs needs, and how much each carries.
+
+    python benchmarks/splitwise_provisioning.py PROFILES TRACES [--honest] [--workload code] [--rate 70]
+
+PROFILES holds perf_knots.csv (step times as Splitwise-sim looks them up) and perf_model.csv (what was
+measured), TRACES the two Azure 2023 CSVs. BLOOM-176B, TP 8, all nine limits of the paper's table VI. Requests
+are made as that program makes them (Poisson, prompts and outputs drawn independently), for 2 minutes; the
+name of the trace seeds numpy's old generator, further `--seeds` come from further names. Prints, with CPU
+seconds:
+
+1. iso-throughput: the fewest machines, and the cheapest and least hungry clusters of each design at `--rate`,
+   and of pairs of machines that the paper does not look at
+2. iso-power and iso-cost: what each design carries within the power, and the cost, of 40 DGX-H100
+
+With --honest decode steps take c + b * sequences + k * context, fitted to the measurements; that program
+looks them up by sequences in a table by prompt tokens, so that 64 cost what one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.peers import splitwise as peer
+from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
+from planner.catalog import read_catalog
+from planner.domain import Metric, Network, WorkerType
+from planner.files import open_input
+from planner.models.forms import interpolated
+from planner.solvers.splitwise import (
+    Alone,
+    Design,
+    cheapest,
+    keeps,
+    most_throughput,
+    splits_within,
+)
+from planner.traces import Trace
+
+MODEL = "bloom-176b"
+USD_PER_H = {"A": 8 * 2.21, "H": 8 * 4.76, "Hcap": 8 * 4.76}  # that program's notebooks
+POWER = {"A": 24.8, "H": 44.0, "Hcap": 0.7 * 44.0}  # in its units, whole machines
+HARDWARE = {"A": "a100-80gb", "H": "h100-80gb", "Hcap": "h100-80gb-pcap"}
+DESIGNS = {
+    "Baseline-A100": ("A", None), "Baseline-H100": ("H", None), "AA": ("A", "A"), "HH": ("H", "H"),
+    "HA": ("H", "A"), "HHcap": ("H", "Hcap"),
+}  # fmt: skip
+OTHERS = {"AH": ("A", "H"), "AHcap": ("A", "Hcap"), "HcapA": ("Hcap", "A"), "HcapHcap": ("Hcap", "Hcap"),
+          "HcapH": ("Hcap", "H")}  # fmt: skip
+FILES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
+NETWORK = Network(200 * 2**30, transfer="serialised", is_shared=False)
+MINUTES = 2
+MOST = 160  # machines of a pool
+RATES_RPS = [10.0 * k for k in range(1, 41)]
+STEP = 5  # of prompt machines in the paper's splits
+
+
+@cache
+def column(path: Path, name: str) -> npt.NDArray[np.int64]:
+    with open_input(path) as stream:
+        return pd.read_csv(stream)[name].to_numpy(np.int64)
+
+
+def made_up(traces: Path, workload: str, rate_rps: float, seed: int) -> Trace:
+    """As Splitwise-sim draws it, for the name of the trace."""
+    name = f"rr_{workload}_{rate_rps:g}_{MINUTES}min" + (f"_{seed}" if seed else "")
+    drawn = int(1.5 * rate_rps * 60 * MINUTES) + 1000
+    rng = np.random.RandomState(zlib.crc32(name.encode()))
+    arrival_s = np.cumsum(rng.standard_exponential(drawn) / rate_rps)
+    path = traces / FILES[workload]
+    inputs, outputs = (
+        values[rng.randint(0, len(values), drawn)]
+        for values in (column(path, "ContextTokens"), column(path, "GeneratedTokens"))
+    )
+    inside = arrival_s < 60 * MINUTES
+    return Trace(name, arrival_s[inside], inputs[inside], outputs[inside])
+
+
+def machine(profiles: Path, kind: str, *, honest: bool) -> WorkerType:
+    steps_of = peer.honest_steps if honest else peer.lookup_steps
+    weights_bytes, kv_bytes = peer.MODELS[MODEL]
+    kv_tokens = (peer.GPUS * peer.GPU_BYTES - weights_bytes) // kv_bytes
+    form = steps_of(profiles, MODEL, HARDWARE[kind], peer.GPUS)
+    return WorkerType(BARE_GPU, 1, NO_STEPS, kv_tokens, peer.MAX_TOKENS, peer.MAX_TASKS, form=form)
+
+
+def on_a100(profiles: Path) -> Alone:
+    """That program's reference: both times by the prompt's tokens."""
+    steps = peer.lookup_steps(profiles, MODEL, HARDWARE["A"], peer.GPUS)
+
+    def alone(trace: Trace) -> Mapping[Metric, npt.NDArray[np.float64]]:
+        prompt_s, token_s = (
+            interpolated(trace.input_tokens, steps.knots_tokens, times)
+            for times in (steps.prompt_s, steps.token_s)
+        )
+        return {"ttft": prompt_s, "tbt": token_s, "e2e": prompt_s + token_s * (trace.output_tokens - 1)}
+
+    return alone
+
+
+def show(counts: tuple[int, int]) -> str:
+    return f"{counts[0]}P" + (f"+{counts[1]}T" if counts[1] else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Splitwise's provisioning, designs side by side.")
+    parser.add_argument("profiles", type=Path)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--honest", action="store_true")
+    parser.add_argument("--workload", choices=tuple(FILES), default="code")
+    parser.add_argument("--rate", type=float, default=70.0)
+    parser.add_argument("--seeds", type=int, default=1)
+    arguments = parser.parse_args()
+
+    preset = read_catalog().slos["splitwise"].slowdowns
+    assert preset is not None
+    alone = on_a100(arguments.profiles)
+    llm = bare_llm(peer.MODELS[MODEL][1])
+
+    @cache
+    def requests(rate_rps: float, seed: int) -> tuple[Trace, Mapping[Metric, npt.NDArray[np.float64]]]:
+        trace = made_up(arguments.traces, arguments.workload, rate_rps, seed)
+        return trace, alone(trace)
+
+    @cache
+    def design(name: str) -> Design:
+        prompt, token = (DESIGNS | OTHERS)[name]
+        types = [
+            machine(arguments.profiles, kind, honest=arguments.honest) for kind in (prompt, token) if kind
+        ]
+        return Design(name, types[0], types[1] if token else None)
+
+    @cache
+    def holds(name: str, rate_rps: float, seed: int, p: int, t: int) -> bool:
+        fleet = design(name).fleet(llm, NETWORK, p, t)
+        trace, alone_s = requests(rate_rps, seed)
+        return keeps(fleet, trace, preset.limits, alone_s)
+
+    def price(name: str, table: Mapping[str, float]) -> tuple[float, float]:
+        prompt, token = (DESIGNS | OTHERS)[name]
+        return table[prompt], table[token] if token else 0.0
+
+    holds("HH", 1.0, 0, 2, 1)  # compile
+    print(f"{arguments.workload}, {'honest' if arguments.honest else 'looked up'} decode times")
+    print(f"iso-throughput, {arguments.rate:g} requests/s: fewest machines | least cost | least power; CPU-s")
+    for seed in range(arguments.seeds):
+        for name in DESIGNS | OTHERS if seed == 0 else DESIGNS:
+            start = time.process_time()
+            is_split = (DESIGNS | OTHERS)[name][1] is not None
+            found = [
+                cheapest(partial(holds, name, arguments.rate, seed), *weights, most=MOST, splits=is_split)
+                for weights in ((1.0, 1.0), price(name, USD_PER_H), price(name, POWER))
+            ]
+            texts = [f"{one.value:.6g} {' '.join(map(show, one.counts[:7]))}" for one in found]
+            print(f"  seed {seed} {name}: {' | '.join(texts)}; {time.process_time() - start:.2f}")
+    for what, table in (("iso-power", POWER), ("iso-cost", USD_PER_H)):
+        budget = 40 * table["H"]
+        print(f"{what}, {budget:.6g}: highest rate, its splits (prompt machines by {STEP}); CPU-s")
+        for name in DESIGNS:
+            start = time.process_time()
+            weights = price(name, table)
+            if weights[1]:
+                splits = splits_within(budget, *weights, step=STEP)
+            else:
+                splits = [(int(budget / weights[0] + 1e-9), 0)]
+            best = most_throughput(
+                splits, RATES_RPS, lambda p, t, rate_rps, name=name: holds(name, rate_rps, 0, p, t)
+            )
+            print(
+                f"  {name}: {best.value:g} requests/s, {' '.join(map(show, best.counts))}; "
+                f"{best.simulations} simulations, {time.process_time() - start:.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

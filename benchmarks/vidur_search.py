@@ -1,0 +1,128 @@
+"""Vidur-Search and ours: most requests per dollar over how an engine is run.
+
+    python benchmarks/vidur_search.py TRACE [--reference DIR] [--llm meta-llama/Llama-3.1-70B] [--gpus 16]
+
+With --reference (a folder with Vidur's step times and a case of its requests, Llama-2-7B on A100) first the
+capacities of two replicas by Vidur's rule on its own first 1000 requests, where Vidur-Search finds 10.84
+(vLLM's old scheduler) and 11.5 requests/s (Sarathi-512) to within 2.5 %.
+
+Then, on the planner's fits and the lengths of TRACE with Poisson arrivals: every TP x PP x batching x budget
+x seats on A100 and H100, by Vidur's rule and in steady state within TTFT P90 2 s and TBT P99 200 ms; the best
+of each, the frontiers, and how many configurations are overloaded at what Vidur's rule calls their capacity:
+at 20,000 requests instead of 1000 the same rule refuses the rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from planner.catalog import read_catalog
+from planner.domain import Fleet, Limit, Policies, Pool, Slo, WorkerType
+from planner.files import open_input
+from planner.models.forms import VidurTables
+from planner.solvers.goodput import Steady, goodput, poisson
+from planner.solvers.vidur_search import Row, SchedulingDelay, configurations, frontier, search
+from planner.traces import Trace, read_trace
+from planner.units import show_s
+
+CASE, CASE_RPS = "a7b_sarathi_2k.csv.gz", 3.0
+TABLES = "tables_vidur_sampled_a100_llama-2-7b_tp1.npz"
+KV_TOKENS = 118_784  # of a replica, as Vidur counts
+SLO = Slo((Limit("ttft", 0.9, 2.0), Limit("tbt", 0.99, 0.2)))
+LONG = 20_000  # requests
+
+
+def against_vidur(folder: Path) -> None:
+    with open_input(folder / CASE) as stream:
+        table = pd.read_csv(stream)
+    arrival_s = table.arrived_at.to_numpy(float)
+    lengths = table.prefill_tokens.to_numpy(np.int64), table.decode_tokens.to_numpy(np.int64)
+
+    def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
+        return Trace(
+            "vidur", arrival_s[:requests] * CASE_RPS / rate_rps, *(column[:requests] for column in lengths)
+        )
+
+    tables = np.load(folder / TABLES)
+    form = VidurTables(
+        *(tables[f"{name}_ms"] / 1000 for name in ("linear", "prefill_attn", "decode_attn")), *tables["over"]
+    )
+    catalog = read_catalog()
+    llm, gpu = catalog.llm("llama-2-7b"), catalog.gpu("a100-80g")
+    rule = SchedulingDelay(traffic)
+    longer = SchedulingDelay(poisson(Trace("vidur", arrival_s, *lengths)), requests=LONG)
+    for batching, budget, theirs in (("vllm-v0", 4096, 10.84), ("sarathi", 512, 11.5)):
+        latency = catalog.latency(llm, gpu, 1)
+        type_ = WorkerType(gpu, 1, latency, KV_TOKENS, budget, 128, form=form)
+        fleet = Fleet(
+            llm, (Pool("replica", "mixed", type_, 2),), Policies(batching=batching, routing="round-robin")
+        )
+        rule.carries(fleet, 1.0)  # compile
+        start = time.process_time()
+        found = goodput(rule, fleet, guess_rps=8.0, tolerance_frac=0.025)
+        cpu_s = time.process_time() - start
+        sustained = goodput(longer, fleet, guess_rps=8.0)
+        print(
+            f"{batching}: {found.rate_rps:.2f} requests/s by Vidur's rule (Vidur: {theirs}), "
+            f"{found.rates} runs, {cpu_s:.3f} CPU-s; over {LONG} requests {sustained.rate_rps:.2f}"
+        )
+
+
+def show(rows: Sequence[Row]) -> None:
+    for row in rows:
+        ttft_s, tbt_s = row.values_s
+        print(
+            f"  {row.requests_per_usd:7.1f} requests/USD, {row.rate_rps:6.2f} requests/s, TTFT P90 "
+            f"{show_s(ttft_s)}, TBT P99 {show_s(tbt_s)}: {row.name}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Vidur-Search and ours.")
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--llm", default="meta-llama/Llama-3.1-70B")
+    parser.add_argument("--gpus", type=int, default=16)
+    arguments = parser.parse_args()
+    if arguments.reference:
+        against_vidur(arguments.reference)
+
+    catalog = read_catalog()
+    llm, lengths = catalog.llm(arguments.llm), read_trace(arguments.trace, seed=0)
+    longest = int((lengths.input_tokens + lengths.output_tokens).max())
+    fleets = configurations(
+        llm, [catalog.gpu("a100-80g"), catalog.gpu("h100-80g")], catalog, total_gpus=arguments.gpus,
+        budgets=(512, 2048), seats=(128, 256), least_kv_tokens=longest,
+    )  # fmt: skip
+    traffic = poisson(lengths)
+    steady = Steady(SLO, traffic, seeds=1)
+    longer = SchedulingDelay(traffic, requests=LONG)
+    found = []
+    for label, rule in (("Vidur's rule", SchedulingDelay(traffic)), ("steady, within the SLO", steady)):
+        start = time.process_time()
+        rows = search(fleets, rule, lengths)
+        print(f"{label}: {len(fleets)} configurations, {time.process_time() - start:.1f} CPU-s; best")
+        show(rows[:3])
+        for i, metric in enumerate(("TTFT P90", "TBT P99")):
+            print(f"  frontier of requests per dollar and {metric}")
+            show(frontier(rows, i))
+        found.append(rows)
+    overloaded = sum(not longer.carries(row.fleet, row.rate_rps) for row in found[0] if row.rate_rps)
+    keeps = sum(row.values_s[0] <= 2.0 and row.values_s[1] <= 0.2 for row in found[0])
+    print(
+        f"Vidur's rule: at their capacity {overloaded} of {len(fleets)} configurations are overloaded, "
+        f"{keeps} keep the SLO"
+    )
+
+
+if __name__ == "__main__":
+    main()

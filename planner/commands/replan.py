@@ -1,0 +1,157 @@
+"""`plan replan`: from a running fleet to one that holds today, moving as little as pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.catalog import read_catalog
+from planner.commands.common import (
+    CatalogOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    keep_inputs,
+    print_json,
+    print_rows,
+    stdout_console,
+)
+from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, study_of
+from planner.units import quantity, show_s
+
+if TYPE_CHECKING:
+    from planner.replan import Drift, Replan
+
+
+def replan(
+    current: Annotated[
+        Path,
+        typer.Option("--current", readable=False, help="plan.yaml, its folder, or the fleet.yaml that runs."),
+    ],
+    slo: SloArgument,
+    trace: TraceArgument,
+    horizon: Annotated[str, typer.Option("--horizon", help="How long the new fleet is to run.")] = "24 h",
+    start_cost: Annotated[
+        float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
+    ] = 1.0,
+    stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", readable=False, help="Write the new fleet as a fleet.yaml.")
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 120.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Keep what runs while it holds; else the smallest change that pays over the horizon.
+
+    Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
+    """
+    from planner import files, output
+    from planner.fleetfile import read_fleet
+    from planner.replan import drift
+    from planner.replan import replan as solve
+    from planner.slo import read_task
+    from planner.traces import read_trace
+
+    horizon_h = quantity(horizon, "s", where="--horizon") / 3600
+    file = current / "plan.yaml" if current.is_dir() else current
+    if out is not None:
+        files.check_output_file(out)
+        keep_inputs([out], file, slo, trace)
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        running = read_fleet(file, known)
+        task = read_task(slo, known)
+        study = study_of(trace, known, seed, time_limit, progress)
+        found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
+        planned_on = file.parent / "requests.csv"
+        moved = drift(read_trace(planned_on), study.traffic(task)[0]) if planned_on.exists() else None
+        if out is not None and found.best.fleet is not None:
+            files.write_file(out, files.to_yaml(output.fleet_document(found.best.fleet)))
+    document = to_json(found, moved, horizon_h)
+    if json_output:
+        print_json(document)
+    else:
+        _print(document, str(planned_on))
+
+
+def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) -> dict[str, Any]:
+    """The answer as one object; `drift` is null where the running fleet's traffic is not known."""
+    from planner.report import describe
+    from planner.whatif import finite
+
+    return {
+        "keeps": found.keeps,
+        "horizon_h": horizon_h,
+        "fleet": None if found.best.fleet is None else describe(found.best.fleet),
+        "moves": [
+            {"worker": move.worker, "before": move.before, "after": move.after} for move in found.moves
+        ],
+        "ways": [
+            {
+                "way": way.label, "fleet": None if way.fleet is None else describe(way.fleet),
+                "cost_usd_per_h": way.cost_usd_per_h, "migration_usd": way.migration_usd,
+                "total_usd": way.total_usd, "holds": way.holds,
+            }
+            for way in (found.best, *found.ways)
+        ],
+        "slo": [
+            {"limit": line.limit.name, "limit_s": line.limit.limit_s, "simulated_s": finite(line.value_s),
+             "running_s": None if found.running_verdict is None
+             else finite(found.running_verdict.lines[k].value_s)}
+            for k, line in enumerate(found.verdict.lines)
+        ],
+        "exact_over": list(found.options),
+        "is_exact": found.is_exact,
+        "simulations": found.simulations,
+        "drift": None if moved is None else [
+            {"what": row.what, "before": row.before, "after": row.after, "d": row.d, "p": row.p,
+             "is_drift": row.is_drift}
+            for row in moved
+        ],
+    }  # fmt: skip
+
+
+def _print(document: dict[str, Any], planned_on: str) -> None:
+    console = stdout_console(soft_wrap=True)
+    if document["drift"] is None:
+        console.print(f"there is no {planned_on}: what the fleet was planned on is not known", markup=False)
+    else:
+        rows = [
+            {
+                "traffic": row["what"], "planned on": f"{row['before']:.4g}", "today": f"{row['after']:.4g}",
+                "D": "-" if row["d"] is None else f"{row['d']:.3f}",
+                "p": "-" if row["p"] is None else f"{row['p']:.2g}",
+                "drift": "yes" if row["is_drift"] else "no",
+            }
+            for row in document["drift"]
+        ]  # fmt: skip
+        print_rows(rows, "drift (medians; D is the share of requests by which the distributions differ)")
+    head = "keep what runs" if document["keeps"] else f"change to {document['fleet']}"
+    console.print(head, style="bold", markup=False)
+    print_rows([dict(move) for move in document["moves"]], "workers")
+    rows = [
+        {
+            "limit": line["limit"], "promised": show_s(line["limit_s"]),
+            "what runs": "-" if line["running_s"] is None else show_s(line["running_s"]),
+            "then": "never" if line["simulated_s"] is None else show_s(line["simulated_s"]),
+        }
+        for line in document["slo"]
+    ]  # fmt: skip
+    print_rows(rows, "SLO on today's traffic")
+    rows = [
+        {
+            "way": way["way"], "USD/h": f"{way['cost_usd_per_h']:.2f}",
+            "starts and stops, USD": f"{way['migration_usd']:.2f}",
+            f"USD in {document['horizon_h']:g} h": f"{way['total_usd']:.2f}",
+            "SLO": "kept" if way["holds"] else "MISSED",
+        }
+        for way in document["ways"]
+    ]  # fmt: skip
+    print_rows(rows, "ways to go on")
+    over = ", ".join(document["exact_over"])
+    proof = "exact" if document["is_exact"] else "NOT exhausted"
+    console.print(f"{proof} over all counts of {over}; {document['simulations']} simulations", markup=False)

@@ -1,0 +1,194 @@
+"""`plan what-if`: the plan before and after a change; `plan sensitivity`: the changes worth asking about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.catalog import read_catalog
+from planner.commands.common import (
+    CatalogOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    print_json,
+    print_rows,
+    stdout_console,
+)
+from planner.errors import InfeasibleError, InputError
+from planner.units import show_s
+
+if TYPE_CHECKING:
+    from planner.whatif import Answer, Moved, Study
+
+SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
+TraceArgument = Annotated[
+    Path, typer.Option("--trace", readable=False, help="The traffic: CSV or JSONL, plain or .gz.")
+]
+TimeOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, help="Seconds for each plan; then the best so far counts.")
+]
+
+
+def what_if(
+    slo: SloArgument,
+    trace: TraceArgument,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--change", help="KEY=VALUE in slo.yaml, 'slo.ttft.p90=1 s'; KEY= takes it out."),
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 120.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Plan before and after changes of slo.yaml, and see what moves.
+
+    The fleet of before is asked the changed question too. Exit code 3: after the changes no fleet is left.
+    """
+    from planner import whatif
+    from planner.slo import parse_task, read_document
+
+    if not changes:
+        raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        document = read_document(slo, known)
+        task = parse_task(document, known, where=str(slo))
+        for text in changes:
+            document = whatif.change(document, text)
+        changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
+        study = study_of(trace, known, seed, time_limit, progress)
+        before = study.ask(task)
+        moved = whatif.ask_again(study, before, changed, ", ".join(changes))
+        bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
+    if json_output:
+        print_json(
+            {
+                "before": whatif.document(before) | {"bound": bounds[0]},
+                "after": moved.answer and whatif.document(moved.answer) | {"bound": bounds[1]},
+                **{
+                    key: value for key, value in whatif.moved_document(moved, before).items()
+                    if key != "answer"
+                },
+            }
+        )  # fmt: skip
+    else:
+        print_rows(rows(before, moved, bounds), moved.label)
+        stdout_console(soft_wrap=True).print(verdict_on(moved), markup=False)
+    if moved.answer is None:
+        raise typer.Exit(InfeasibleError.exit_code)
+
+
+def sensitivity(
+    slo: SloArgument,
+    trace: TraceArgument,
+    by: Annotated[str, typer.Option("--by", help="How far things may be wrong.")] = "10 %",
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 120.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
+    from planner import whatif
+    from planner.slo import read_task, share
+
+    by_frac = share(by, "--by")
+    if not 0 < by_frac < 1:
+        raise InputError(f"--by: expected a share between 0 and 1 such as '10 %', found {by!r}")
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        study = study_of(trace, known, seed, time_limit, progress)
+        before = study.ask(read_task(slo, known))
+        moves = whatif.sensitivity(study, before, by_frac=by_frac)
+    if json_output:
+        found = [whatif.moved_document(moved, before) for moved in moves]
+        print_json({"plan": whatif.document(before), "changes": found})
+    else:
+        print_moves(before, moves)
+
+
+def study_of(trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress) -> Study:
+    from planner.traces import read_trace
+    from planner.whatif import Study
+
+    requests = read_trace(trace, seed=seed)
+    progress(f"read {len(requests)} requests from {trace.name}")
+    return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
+
+
+def print_moves(before: Answer, moves: list[Moved]) -> None:
+    """One row per changed question."""
+    from planner.whatif import difference, document
+
+    table = [
+        {
+            "if": moved.label,
+            "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
+            "the best then": difference(moved, before),
+            "fleet": "-" if moved.answer is None else document(moved.answer)["fleet"],
+        }
+        for moved in moves
+    ]
+    print_rows(table, f"the plan: {document(before)['fleet']}, {amount(before)}")
+
+
+def amount(answer: Answer) -> str:
+    from planner.options import OBJECTIVE_UNITS
+
+    return f"{answer.value:.6g} {OBJECTIVE_UNITS[answer.problem.task.objective]}"
+
+
+def rows(before: Answer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
+    """What of the plan moves: one row per figure, before and after."""
+    from planner.whatif import document
+
+    columns = [
+        _figures(document(answer), bound)
+        for answer, bound in zip((before, moved.answer), bounds, strict=False)
+        if answer is not None
+    ]
+    if len(columns) == 1:
+        columns.append(dict.fromkeys(columns[0], "no fleet"))
+    names = dict.fromkeys([*columns[0], *columns[1]])
+    return [
+        {
+            "": name,
+            "before": columns[0].get(name, "-"),
+            "after": columns[1].get(name, "-"),
+            "moved": "" if columns[0].get(name) == columns[1].get(name) else "*",
+        }
+        for name in names
+    ]
+
+
+def _figures(found: dict[str, Any], bound: float) -> dict[str, str]:
+    lines = {
+        f"{line['limit']}, limit": show_s(line["limit_s"]) for line in found["slo"]
+    } | {
+        f"{line['limit']}, simulated": "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
+        for line in found["slo"]
+    }  # fmt: skip
+    return {
+        "fleet": found["fleet"],
+        "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in found["workers"]),
+        "USD/h": f"{found['cost_usd_per_h']:.2f}",
+        "USD per million tokens": f"{found['usd_per_million_tokens']:.3g}",
+        "kW": f"{found['power_w'] / 1e3:.1f}",
+        "GPUs": str(found["gpus"]),
+        "requests/s": f"{found['rate_rps']:.4g}",
+        **lines,
+        "bound": f"{bound:.4g}",
+        "level 0": "exact" if found["level0_exact"] else "NOT exhausted",
+    }
+
+
+def verdict_on(moved: Moved) -> str:
+    """What becomes of the fleet of before."""
+    if moved.answer is None:
+        return f"after the change no fleet is left: {moved.why}"
+    if moved.kept is None:
+        return "the fleet of before is not among those that may be used after the change"
+    return f"the fleet of before {'still holds' if moved.kept else 'no longer holds'} after the change"

@@ -1,0 +1,318 @@
+"""Several questions about one trace: what moves when the question changes, and what each limit costs.
+
+Whatever one search simulated, the next one knows (`oracle.Answers`), and the fleet found before is the first
+that others must beat. Of equal offers it stays, so that nothing moves without a reason.
+
+`change` edits slo.yaml, `sensitivity` asks the questions around one: step times, traffic and prices that are
+wrong by a share, limits that are tighter or looser, one GPU more of each kind. Its differences are shadow
+prices by re-solving: exact where the search is, for steps as large as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from planner.catalog import Catalog
+from planner.domain import Fleet, Limit
+from planner.errors import InfeasibleError, InputError
+from planner.options import OBJECTIVE_UNITS
+from planner.oracle import Answers
+from planner.planning import (
+    Found,
+    Problem,
+    Progress,
+    asked_traffic,
+    lower_bound,
+    pose,
+    search,
+    silent,
+)
+from planner.report import describe
+from planner.simulator.metrics import Verdict
+from planner.slo import METRICS, Robust, Task
+from planner.traces import Trace
+from planner.units import show_s
+
+BY_FRAC = 0.1
+_DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The best fleet for one question, simulated to the end."""
+
+    problem: Problem
+    found: Found
+    fleet: Fleet
+    verdict: Verdict
+
+    @property
+    def value(self) -> float:
+        return self.found.value
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether level 0 was exhausted."""
+        return self.found.level0.search.is_exhausted
+
+
+@dataclass(slots=True, eq=False)
+class Study:
+    """One trace, and what was learned about it; every question has `time_limit_s`."""
+
+    trace: Trace
+    catalog: Catalog
+    seed: int = 0
+    time_limit_s: float = 120.0
+    progress: Progress = silent
+    answers: Answers = field(default_factory=Answers)
+    _traffic: dict[tuple[object, ...], tuple[Trace, str]] = field(default_factory=dict)
+
+    def traffic(self, task: Task) -> tuple[Trace, str]:
+        """`planning.asked_traffic`, once for every traffic."""
+        key = (task.rate_rps, task.scale, task.window, task.robust.traffic_frac)
+        if key not in self._traffic:
+            self._traffic[key] = asked_traffic(self.trace, task, seed=self.seed)
+        return self._traffic[key]
+
+    def pose(self, task: Task) -> Problem:
+        if task.objective == "throughput":
+            raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
+        return pose(
+            task, self.trace, self.catalog, seed=self.seed, deadline=time.monotonic() + self.time_limit_s,
+            answers=self.answers, asked=self.traffic(task),
+        )  # fmt: skip
+
+    def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
+        """The best fleet; raises what `planning.pose` and `planning.search` raise.
+
+        Those of `start` are tried first.
+        """
+        problem = self.pose(task)
+        found = search(problem, start)
+        fleet = problem.oracle.fleet(found.best)
+        return Answer(problem, found, fleet, problem.oracle.verdict(fleet, record=True)[1])
+
+    def bound(self, answer: Answer) -> float:
+        """What any fleet costs at least, under any policy."""
+        lower = lower_bound(answer.problem)
+        return answer.value if lower is None else min(lower, answer.value)
+
+
+def change(document: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out."""
+    path, equals, written = text.partition("=")
+    keys = [key.strip() for key in _DOT.split(path.strip())]
+    if not equals or not all(keys):
+        raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
+    try:
+        value = yaml.safe_load(written)
+    except yaml.YAMLError:
+        raise InputError(f"--change {text!r}: {written!r} is no value that YAML can read") from None
+    changed = copy.deepcopy(dict(document))
+    section: dict[str, Any] = changed
+    if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
+        flat = "_".join(keys[1:])
+        if flat in (changed.get("slo") or {}):
+            keys = ["slo", flat]
+    for depth, key in enumerate(keys[:-1]):
+        inner = section.get(key)
+        if isinstance(inner, list):  # fleet: gpus: [a100-80g, h100-80g]
+            inner = dict.fromkeys(map(str, inner))
+        if inner is not None and not isinstance(inner, dict):
+            here = ".".join(keys[: depth + 1])
+            raise InputError(f"--change {text!r}: {here} is {inner!r} and has no {keys[depth + 1]!r} in it")
+        section[key] = section = dict(inner or {})
+    if value is None:
+        section.pop(keys[-1], None)
+    else:
+        section[keys[-1]] = value
+    return changed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A changed question: whether the fleet of before keeps it, and the best fleet now, if there is one.
+
+    `kept` is None where the changed question does not know that fleet's workers. `why` says what stands in
+    the way, of the old fleet or of any.
+    """
+
+    label: str
+    task: Task
+    kept: bool | None
+    answer: Answer | None
+    why: str = ""
+
+
+def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
+    """The changed question, from the fleet of before."""
+    study.progress(label)
+    try:
+        problem = study.pose(task)
+    except InfeasibleError as error:
+        return Moved(label, task, False, None, str(error))
+    fleet = recast(problem, before.fleet)
+    kept = None if fleet is None else holds(problem, fleet)
+    try:
+        return Moved(label, task, kept, study.ask(task, (before.fleet,)))
+    except InfeasibleError as error:
+        return Moved(label, task, kept, None, str(error))
+
+
+def recast(problem: Problem, fleet: Fleet) -> Fleet | None:
+    """The same workers at this question's step times and prices; None if it does not know one of them."""
+    types = {worker.name: worker for worker in problem.types}
+    pools = [pool for pool in fleet.pools if pool.count]
+    if any(pool.type.name not in types for pool in pools):
+        return None
+    known = tuple(replace(pool, type=types[pool.type.name]) for pool in pools)
+    return replace(fleet, pools=known, network=problem.task.network)
+
+
+def holds(problem: Problem, fleet: Fleet) -> bool:
+    """Whether a fleet keeps the SLO, after all losses that must be survived, within the limits."""
+    counts = problem.oracle.counts(fleet)
+    broken = problem.limits.broken([(option.type, count) for option, count in counts])
+    return broken is None and problem.oracle.holds([counts])[0]
+
+
+def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> list[Moved]:
+    """The questions around one, in order: what may be wrong, then what could be otherwise."""
+    asked = (*uncertain(before, by_frac), *prices(before, by_frac), *limits(before, by_frac))
+    return [ask_again(study, before, task, label) for label, task in asked]
+
+
+def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC) -> tuple[str, ...]:
+    """What each limit of the question costs, as sentences; `fleet` is its plan."""
+    before = study.ask(task, (fleet,))
+    moves = [ask_again(study, before, asked, label) for label, asked in limits(before, by_frac)]
+    return tuple(
+        f"{moved.label}: {difference(moved, before)}"
+        + ("" if moved.answer is None or not moved.answer.value != before.value else
+           f", {describe(moved.answer.fleet)}")
+        for moved in moves
+    )  # fmt: skip
+
+
+def uncertain(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
+    """Step times and traffic that are wrong by a share, and both at once to the bad side."""
+    task, robust = before.problem.task, before.problem.task.robust
+    percent = f"{100 * by_frac:g} %"
+    for label, steps_frac, traffic_frac in (
+        (f"steps take {percent} longer", by_frac, 0.0),
+        (f"steps take {percent} less", -by_frac, 0.0),
+        (f"{percent} more traffic", 0.0, by_frac),
+        (f"{percent} less traffic", 0.0, -by_frac),
+        (f"steps {percent} longer and {percent} more traffic", by_frac, by_frac),
+    ):
+        changed = Robust(
+            (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
+            (1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
+        )
+        yield label, replace(task, robust=changed)
+
+
+def prices(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
+    """One GPU at a time dearer and cheaper; all at once would change no choice."""
+    task = before.problem.task
+    firm = {gpu.base: gpu.price_usd_per_h for gpu in before.problem.gpus if gpu.name == gpu.base}
+    if len(firm) < 2:
+        return
+    for name, price in firm.items():
+        for label, factor in (("dearer", 1 + by_frac), ("cheaper", 1 - by_frac)):
+            changed = {**task.prices_usd_per_h, name: factor * price}
+            yield f"{name} {100 * by_frac:g} % {label}", replace(task, prices_usd_per_h=changed)
+
+
+def limits(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
+    """Each limit of the SLO tighter and looser (gaps by 10 ms, others by a share), one GPU more of each kind,
+    more power, more money."""
+    task, slo = before.problem.task, before.problem.slo
+    if task.slowdowns is None:
+        for k, limit in enumerate(slo.limits):
+            for sign, label in ((-1, "tighter"), (1, "looser")):
+                step_s = _step_s(limit, by_frac)
+                if limit.limit_s + sign * step_s > 0:
+                    moved = replace(limit, limit_s=limit.limit_s + sign * step_s)
+                    lines = (*slo.limits[:k], moved, *slo.limits[k + 1 :])
+                    yield (
+                        f"{limit.name} {show_s(step_s)} {label}",
+                        replace(task, slo=replace(slo, limits=lines)),
+                    )
+    for name, count in task.stock.items():
+        if count is not None:
+            yield f"one more {name}", replace(task, stock={**task.stock, name: count + 1})
+    for what, key in (("power", "power_limit_w"), ("money", "cost_limit_usd_per_h")):
+        amount = getattr(task, key)
+        if amount is not None:
+            changed: dict[str, Any] = {key: amount * (1 + by_frac)}
+            yield f"{100 * by_frac:g} % more {what} allowed", replace(task, **changed)
+
+
+def _step_s(limit: Limit, by_frac: float) -> float:
+    """10 ms for gaps between tokens, unless that is much of the limit."""
+    share_s = by_frac * limit.limit_s
+    return min(0.010, 2 * share_s) if limit.metric in ("tbt", "tpot") else share_s
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """An answer as plain values, for --json."""
+    fleet, tokens = answer.fleet, answer.problem.trace
+    millions = float(tokens.input_tokens.sum() + tokens.output_tokens.sum()) / 1e6
+    return {
+        "fleet": describe(fleet),
+        "workers": [
+            {"role": pool.role, "gpu": pool.type.gpu.name, "tp": pool.type.tp, "count": pool.count,
+             "max_num_batched_tokens": pool.type.max_num_batched_tokens}
+            for pool in fleet.pools if pool.count
+        ],
+        "objective": answer.problem.task.objective,
+        "value": answer.value,
+        "level0_exact": answer.is_exact,
+        "cost_usd_per_h": fleet.price_usd_per_h,
+        "usd_per_million_tokens": fleet.price_usd_per_h * tokens.duration_s / 3600 / millions,
+        "power_w": fleet.power_w,
+        "gpus": fleet.gpus,
+        "slo": [
+            {"limit": line.limit.name, "limit_s": line.limit.limit_s, "simulated_s": finite(line.value_s),
+             "kept_frac": line.kept_frac}
+            for line in answer.verdict.lines
+        ],
+        "requests": len(tokens),
+        "rate_rps": tokens.rate_rps,
+    }  # fmt: skip
+
+
+def moved_document(moved: Moved, before: Answer) -> dict[str, Any]:
+    """A changed question as plain values, for --json."""
+    return {
+        "change": moved.label,
+        "kept": moved.kept,
+        "difference": None if moved.answer is None else moved.answer.value - before.value,
+        "answer": None if moved.answer is None else document(moved.answer),
+        "why": moved.why,
+    }
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def difference(moved: Moved, before: Answer) -> str:
+    """What a change moves, in words: "+2.99 USD/h (+12.5 %)"."""
+    if moved.answer is None:
+        return "no fleet"
+    more = moved.answer.value - before.value
+    if abs(more) <= 1e-9 * before.value:
+        return "the same"
+    unit = OBJECTIVE_UNITS[before.problem.task.objective]
+    return f"{more:+.4g} {unit} ({100 * more / before.value:+.1f} %)"

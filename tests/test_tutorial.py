@@ -1,0 +1,89 @@
+"""The tutorial is run as it stands: its commands succeed and print what it shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+HOW_TO = ROOT / "docs" / "how-to.md"
+COLOURING = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # CI asks for colours in a pipe
+
+
+def sections(text: str) -> list[str]:
+    return re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+
+
+def blocks(language: str, section: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", section, flags=re.DOTALL)
+
+
+def plain(text: str) -> str:
+    """Without the lines of tables and with single spaces."""
+    return " ".join(re.sub(r"[\u2500-\u257f]", " ", text).split())
+
+
+def not_shown(section: str, printed: str) -> list[str]:
+    """What a section shows or puts in bold figures, and its commands did not print. 5.5 is not in 5.55."""
+    shown = [line for block in blocks("text", section) for line in block.splitlines()]
+    shown += re.findall(r"\*\*(\d[\d.,]*)\*\*", section)
+    exact = (rf"(?<![\d.]){re.escape(plain(line))}(?!\.?\d)" for line in shown)
+    return [line for line, form in zip(shown, exact, strict=True) if not re.search(form, plain(printed))]
+
+
+def test_not_shown_finds_a_wrong_figure() -> None:
+    section = "```text\ncost │ 23.92 │ *\n```\n**11.96** and **1.5**"
+    assert not_shown(section, "│ cost  │ 23.92 │ * │ bound 11.96 1.55 11.5") == ["1.5"]
+    assert not_shown(section, "cost 23.93 * 11.96 1.5") == ["cost │ 23.92 │ *"]
+
+
+def run(line: str, folder: Path) -> str:
+    """What the installed command prints; it must succeed."""
+    command = shlex.split(line)
+    assert command[0] == "plan", "a command the test would have to install"
+    environment = {name: value for name, value in os.environ.items() if name not in COLOURING}
+    environment |= {"COLUMNS": "200", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path
+
+
+def test_every_step_prints_what_the_page_shows(scratch: Path) -> None:
+    """In order, in one folder, as a step uses the files of earlier ones; every `out/...` named is there."""
+    text = TUTORIAL.read_text()
+    lines = 0
+    for section in sections(text):
+        commands = "".join(blocks("sh", section)).splitlines()
+        printed = "\n".join(run(line, scratch) for line in commands)
+        assert not_shown(section, printed) == [], printed
+        lines += len(commands)
+    assert lines == 8
+    named = set(re.findall(r"`((?:out|deploy)/[\w./]+)`", text))
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not (scratch / name).exists()] == []
+
+
+def test_the_how_to_s_own_gpu_is_planned_with(scratch: Path) -> None:
+    """The page's catalog and question, written to the files that their first lines name, with its command."""
+    text = HOW_TO.read_text()
+    for name, content in re.findall(r"```yaml\n# (\S+)\n(.*?)```", text, flags=re.DOTALL):
+        (scratch / name).parent.mkdir(exist_ok=True)
+        (scratch / name).write_text(content)
+    section = next(section for section in sections(text) if blocks("sh", section))
+    assert not_shown(section, run(blocks("sh", section)[0], scratch)) == []

@@ -1,0 +1,407 @@
+"""The app's pages, driven by Streamlit's AppTest; tests/browser/ takes the same path in a browser."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("streamlit", reason="needs the extra 'ui'")
+
+from streamlit.testing.v1 import AppTest
+
+from planner.catalog import read_catalog
+from planner.cli import app as cli
+from planner.errors import InputError, PlannerError
+from planner.files import repository_dir
+from planner.slo import METRICS, parse_task, read_task
+from planner.traces import read_trace
+from ui import jobs, question, session, worker
+from ui.jobs import Job, Jobs, result_key
+from ui.store import SAMPLES, Store, pack
+
+APP = Path(worker.__file__).parent / "app.py"
+EXAMPLES = repository_dir("examples")
+CATALOG = read_catalog()
+PATIENCE_S = 240.0  # a busy machine is slow, not wrong
+BROKEN = b"timestamp,input_tokens,output_tokens\n0,10,5\n1,ten,5\n"
+ANNA, BERT = "a" * 32, "b" * 32
+
+
+def started_here(
+    self: Jobs, owner: str, place: str, kind: str, request: dict[str, Any],
+    then: Callable[[Job], None] = lambda _: None,
+) -> Job:  # fmt: skip
+    """Jobs.start without a process of its own: the same work, at once."""
+    job = Job(kind, result_key(kind, request))
+    self._jobs[owner, place] = job
+    try:
+        if self.store.document(job.key) is None:
+            document, files = worker.run(kind, request)
+            self.store.keep_result(
+                job.key, json.loads(json.dumps(document, default=worker._plain)), pack(files)
+            )
+        then(job)
+        job.end("done")
+    except PlannerError as error:
+        job.end("failed", worker.error_line(error))
+    return job
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(jobs, "WITH_SPARE", False)
+    monkeypatch.setenv(session.FOLDER_VARIABLE, str(folder))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jobs, "start", started_here)
+
+
+def opened(page: str = "plan", owner: str = ANNA) -> AppTest:
+    """A browser of this session, freshly loaded, on a page."""
+    at = AppTest.from_file(str(APP), default_timeout=PATIENCE_S)
+    at.query_params["session"] = owner
+    at.run()
+    if page != "plan":
+        at.switch_page(f"views/{page}.py").run()
+    assert not at.exception, at.exception[0].value
+    return at
+
+
+def planned(owner: str = ANNA) -> AppTest:
+    at = opened(owner=owner)
+    at.button(key="make_plan").click().run()
+    assert not at.exception and not at.error
+    return at
+
+
+def text_of(at: AppTest) -> str:
+    elements = (*at.markdown, *at.subheader, *at.caption, *at.info, *at.warning)
+    return "\n".join(str(element.value) for element in elements)
+
+
+def test_the_inputs_one_starts_with_ask_what_examples_slo_yaml_asks() -> None:
+    asked = question.document(question.sample(CATALOG), CATALOG)
+    assert parse_task(asked, CATALOG) == read_task(EXAMPLES / "slo.yaml", CATALOG)
+
+
+@pytest.mark.parametrize("name", CATALOG.slos)
+def test_a_preset_chosen_in_the_page_is_the_catalogs(name: str) -> None:
+    preset = CATALOG.slos[name]
+    asked = question.sample(CATALOG) | {"preset": name} | (question.of_preset(preset) or {})
+    task = parse_task(question.document(asked, CATALOG), CATALOG)
+    assert (set(task.slo.limits), task.slo.attainment_frac) == (
+        set(preset.slo.limits),
+        preset.slo.attainment_frac,
+    )
+    assert task.slowdowns == preset.slowdowns
+
+
+def test_an_edited_price_holds_and_its_capped_rows_keep_what_the_table_shows() -> None:
+    """h100-80g at 2 USD/h; its 350 W row still shows the catalog's price, so that is what it costs."""
+    asked = question.sample(CATALOG)
+    asked["gpus"] = [row | ({"USD/h": 2.0} if row["GPU"] == "h100-80g" else {}) for row in asked["gpus"]]
+    gpus = {gpu.name: gpu for gpu in parse_task(question.document(asked, CATALOG), CATALOG).gpus(CATALOG)}
+    shown = {row["GPU"]: row["USD/h"] for row in asked["gpus"] if row["use"]}
+    assert {name: gpu.price_usd_per_h for name, gpu in gpus.items()} == shown
+
+
+def test_empty_inputs_are_no_limits() -> None:
+    asked = question.sample(CATALOG) | {"rate": None, "power_kw": None, "cost": None, "attainment": 95.0}
+    asked["gpus"] = [row | {"stock": None} for row in asked["gpus"]]
+    task = parse_task(question.document(asked, CATALOG), CATALOG)
+    assert (task.rate_rps, task.power_limit_w, task.cost_limit_usd_per_h) == (None, None, None)
+    assert task.slo.attainment_frac == 0.95 and set(task.stock.values()) == {None}
+
+
+def test_what_is_kept_is_there_again_and_belongs_to_its_session(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new" / "folder")
+    store.keep_asked(ANNA, {"rate": 3.5})
+    store.keep_result("key", {"n": 1}, pack({"plan.yaml": "a: 1\n"}))
+    plan = store.add_plan(ANNA, "mine", {"rate": 3.5}, "key")
+    again = Store(tmp_path / "new" / "folder")
+    assert again.asked(ANNA) == {"rate": 3.5} and again.asked(BERT) is None
+    current = again.current(ANNA)
+    assert current is not None and current.id == plan
+    assert again.current(BERT) is None and again.plans(BERT) == [] and len(again.plans()) == 1
+    assert again.files("key") == {"plan.yaml": b"a: 1\n"}
+
+
+def test_a_result_is_forgotten_with_the_last_plan_that_has_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.keep_result("key", {}, pack({}))
+    first, second = (store.add_plan(owner, "x", {}, "key") for owner in (ANNA, BERT))
+    store.delete_plan(first)
+    assert store.document("key") == {} and store.current(ANNA) is None
+    store.delete_plan(second)
+    assert store.document("key") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/abs.csv", "..", "", "a\0b.csv", "x" * 300 + ".csv", ".hidden"]
+)
+def test_an_upload_stays_in_the_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path)
+    path = store.trace_path(store.add_trace(ANNA, name, b"content"))
+    assert path.resolve().is_relative_to((tmp_path / "traces").resolve()) and path.read_bytes() == b"content"
+
+
+@pytest.mark.parametrize(
+    "reference", ["../fleetplan.sqlite", f"{'0' * 64}/../../x", "samples/../slo.yaml", "", "x"]
+)
+def test_a_reference_to_anything_else_is_refused(tmp_path: Path, reference: str) -> None:
+    with pytest.raises(InputError):
+        Store(tmp_path).trace_path(reference)
+
+
+def test_a_result_is_known_by_its_question_and_the_content_of_its_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("one")
+    keys = {result_key("trace", {"trace": str(path), "seed": seed}) for seed in (0, 1, 0)}
+    path.write_text("another")
+    assert len(keys) == 2 and result_key("trace", {"trace": str(path), "seed": 0}) not in keys
+
+
+def waited(job: Job) -> Job:
+    assert job.over.wait(PATIENCE_S)
+    return job
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def request_of(path: Path) -> dict[str, Any]:
+    return {"trace": str(path), "seed": 0, "catalog": None}
+
+
+def test_a_job_in_a_process_of_its_own_answers_as_the_planner_does(tmp_path: Path) -> None:
+    path = tmp_path / "short.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n0,10,5\n1,20,5\n2,30,9\n")
+    running = Jobs(store := Store(tmp_path / "plans"))
+    job = waited(running.start(ANNA, "trace", "trace", request_of(path)))
+    document, _ = worker.run("trace", request_of(path))
+    assert (job.state, store.document(job.key)) == (
+        "done",
+        json.loads(json.dumps(document, default=worker._plain)),
+    )
+    path.write_bytes(BROKEN)
+    failed = waited(running.start(ANNA, "trace", "trace", request_of(path)))
+    assert (
+        failed.state == "failed"
+        and failed.error.startswith("short.csv, line 3, column input_tokens: ")
+        and not failed.is_our_bug
+    )
+    running.close()
+    eventually(lambda: not list((tmp_path / "plans").glob(".job-*")))
+
+
+def is_alive(process: subprocess.Popen[str] | None) -> bool:
+    return process is not None and process.poll() is None
+
+
+def test_cancel_ends_the_process_of_that_session_and_place_alone(tmp_path: Path) -> None:
+    running = Jobs(Store(tmp_path))
+    path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
+    mine, other = (running.start(owner, "trace", "trace", request_of(path) | {"seed": k}) for k, owner in
+                   enumerate((ANNA, BERT)))  # fmt: skip
+    running.cancel(ANNA, "trace")
+    assert mine.state == "cancelled" and not is_alive(mine.process)
+    assert waited(other).state == "done"
+    running.close()
+    assert not is_alive(other.process)
+
+
+def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    running = Jobs(Store(tmp_path))
+    job = running.start(ANNA, "trace", "trace", request_of(EXAMPLES / "slo.yaml"))
+    assert job.process is not None
+    job.process.kill()
+    assert waited(job).state == "failed" and "exit code -9" in job.error
+
+
+def test_a_worker_ends_when_the_app_is_gone() -> None:
+    """Its stdin closes, whether it waits for a job or works on one."""
+    process = jobs._worker()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+    jobs._close(process)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
+    at = planned()
+    assert "workers of" in at.subheader[0].value and "USD per hour" in at.subheader[0].value
+    assert [tab.label for tab in at.tabs] == [
+        "Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads",
+    ]  # fmt: skip
+    assert {button.label for button in at.download_button} == {
+        f"Download {name}" for name in
+        ("plan.yaml", "report.html", "slo.yaml", "certificate.json", "manifests.zip", "everything.zip")
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_command_shown_gives_the_same_files(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = planned()
+    store = Store(folder)
+    current = store.current(ANNA)
+    assert current is not None
+    files = store.files(current.result)
+    monkeypatch.chdir(tmp_path)
+    Path("slo.yaml").write_bytes(files["slo.yaml"])
+    trace = store.trace_path(current.asked["trace"])
+    Path(trace.name).write_bytes(trace.read_bytes())
+    program, *words = at.code[-1].value.split()
+    found = CliRunner().invoke(cli, words)
+    assert (program, found.exit_code) == ("plan", 0), found.output
+    written = {
+        str(path.relative_to("out")): path.read_bytes() for path in Path("out").rglob("*") if path.is_file()
+    }
+    assert written | {"slo.yaml": files["slo.yaml"]} == files
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_reload_loses_nothing_and_another_browser_sees_nothing() -> None:
+    at = planned()
+    at.number_input(key="ask_ttft_ms").set_value(2500.0).run()
+    again, other = opened(), opened(owner=BERT)
+    assert again.number_input(key="ask_ttft_ms").value == 2500.0
+    assert again.subheader[0].value == at.subheader[0].value
+    assert other.number_input(key="ask_ttft_ms").value == 2000.0
+    assert not other.tabs and "None yet" in text_of(other)
+    at.number_input(key="ask_ttft_ms").set_value(2000.0).run()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_inputs_survive_a_visit_to_another_page() -> None:
+    at = opened(owner=BERT)
+    at.number_input(key="ask_rate").set_value(7.0).run()
+    at.switch_page("views/saved.py").run()
+    at.switch_page("views/plan.py").run()
+    assert at.number_input(key="ask_rate").value == 7.0
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_preset_fills_the_limits_and_an_edit_makes_them_ones_own() -> None:
+    at = opened(owner="c" * 32)
+    at.selectbox(key="ask_preset").select("distserve-chatbot-opt-13b").run()
+    assert [at.number_input(key=f"ask_{metric}_ms").value for metric in METRICS] == [200.0, None, 100.0, None]
+    at.number_input(key="ask_ttft_ms").set_value(300.0).run()
+    assert at.selectbox(key="ask_preset").value == question.OWN_LIMITS
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_broken_upload_shows_the_line_of_the_command_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_bytes(BROKEN)
+    with pytest.raises(PlannerError) as said:
+        read_trace(path)
+    at = opened(owner="d" * 32)
+    at.file_uploader(key="upload").upload("broken.csv", BROKEN).run()
+    assert [error.value for error in at.error] == [str(said.value).replace(f"{tmp_path}/", "")]
+    at.selectbox(key="ask_trace").select(f"{SAMPLES}/azure-code-sample.csv").run()
+    assert not at.error and "azure-code-sample" in text_of(at).replace("\\", "")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_cannot_be_promised_is_told_as_the_command_tells_it() -> None:
+    at = opened(owner="e" * 32)
+    at.number_input(key="ask_ttft_ms").set_value(0.5)
+    at.button(key="make_plan").click().run()
+    assert len(at.error) == 1 and at.error[0].value.startswith("latency: ttft p90 <= 0.5 ms is below")
+    at.number_input(key="ask_ttft_ms").set_value(None)
+    at.number_input(key="ask_tbt_ms").set_value(None)
+    at.button(key="make_plan").click().run()
+    assert "no limit found" in at.error[0].value
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder: Path) -> None:
+    """At half the rate no more is needed than before."""
+    planned("f" * 32)
+    at = opened("what_if", "f" * 32)
+    at.select_slider(key="what_factor").set_value(0.5).run()
+    assert not at.exception and not at.error
+    table = at.table[0].value
+    before, after = (float(str(table.iloc[0, k])) for k in (1, 2))
+    assert table.iloc[0, 0] == "USD/h" and after <= before
+    at.button(key="keep_what_if").click().run()
+    kept = Store(folder).current("f" * 32)
+    assert kept is not None and kept.asked["rate"] == 10.0 and "10 instead of 20" in kept.name
+
+
+@pytest.mark.usefixtures("at_once")
+def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
+    owner = "1" * 32
+    at = planned(owner)
+    at.number_input(key="ask_rate").set_value(10.0)
+    at.button(key="make_plan").click().run()
+    at = opened("saved", owner)
+    assert len(at.multiselect(key="saved_chosen").value) == 2
+    at.button(key="compare_start").click().run()
+    assert not at.exception and not at.error
+    assert any("keep the promise" in line.value for line in at.subheader)
+    at.text_input[0].set_value("the small one").run()
+    assert Store(folder).plans(owner)[0].name == "the small one"
+    at.button(key="saved_delete").click().run()
+    assert len(Store(folder).plans(owner)) == 1
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_schedule_from_the_plan_costs_no_more_than_a_fleet_for_the_peak() -> None:
+    planned()
+    at = opened("schedule")
+    at.button(key="schedule_start").click().run()
+    assert not at.exception and not at.error
+    assert "USD per hour on average" in at.subheader[-1].value
+    assert "the schedule saves" in text_of(at)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
+    planned()
+    at = opened("prefixes")
+    at.checkbox(key="prefix_place").check()
+    at.button(key="prefix_start").click().run()
+    assert not at.exception and not at.error
+    assert (
+        "An endless cache would spare" in at.subheader[0].value
+        and "workers of mixed" in at.subheader[1].value
+    )
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_validation_is_read_and_anything_else_refused() -> None:
+    at = opened("validation")
+    content = (Path(__file__).parent / "data" / "validation.json").read_bytes()
+    at.file_uploader(key="validation").upload("validation.json", content).run()
+    assert not at.exception and at.subheader[0].value.startswith("The prediction")
+    assert {"ttft p50", "tbt p99"} <= set(at.table[0].value.iloc[:, 0])
+    at.file_uploader(key="validation").set_value(("x.json", b'{"a": 1}', "application/json")).run()
+    assert "expected the validation.json" in at.error[0].value
+
+
+def test_the_command_refuses_a_folder_it_cannot_use(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    found = CliRunner().invoke(cli, ["ui", "--folder", str(tmp_path / "file")])
+    assert isinstance(found.exception, InputError) and "not a directory" in str(found.exception)

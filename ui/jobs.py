@@ -1,0 +1,210 @@
+"""Long work outside the app's scripts: one process per job, killed when it is cancelled or the app ends.
+
+A spare process stands by with the planner loaded, so that a job starts at once. A result is kept under the
+hash of all it was computed from, and the same job is not done twice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from planner.files import repository_dir
+from ui.store import Store
+
+PATHS = ("trace", "catalog")  # of a request: files and folders whose content decides the result
+WITH_SPARE = True
+State = Literal["running", "done", "failed", "cancelled"]
+
+
+@dataclass(slots=True)
+class Job:
+    """`key` names its result. `standing` is planning.Standing as a mapping."""
+
+    kind: str
+    key: str
+    state: State = "running"
+    phase: str = "starting"
+    standing: dict[str, Any] | None = None
+    error: str = ""
+    is_our_bug: bool = False
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    process: subprocess.Popen[str] | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def elapsed_s(self) -> float:
+        return (self.ended or time.monotonic()) - self.began
+
+    def end(self, state: State, error: str = "", *, is_our_bug: bool = False) -> None:
+        """Once: what comes later (a process that dies because it was cancelled) changes nothing."""
+        if self.over.is_set():
+            return
+        self.state, self.error, self.is_our_bug, self.ended = state, error, is_our_bug, time.monotonic()
+        self.over.set()
+
+
+class Jobs:
+    """The jobs of all sessions; one per session and place, a new one ends the old."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._spare: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+        if WITH_SPARE:
+            self._spare = _worker()
+
+    def start(
+        self, session: str, place: str, kind: str, request: dict[str, Any],
+        then: Callable[[Job], None] = lambda _: None,
+    ) -> Job:  # fmt: skip
+        """Start a job, or find its result. `then` is called in a thread of ours once the result is kept."""
+        job = Job(kind, result_key(kind, request))
+        self.cancel(session, place)
+        self._jobs[session, place] = job
+        known = self.store.document(job.key)
+        if known is not None and known.get("status") != "best found":  # a slow moment's answer is not final
+            then(job)
+            job.end("done")
+            return job
+        with self._lock:
+            job.process, self._spare = self._spare or _worker(), None
+        threading.Thread(target=self._run, args=(job, request, then), daemon=True).start()
+        return job
+
+    def of(self, session: str, place: str) -> Job | None:
+        return self._jobs.get((session, place))
+
+    def forget(self, session: str, place: str) -> None:
+        self.cancel(session, place)
+        self._jobs.pop((session, place), None)
+
+    def cancel(self, session: str, place: str) -> None:
+        """End a job's process, if it runs; returns when nothing of it is left."""
+        job = self._jobs.get((session, place))
+        if job is not None and not job.over.is_set():
+            job.end("cancelled")
+            if job.process is not None:
+                _kill(job.process)
+
+    def close(self) -> None:
+        """End all processes."""
+        for (session, place), job in list(self._jobs.items()):
+            self.cancel(session, place)
+            if job.process is not None:
+                _kill(job.process)
+        with self._lock:
+            if self._spare is not None:
+                _kill(self._spare)
+                _close(self._spare)
+                self._spare = None
+
+    def _run(self, job: Job, request: dict[str, Any], then: Callable[[Job], None]) -> None:
+        process = job.process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        folder = Path(tempfile.mkdtemp(prefix=".job-", dir=self.store.folder))
+        try:
+            with suppress(BrokenPipeError):
+                task = {"kind": job.kind, "request": request, "folder": str(folder)}
+                process.stdin.write(json.dumps(task) + "\n")
+                process.stdin.flush()
+            for line in process.stdout:
+                self._hear(job, json.loads(line), folder, then)
+            code = process.wait()
+            job.end("failed", f"the worker ended without an answer (exit code {code}); is the memory enough?")
+        except Exception as error:  # a thread's exception would be lost, and the page wait for ever
+            job.end("failed", f"{type(error).__name__}: {error}", is_our_bug=True)
+            raise
+        finally:
+            _kill(process)
+            _close(process)
+            shutil.rmtree(folder, ignore_errors=True)
+            with self._lock:
+                if WITH_SPARE and self._spare is None:
+                    self._spare = _worker()
+
+    def _hear(self, job: Job, message: dict[str, Any], folder: Path, then: Callable[[Job], None]) -> None:
+        job.phase = message.get("phase", job.phase)
+        job.standing = message.get("standing", job.standing)
+        if "done" in message and not job.over.is_set():
+            document = json.loads((folder / "document.json").read_text())
+            self.store.keep_result(job.key, document, (folder / "files.zip").read_bytes())
+            then(job)
+            job.end("done")
+        elif "error" in message:
+            job.end("failed", message["error"])
+        elif "crash" in message:
+            job.end("failed", message["crash"], is_our_bug=True)
+
+
+def result_key(kind: str, request: dict[str, Any]) -> str:
+    """Hash of a request, of the content of the files it names, and of our own code and catalog."""
+    content = {name: _digest_of(Path(request[name])) for name in PATHS if request.get(name)}
+    text = json.dumps([kind, request, content, _own_digest()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest_of(path: Path) -> str:
+    found = sorted(path.rglob("*.yaml")) if path.is_dir() else [path]
+    return hashlib.sha256(repr([(_digest(p, *_stamp(p))) for p in found if p.is_file()]).encode()).hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_mtime_ns, path.stat().st_size
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: Path, _changed_ns: int, _size: int) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@functools.cache
+def _own_digest() -> str:
+    """Of the code and the catalog that compute, as they were when the app started."""
+    package = Path(__file__).resolve().parent.parent
+    ours = [*(package / "planner").rglob("*.py"), package / "ui" / "worker.py"]
+    facts = list(repository_dir("catalogs").rglob("*.yaml"))
+    stamps = [(str(path), *_stamp(path)) for path in sorted(ours + facts)]
+    return hashlib.sha256(repr(stamps).encode()).hexdigest()
+
+
+def _worker() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ui.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """A worker and whatever it started."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    """The pipes of a process that is over; only for whoever reads from it."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what could not be written any more
+                pipe.close()

@@ -1,0 +1,203 @@
+"""What the app keeps between reloads: one SQLite file and the uploaded traces, in a folder of the user's.
+
+sessions   one browser's question as its inputs stand, and the plan it looks at
+plans      every plan that was made, with its question; `result` leads to what was computed
+results    what a job computed, by the hash of all that it was computed from
+traces     uploads, by the hash of their content, under traces/HASH/NAME
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import sqlite3
+import uuid
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from planner.errors import InputError
+from planner.files import check_output_directory, repository_dir, write_file
+
+Document = dict[str, Any]
+
+FILE = "fleetplan.sqlite"
+SAMPLES = "samples"
+_BUSY_S = 20.0
+_SCHEMA = """
+pragma journal_mode = wal;
+create table if not exists sessions (id text primary key, asked text, plan text);
+create table if not exists plans (id text primary key, session text not null, name text not null,
+    made text not null, asked text not null, result text not null);
+create table if not exists results (key text primary key, document text not null, files blob not null);
+create table if not exists traces (session text not null, reference text not null,
+    primary key (session, reference));
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """One row of plans; `asked` are the inputs of the question, `result` the key of its result."""
+
+    id: str
+    session: str
+    name: str
+    made: str  # UTC, to the second
+    asked: Document
+    result: str
+
+
+class Store:
+    """Every method opens the file anew, so threads and processes may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        check_output_directory(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        try:
+            with self._open() as db:
+                db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise InputError(f"{folder / FILE}: cannot be used as a database ({error})") from None
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.folder / FILE, timeout=_BUSY_S)) as db, db:
+            yield db
+
+    def asked(self, session: str) -> Document | None:
+        """The inputs as this session left them."""
+        with self._open() as db:
+            row = db.execute("select asked from sessions where id = ?", (session,)).fetchone()
+        return json.loads(row[0]) if row and row[0] else None
+
+    def keep_asked(self, session: str, asked: Document) -> None:
+        with self._open() as db:
+            db.execute(
+                "insert into sessions (id, asked) values (?, ?) "
+                "on conflict (id) do update set asked = excluded.asked",
+                (session, json.dumps(asked)),
+            )
+
+    def current(self, session: str) -> SavedPlan | None:
+        """The plan this session looks at."""
+        with self._open() as db:
+            row = db.execute("select plan from sessions where id = ?", (session,)).fetchone()
+        return self.plan(row[0]) if row and row[0] else None
+
+    def look_at(self, session: str, plan: str) -> None:
+        with self._open() as db:
+            db.execute(
+                "insert into sessions (id, plan) values (?, ?) "
+                "on conflict (id) do update set plan = excluded.plan",
+                (session, plan),
+            )
+
+    def add_plan(self, session: str, name: str, asked: Document, result: str) -> str:
+        """Keep a plan and make it the one the session looks at."""
+        plan, made = uuid.uuid4().hex, datetime.now(UTC).isoformat(" ", "seconds")[:19]
+        with self._open() as db:
+            db.execute(
+                "insert into plans values (?, ?, ?, ?, ?, ?)",
+                (plan, session, name, made, json.dumps(asked), result),
+            )
+        self.look_at(session, plan)
+        return plan
+
+    def plans(self, session: str | None = None) -> list[SavedPlan]:
+        """The plans of a session, or of all; the latest first."""
+        with self._open() as db:
+            rows = db.execute(
+                "select * from plans where ? is null or session = ? order by made desc, rowid desc",
+                (session, session),
+            )
+            return [_saved(row) for row in rows]
+
+    def plan(self, plan: str) -> SavedPlan | None:
+        with self._open() as db:
+            row = db.execute("select * from plans where id = ?", (plan,)).fetchone()
+        return _saved(row) if row else None
+
+    def rename_plan(self, plan: str, name: str) -> None:
+        with self._open() as db:
+            db.execute("update plans set name = ? where id = ?", (name, plan))
+
+    def delete_plan(self, plan: str) -> None:
+        """Forget a plan, and its result unless another plan has the same."""
+        with self._open() as db:
+            db.execute("update sessions set plan = null where plan = ?", (plan,))
+            db.execute(
+                "delete from results where key = (select result from plans where id = ?1) and not exists "
+                "(select 1 from plans where id <> ?1 and result = results.key)",
+                (plan,),
+            )
+            db.execute("delete from plans where id = ?", (plan,))
+
+    def document(self, key: str) -> Document | None:
+        """What a job computed, None if it did not."""
+        with self._open() as db:
+            row = db.execute("select document from results where key = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def packed(self, key: str) -> bytes:
+        """The files of a result as a zip."""
+        with self._open() as db:
+            row = db.execute("select files from results where key = ?", (key,)).fetchone()
+        return bytes(row[0]) if row else pack({})
+
+    def files(self, key: str, prefix: str = "") -> dict[str, bytes]:
+        """The files of a result whose names begin so."""
+        with zipfile.ZipFile(io.BytesIO(self.packed(key))) as packed:
+            return {name: packed.read(name) for name in packed.namelist() if name.startswith(prefix)}
+
+    def keep_result(self, key: str, document: Document, packed: bytes) -> None:
+        """`packed` is a zip of the files; see `pack`."""
+        with self._open() as db:
+            db.execute("insert or replace into results values (?, ?, ?)", (key, json.dumps(document), packed))
+
+    def add_trace(self, session: str, name: str, content: bytes) -> str:
+        """Keep an upload under its own name, which plans state; returns its reference."""
+        name = re.sub(r"[^\w.()+ -]", "_", Path(name).name).lstrip(".")[-100:] or "trace.csv"
+        reference = f"{hashlib.sha256(content).hexdigest()}/{name}"
+        path = self.folder / "traces" / reference
+        if not path.exists():
+            write_file(path, content)
+        with self._open() as db:
+            db.execute("insert or ignore into traces values (?, ?)", (session, reference))
+        return reference
+
+    def traces(self, session: str) -> list[str]:
+        """References of the samples and of what this session uploaded."""
+        samples = sorted((repository_dir("examples") / "traces").glob("*-sample.*"))
+        with self._open() as db:
+            rows = db.execute("select reference from traces where session = ? order by rowid", (session,))
+            uploads = [reference for (reference,) in rows]
+        return [*(f"{SAMPLES}/{path.name}" for path in samples), *uploads]
+
+    def trace_path(self, reference: str) -> Path:
+        """Where a trace lies; raises InputError for a reference that no upload or sample has."""
+        where, _, name = reference.partition("/")
+        root = repository_dir("examples") / "traces" if where == SAMPLES else self.folder / "traces" / where
+        if not re.fullmatch(rf"{SAMPLES}|[0-9a-f]{{64}}", where) or not name or Path(name).name != name:
+            raise InputError(f"trace {reference!r}: is none of this folder; upload it again")
+        return root / name
+
+
+def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
+    plan, session, name, made, asked, result = row
+    return SavedPlan(plan, session, name, made, json.loads(asked), result)
+
+
+def pack(files: Mapping[str, str | bytes]) -> bytes:
+    """A zip of files, the same bytes for the same files."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in sorted(files.items()):
+            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()

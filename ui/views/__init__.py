@@ -1,0 +1,1 @@
+"""One file per page; each runs from top to bottom whenever an input changes."""

@@ -1,0 +1,98 @@
+"""Saved plans: open, rename, delete, and hold several side by side."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from planner.errors import PlannerError
+from ui import draw
+from ui.session import Session, follow, open_session
+from ui.store import SavedPlan
+
+
+def page() -> None:
+    session = open_session()
+    st.title("Saved plans")
+    everyone = st.toggle(
+        "Show the plans of every browser that used this folder", key="saved_all",
+        help=f"The folder is {session.store.folder}",
+    )  # fmt: skip
+    plans = {plan.id: plan for plan in session.store.plans(None if everyone else session.id)}
+    if not plans:
+        st.info("No plan is saved yet. Every plan you make is kept here.")
+        return
+
+    def label(plan: str) -> str:
+        return f"{plans[plan].name} ({plans[plan].made} UTC)"
+
+    _one(session, plans[st.selectbox("Plan", list(plans), format_func=label, key="saved_one")])
+    st.header("Side by side")
+    chosen = st.multiselect(
+        "Plans to compare", list(plans), list(plans)[:2], format_func=label, key="saved_chosen"
+    )
+    if len(chosen) < 2:
+        st.info("Choose two plans or more.")
+        return
+    _figures(session, [plans[plan] for plan in chosen])
+    _on_the_same_requests(session, [plans[plan] for plan in chosen])
+
+
+def _one(session: Session, plan: SavedPlan) -> None:
+    name = st.text_input("Name", plan.name, max_chars=120, key=f"name_{plan.id}")
+    if name.strip() and name != plan.name:
+        session.store.rename_plan(plan.id, name.strip())
+        st.rerun()
+    with st.container(horizontal=True):
+        if st.button("Open", key="saved_open"):
+            session.store.look_at(session.id, plan.id)
+            session.jobs.forget(session.id, "plan")
+            st.session_state.restore = plan.asked
+            st.switch_page("views/plan.py")
+        if st.button("Delete", key="saved_delete"):
+            session.store.delete_plan(plan.id)
+            st.rerun()
+
+
+def _figures(session: Session, plans: list[SavedPlan]) -> None:
+    found = [(plan, session.store.document(plan.result)) for plan in plans]
+    columns = [(plan.name, document) for plan, document in found if document is not None]
+    lines = {
+        "fleet": [document["answer"].rpartition(": ")[0] for _, document in columns],
+        "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
+        "GPUs": [str(document["gpus"]) for _, document in columns],
+        "provisioned kW": [f"{document['power_w'] / 1e3:,.1f}" for _, document in columns],
+        "promise": ["✓ kept" if d["simulation"]["slo"]["holds"] else "✗ missed" for _, d in columns],
+        "limits": ["; ".join(row[0] for row in d["tables"]["slo"][1]) for _, d in columns],
+        "traffic": [document["traffic"] for _, document in columns],
+    }
+    names = [f"{k}. {name}" for k, (name, _) in enumerate(columns, start=1)]
+    draw.table(("", *names), [(name, *cells) for name, cells in lines.items()])
+
+
+def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:
+    st.write(
+        "Each plan was made for its own traffic. To see them under one, simulate them on that of the first."
+    )
+    if st.button("Simulate on the traffic of the first", key="compare_start"):
+        fleets = {
+            f"{k}. {plan.name}": session.store.files(plan.result, "plan.yaml")["plan.yaml"].decode()
+            for k, plan in enumerate(plans, start=1)
+        }
+        try:
+            first = session.plan_request(plans[0].asked)
+            session.jobs.start(session.id, "compare", "compare", first | {"fleets": fleets})
+        except PlannerError as error:
+            st.error(str(error))
+    found = follow(session, "compare")
+    job = session.jobs.of(session.id, "compare")
+    if found is None or job is None:
+        return
+    st.subheader(draw.escaped(found["verdict"]))
+    draw.pictures(found["charts"])
+    draw.table(*found["table"])
+    if found["notes"]:
+        draw.bullets(found["notes"])
+    draw.downloads(session.store, job.key, ("compare.html", "compare.csv", "compare.json"))
+
+
+page()

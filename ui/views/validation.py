@@ -1,0 +1,110 @@
+"""Validation: how far a plan's prediction was from engines that ran it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from planner import charts
+from planner.errors import InputError, PlannerError
+from planner.files import read_json
+from planner.units import show_s
+from ui import draw
+from ui.session import open_session
+from ui.store import Document
+
+NEEDED = ("verdict", "errors", "requests", "finished", "attainment", "slo", "steps", "machine")
+
+
+def page() -> None:
+    open_session()
+    st.title("Validation")
+    st.write("Run the plan on real engines with `plan validate out/ -o validated/`, then open what it wrote.")
+    uploaded = st.file_uploader("validation.json", "json", key="validation")
+    if uploaded is not None:
+        try:
+            st.session_state.validation_shown = _read(uploaded.name, uploaded.getvalue())
+        except PlannerError as error:
+            st.session_state.pop("validation_shown", None)
+            st.error(str(error))
+    found = st.session_state.get("validation_shown")
+    if found is None:
+        st.info("Upload the validation.json of a run. Its report.html opens in any browser by itself.")
+        return
+    _show(found)
+
+
+def _read(name: str, content: bytes) -> Document:
+    """validation.json; raises InputError for what is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / Path(name).name
+        path.write_bytes(content)
+        try:
+            document = read_json(path)
+        except InputError as error:
+            raise InputError(str(error).replace(f"{folder}/", "")) from None
+    if missing := [key for key in NEEDED if key not in document]:
+        raise InputError(f"{name}: has no {missing[0]!r}; expected the validation.json of `plan validate`")
+    return document
+
+
+def _show(found: Document) -> None:
+    st.subheader(draw.escaped(found["verdict"]))
+    for note in found.get("notes", []):
+        st.write(draw.escaped(note))
+    cells = [
+        ("Requests", f"{found['requests']:,}", f"{found['finished']:,} finished"),
+        ("Attainment", _percent(found["attainment"]["measured"]),
+         f"predicted {_percent(found['attainment']['predicted'])}"),
+        ("Measured on", str(found["machine"].get("device", "?")), f"times of the {found.get('times', '?')}"),
+    ]  # fmt: skip
+    draw.figures(cells)
+    st.header("Predicted and measured")
+    rows = [
+        (f"{row['metric']} {row['percentile']}", show_s(row["predicted_s"]),
+         show_s(row["measured_s"]), _signed(row["error_frac"]), _percent(row["tolerance_frac"]))
+        for row in found["errors"]
+        if row["measured_s"] is not None and row["predicted_s"] is not None
+    ]  # fmt: skip
+    draw.table(("", "predicted", "measured", "error", "allowed"), rows)
+    errors = {
+        f"{row['metric']} {row['percentile']}": 100 * abs(row["error_frac"])
+        for row in found["errors"]
+        if row["error_frac"] is not None
+    }
+    if errors:
+        bars = charts.bars_chart(
+            [charts.Bar(name, value) for name, value in errors.items()], "error, either way [%]"
+        )
+        draw.chart(
+            {
+                "spec": charts.chart_spec(bars),
+                "caption": "Error of each percentile: predicted over measured, less one.",
+            }
+        )
+    if found["slo"]:
+        st.header("The promise")
+        lines = [
+            (row["limit"], show_s(row["limit_s"]), _percent(row["predicted_kept_frac"]),
+             _percent(row["measured_kept_frac"]), "✓ kept" if row["measured_holds"] else "✗ missed")
+            for row in found["slo"]
+        ]  # fmt: skip
+        draw.table(("limit", "promised", "predicted within", "measured within", "measured"), lines)
+    if found["steps"]:
+        st.header("Steps of the engines")
+        steps = [(row["pool"], f"{row['steps']:,}", _signed(row["bias_frac"])) for row in found["steps"]]
+        draw.table(("pool", "steps", "predicted seconds, less measured"), steps)
+
+
+def _percent(frac: Any) -> str:
+    return "-" if frac is None else f"{100 * frac:.4g} %"
+
+
+def _signed(frac: Any) -> str:
+    return "-" if frac is None else f"{100 * frac:+.1f} %"
+
+
+page()

@@ -1,0 +1,146 @@
+"""What if: move one input of the plan, see the new plan beside the old one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from planner import charts
+from planner.compare import PICTURED
+from planner.domain import Limit
+from planner.errors import PlannerError
+from planner.slo import METRICS
+from ui import draw, question
+from ui.jobs import result_key
+from ui.question import Asked
+from ui.session import Session, follow, open_session
+from ui.store import Document, SavedPlan
+
+FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
+SINGLE = {"rate": "rate [requests/s]", "power_kw": "power limit [kW]", "cost": "cost limit [USD/h]",
+          "bandwidth": "network between workers [GB/s]"}  # fmt: skip
+
+
+def page() -> None:
+    session = open_session()
+    st.title("What if")
+    shown = session.plan_shown()
+    if shown is None:
+        st.info("Make a plan first; then move one of its inputs here.")
+        st.page_link("views/plan.py", label="Plan")
+        return
+    saved, document = shown
+    st.write(f"The plan: {draw.escaped(document['answer'])}")
+    changed, sentence = _changed(saved, document)
+    if changed is None:
+        st.info("Move the slider away from 1, or change the number.")
+        return
+    try:
+        request = session.plan_request(changed)
+        key = result_key("plan", request)
+    except PlannerError as error:
+        st.error(str(error))
+        return
+    job = session.jobs.of(session.id, "what_if")
+    if job is None or job.key != key:
+        session.jobs.start(session.id, "what_if", "plan", request)
+    elif job.state in ("failed", "cancelled") and st.button("Try again"):
+        session.jobs.start(session.id, "what_if", "plan", request)
+    found = follow(session, "what_if")
+    if found is not None:
+        _beside(session, document, found, changed, sentence, key)
+
+
+def _changed(saved: SavedPlan, document: Document) -> tuple[Asked | None, str]:
+    """The question with one input moved, None while nothing is, and what was moved."""
+    asked = saved.asked
+    offered = {name: label for name, label in SINGLE.items() if asked[name] is not None}
+    if asked["rate"] is None:
+        asked = asked | {"rate": document["rate_rps"]}
+        offered = {"rate": SINGLE["rate"]} | offered
+    if asked["preset"] == question.OWN_LIMITS or any(asked[f"{metric}_ms"] for metric in METRICS):
+        offered |= {
+            f"{metric}_ms": f"{metric.upper()} limit [ms]"
+            for metric in METRICS
+            if asked[f"{metric}_ms"] is not None
+        }
+    for row in asked["gpus"]:
+        if row["use"]:
+            offered[f"price {row['GPU']}"] = f"price of {row['GPU']} [USD/h]"
+            if row["stock"]:
+                offered[f"stock {row['GPU']}"] = f"stock of {row['GPU']}"
+    offered["spare"] = "workers that may fail"
+    what = st.selectbox("What moves", list(offered), format_func=offered.__getitem__, key="what_moves")
+    if what == "spare":
+        spare = st.number_input("Workers that may fail", 0, 100, asked["spare"], key="what_spare")
+        return (
+            (asked | {"spare": spare}, f"{spare} workers may fail") if spare != asked["spare"] else (None, "")
+        )
+    factor = st.select_slider(
+        "Times what it is", FACTORS, 1.0, key="what_factor", format_func=lambda f: f"× {f:g}"
+    )
+    kind, _, gpu = what.partition(" ")
+    before = _value(asked, kind, gpu)
+    after: Any = round(before * factor) if kind == "stock" else float(f"{before * factor:.4g}")
+    sentence = f"{offered[what]}: {after:g} instead of {before:g}"
+    st.write(draw.escaped(sentence))
+    return (None, "") if after == before else (_with(asked, kind, gpu, after), sentence)
+
+
+def _value(asked: Asked, kind: str, gpu: str) -> float:
+    if not gpu:
+        return float(asked[kind])
+    row = next(row for row in asked["gpus"] if row["GPU"] == gpu)
+    return float(row["USD/h" if kind == "price" else "stock"])
+
+
+def _with(asked: Asked, kind: str, gpu: str, value: Any) -> Asked:
+    if not gpu:
+        is_limit = kind.endswith("_ms")
+        return asked | {kind: value} | ({"preset": question.OWN_LIMITS} if is_limit else {})
+    column = "USD/h" if kind == "price" else "stock"
+    rows = [row | {column: value} if row["GPU"] == gpu else row for row in asked["gpus"]]
+    return asked | {"gpus": rows}
+
+
+def _beside(session: Session, old: Document, new: Document, asked: Asked, sentence: str, key: str) -> None:
+    head, rows = ("", "the plan", "what if", "change"), []
+    for name, figure, form in (
+        ("USD/h", "cost_usd_per_h", "{:,.2f}"),
+        ("GPUs", "gpus", "{:,.0f}"),
+        ("provisioned W", "power_w", "{:,.0f}"),
+    ):
+        before, after = old[figure], new[figure]
+        rows.append((name, form.format(before), form.format(after), f"{100 * (after / before - 1):+.1f} %"))
+    rows.append(("fleet", _fleet(old), _fleet(new), "the same" if _fleet(old) == _fleet(new) else "another"))
+    rows.append(("promise", _kept(old), _kept(new), ""))
+    st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
+    draw.table(head, rows)
+    found = []
+    for metric in PICTURED:
+        curves = {
+            name: charts.Curve(np.array(one["value_s"]), np.array(one["share"]))
+            for name, one in (("the plan", old["curves"][metric]), ("what if", new["curves"][metric]))
+        }
+        limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
+        chart = charts.comparison_chart(curves, metric, limits)
+        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, with the limits of the new question."
+        found.append({"spec": charts.chart_spec(chart), "caption": caption})
+    draw.pictures(found)
+    if st.button("Keep this plan", key="keep_what_if"):
+        session.store.add_plan(session.id, f"{asked['llm']}, {sentence}", asked, key)
+        st.session_state.restore = asked
+        st.switch_page("views/plan.py")
+
+
+def _fleet(document: Document) -> str:
+    return str(document["answer"]).rpartition(": ")[0]
+
+
+def _kept(document: Document) -> str:
+    return "✓ kept" if document["simulation"]["slo"]["holds"] else "✗ missed"
+
+
+page()

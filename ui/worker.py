@@ -1,0 +1,285 @@
+"""What runs outside the app's own process: `python -m ui.worker` does one job and ends.
+
+It loads the planner, warms the compiled simulator while it waits, reads one request (a line of JSON) from
+stdin and answers on stdout in lines of JSON: {"phase": ...}, {"standing": ...}, then {"done": FOLDER} with
+document.json and files.zip in it, {"error": ...} for what the user can mend, or {"crash": traceback}. When
+stdin ends, the app is gone, and so are we.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import select
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from planner import charts, compare, files, output, planning, report, schedulefile
+from planner.catalog import Catalog, read_catalog
+from planner.commands.prefixes import plan_prefixes
+from planner.commands.schedule import to_csv, to_json
+from planner.errors import PlannerError
+from planner.fleetfile import read_fleet
+from planner.plan import Plan
+from planner.slo import parse_task
+from planner.solvers.schedule import at_peak, by_rule, schedule
+from planner.traces import Trace, read_trace
+from planner.traffic import Asked
+from planner.workload import describe
+
+Request = Mapping[str, Any]
+Document = dict[str, Any]
+Files = dict[str, str | bytes]
+Tell = Callable[[Document], None]
+
+
+def run(kind: str, request: Request, tell: Tell = lambda _: None) -> tuple[Document, Files]:
+    """Do one job; `tell` hears of its phases. Raises PlannerError for what the user can mend."""
+    return JOBS[kind](request, tell)
+
+
+def _catalog(request: Request) -> Catalog:
+    return read_catalog(Path(request["catalog"]) if request.get("catalog") else None)
+
+
+def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """A trace before anything is planned: its summary and pictures."""
+    tell({"phase": "reading the trace"})
+    trace = read_trace(request["trace"], seed=request["seed"])
+    tell({"phase": f"describing {len(trace):,} requests"})
+    pictures = [
+        _picture(charts.rate_chart(trace), "Requests per second over the trace."),
+        _picture(charts.lengths_chart(trace), "Lengths of prompts and of answers."),
+    ]
+    return describe(trace).as_dict() | {"charts": pictures, "tenant_rows": _tenants(trace)}, {}
+
+
+def _tenants(trace: Trace) -> list[Document]:
+    if not trace.tenants:
+        return []
+    counts = np.bincount(trace.tenant, minlength=len(trace.tenants))
+    tokens = np.bincount(trace.tenant, trace.input_tokens + trace.output_tokens, len(trace.tenants))
+    largest = np.argsort(-tokens, kind="stable")[:20]
+    return [
+        {
+            "tenant": trace.tenants[k],
+            "requests": int(counts[k]),
+            "share of tokens": float(tokens[k] / tokens.sum()),
+        }
+        for k in largest
+    ]
+
+
+def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """A plan, as `plan --slo --trace -o` makes it."""
+    known = _catalog(request)
+    task = parse_task(request["question"], known)
+    tell({"phase": "reading the trace"})
+    trace = read_trace(request["trace"], seed=request["seed"])
+    found = planning.plan(
+        task, trace, known, seed=request["seed"], time_limit_s=request["time_limit_s"],
+        progress=lambda phase: tell({"phase": phase}), watch=lambda s: tell({"standing": asdict(s)}),
+    )  # fmt: skip
+    tell({"phase": "writing the report"})
+    rendered: Files = {**output.render(found), "slo.yaml": files.to_yaml(request["question"])}
+    return plan_document(found), rendered
+
+
+def plan_document(plan: Plan) -> Document:
+    """What the pages show of a plan."""
+    bars = report.alternatives_chart(plan)
+    return output.to_json(plan) | {
+        "answer": report.answer(plan),
+        "promise": report.promise(plan),
+        "headline": report.headline(plan),
+        "workers_line": report.policies_line(plan.fleet),
+        "measured_line": report.measured_line(plan),
+        "proof": report.proof_lines(plan),
+        "tables": {
+            "fleet": report.fleet_rows(plan.fleet),
+            "slo": report.slo_rows(plan),
+            "percentiles": report.percentile_rows(plan),
+            "alternatives": report.alternative_rows(plan),
+            "neighbours": report.neighbour_rows(plan),
+        },
+        "charts": [_picture(*figure) for figure in report.figures(plan)],
+        "alternatives_chart": _picture(*bars),
+        "curves": {
+            metric: asdict(charts.distribution(plan.simulation, metric)) for metric in compare.PICTURED
+        },
+        "limits": [asdict(limit) for limit in plan.slo.limits],
+        "rate_rps": plan.trace.rate_rps,
+    }
+
+
+def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """Fleets of saved plans on the same requests, as `plan compare` does."""
+    known = _catalog(request)
+    task = parse_task(request["question"], known)
+    trace = read_trace(request["trace"], seed=request["seed"])
+    requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(trace, seed=request["seed"])
+    with TemporaryDirectory() as folder:
+        variants = []
+        for name, text in request["fleets"].items():
+            path = Path(folder) / "plan.yaml"
+            path.write_text(text)
+            variants.append(compare.Variant(name, read_fleet(path, known)))
+    tell({"phase": f"simulating {len(requests):,} requests on {len(variants)} fleets"})
+    promise = None if task.slowdowns is not None else task.slo
+    found = compare.compare(variants, requests, promise, seed=request["seed"])
+    limits = promise.limits if promise else ()
+    pictures = []
+    for metric in compare.PICTURED:
+        curves = {row.variant.name: row.curves[metric] for row in found.rows[: compare.DRAWN]}
+        if any((curve.value_s > 0).any() for curve in curves.values()):
+            chart = charts.comparison_chart(curves, metric, [one for one in limits if one.metric == metric])
+            caption = f"Distribution of the {charts.METRIC_NAMES[metric]}: further left is sooner."
+            pictures.append(_picture(chart, caption))
+    document = {
+        "verdict": compare.verdict(found),
+        "notes": found.notes,
+        "table": (("", *(row.variant.name for row in found.rows)),
+                  [(label, *cells) for label, cells in compare.lines(found)]),
+        "charts": pictures,
+    }  # fmt: skip
+    return document, dict(compare.render(found))
+
+
+def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """Workers per window, as `plan schedule` does."""
+    market, window_s = schedulefile.parse_market(request["market"]), request["window_s"]
+    if request.get("trace"):
+        traces = {request["llm"]: read_trace(request["trace"], seed=0)}
+        asked = schedulefile.demand_of(traces, window_s=window_s)
+    else:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / request["demand_name"]
+            path.write_text(request["demand"])
+            asked = schedulefile.read_demand(path, window_s=window_s)
+    tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
+    found = schedule(market, asked, time_limit_s=request["time_limit_s"], threads=1)
+    tell({"phase": "comparing with a fleet for the peak and with a linear rule"})
+    others = {"peak": at_peak(market, asked), "linear rule": by_rule(market, asked)}
+    document = to_json(market, asked, found, others, 0.005)
+    workers = {
+        f"{c.llm}, {c.name}{suffix}": counts[k]
+        for suffix, counts in (("", found.workers), (", spot", found.spot_workers))
+        for k, c in enumerate(market.capacities)
+        if counts[k].any()
+    }
+    demand = dict(zip(asked.llms, asked.rate_rps, strict=True))
+    pictures = [
+        _picture(charts.windows_chart(demand, asked.window_s, "requests/s"), "Demand per window."),
+        *([_picture(charts.windows_chart(workers, asked.window_s, "workers"), "Workers per window.")]
+          if workers else []),
+    ]  # fmt: skip
+    return document | {"charts": pictures}, {
+        "schedule.csv": to_csv(market, found),
+        "schedule.yaml": files.to_yaml(request["market"]),
+    }
+
+
+def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """What prompts share and where to keep it, as `plan prefixes` says it."""
+    tell({"phase": "reading the prefixes"})
+    with TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        out, fleet = Path(folder) / "out", Path(folder) / "plan.yaml"
+        if request.get("fleet"):
+            fleet.write_text(request["fleet"])
+        plan_prefixes(
+            Path(request["trace"]), fleet=fleet if request.get("fleet") else None, pool=None, out=out,
+            catalog=Path(request["catalog"]) if request.get("catalog") else None, seed=request["seed"],
+            time_limit=request["time_limit_s"],
+        )  # fmt: skip
+        written: Files = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+    document: Document = json.loads(written["prefixes.json"])
+    summary = document["trace"]
+    hits = {int(size): frac for size, frac in summary["hit_frac"].items()}
+    chart = charts.hits_chart(hits, summary["infinite_hit_frac"])
+    return document | {"charts": [_picture(chart, "What one LRU cache for all requests spares.")]}, written
+
+
+JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
+    "trace": _trace,
+    "plan": _plan,
+    "compare": _compare,
+    "schedule": _schedule,
+    "prefixes": _prefixes,
+}
+
+
+def _picture(chart: Any, caption: str) -> Document:
+    return {"spec": charts.chart_spec(chart), "caption": caption}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _warm_up() -> None:
+    """Plan some requests of the sample, so that the simulator and the solver are loaded when asked for."""
+    known = read_catalog()
+    examples = files.repository_dir("examples")
+    task = replace(parse_task(files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
+    trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
+    found = planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=60.0)
+    output.render(found)
+    plan_document(found)
+
+
+def main() -> None:
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1) as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer of ours
+        lock = threading.Lock()
+
+        def tell(message: Document) -> None:
+            with lock:
+                answers.write(json.dumps(message) + "\n")
+
+        if not select.select([sys.stdin], [], [], 0)[0]:
+            with contextlib.suppress(Exception):  # a cold start is slow, not wrong
+                _warm_up()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        threading.Thread(target=_end_with_the_app, daemon=True).start()
+        job = json.loads(line)
+        try:
+            document, written = run(job["kind"], job["request"], tell)
+            from ui.store import pack
+
+            folder = Path(job["folder"])
+            (folder / "files.zip").write_bytes(pack(written))
+            (folder / "document.json").write_text(json.dumps(document, default=_plain))
+            tell({"done": str(folder)})
+        except PlannerError as error:
+            tell({"error": error_line(error)})
+        except Exception:
+            tell({"crash": traceback.format_exc()})
+
+
+def error_line(error: PlannerError) -> str:
+    """The line that the command prints; of where we keep a file only its name is told."""
+    return re.sub(r"/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
+
+
+def _end_with_the_app() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
