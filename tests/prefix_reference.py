@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from itertools import count
 
+from simulator_reference import BLOCK, Reference, Request, Worker, blocks_of
+
 from planner.domain import Fleet
 from planner.simulator.cache_layout import output_token_s, prefill_token_s
 from planner.traces import Trace
-from simulator_reference import BLOCK, Reference, Request, Worker, blocks_of
 
 Node = tuple[int, ...]
 

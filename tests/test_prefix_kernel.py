@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from prefix_reference import PrefixReference
 from test_simulator import LLM, make_latency, make_pool
 
-from planner.domain import Disturbance, Fleet, Policies
-from planner.errors import InputError
+from planner.domain import Fleet, Policies
 from planner.simulator import simulate
-from planner.simulator.metrics import jain_index, tenant_service
-from planner.simulator.replay import NEEDS_CACHE, Simulation
+from planner.simulator.replay import NEEDS_CACHE
 from planner.traces import Trace
 
 TOKEN_S = 1 / 1024  # a step takes as many as it has tokens
