@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,13 +179,6 @@ def waited(job: Job) -> Job:
     return job
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def request_of(path: Path) -> dict[str, Any]:
     return {"trace": str(path), "seed": 0, "catalog": None}
 
@@ -208,8 +200,7 @@ def test_a_job_in_a_process_of_its_own_answers_as_the_planner_does(tmp_path: Pat
         and failed.error.startswith("short.csv, line 3, column input_tokens: ")
         and not failed.is_our_bug
     )
-    running.close()
-    eventually(lambda: not list((tmp_path / "plans").glob(".job-*")))
+    assert not list((tmp_path / "plans").glob(".job-*"))
 
 
 def is_alive(process: subprocess.Popen[str] | None) -> bool:
@@ -219,20 +210,34 @@ def is_alive(process: subprocess.Popen[str] | None) -> bool:
 def test_cancel_ends_the_process_of_that_session_and_place_alone(tmp_path: Path) -> None:
     running = Jobs(Store(tmp_path))
     path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
-    mine, other = (running.start(owner, "trace", "trace", request_of(path) | {"seed": k}) for k, owner in
-                   enumerate((ANNA, BERT)))  # fmt: skip
+    mine = running.start(ANNA, "trace", "trace", request_of(path))
+    other = running.start(BERT, "trace", "trace", request_of(path) | {"seed": 1})
+    process, another = mine.process, other.process
     running.cancel(ANNA, "trace")
-    assert mine.state == "cancelled" and not is_alive(mine.process)
-    assert waited(other).state == "done"
+    assert mine.state == "cancelled" and not is_alive(process) and is_alive(another)
+    assert waited(other).state == "done" and not is_alive(another)
+
+
+def test_a_process_that_answered_does_the_next_job_and_ends_with_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "WITH_SPARE", True)
+    running = Jobs(Store(tmp_path))
+    spare = running._spare
+    for seed in range(2):
+        path = EXAMPLES / "traces" / "azure-code-sample.csv"
+        job = running.start(ANNA, "trace", "trace", request_of(path) | {"seed": seed})
+        assert job.process is spare and waited(job).state == "done"
     running.close()
-    assert not is_alive(other.process)
+    assert not is_alive(spare)
 
 
 def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:
     running = Jobs(Store(tmp_path))
     job = running.start(ANNA, "trace", "trace", request_of(EXAMPLES / "slo.yaml"))
-    assert job.process is not None
-    job.process.kill()
+    process = job.process
+    assert process is not None
+    process.kill()
     assert waited(job).state == "failed" and "exit code -9" in job.error
 
 
