@@ -806,9 +806,11 @@ def _alternatives(problem: Problem, level0: _Level0, best: Counts, value: float)
     """The best of simpler kinds, and the best known of every single GPU type with mixed pools."""
     oracle, search = problem.oracle, level0.search
     rows = []
+    is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
+    is_mixed = all(option.role == "mixed" for option, _ in best)
     for label, (counts, cost) in (
-        ("one GPU type only", level0.one_gpu),
-        ("mixed pools only", level0.mixed),
+        ("one GPU type only", (best, value) if is_one_gpu else level0.one_gpu),
+        ("mixed pools only", (best, value) if is_mixed else level0.mixed),
         ("one worker type per pool (level 0)", (search.best, search.value)),
     ):
         note = "the plan itself" if counts == best else _more(cost, value)
