@@ -328,7 +328,8 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
         alt.Chart(_rows(x=sizes, y=[hit_frac[size] for size in sizes]))
         .mark_line(color=BLUE, strokeWidth=2.2, point=True)
         .encode(
-            x=alt.X("x:Q", scale=alt.Scale(type="log"), axis=alt.Axis(title="cache [tokens]", format="~s")),
+            x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
+                    axis=alt.Axis(title="cache [tokens]", format="~s", values=sizes)),
             y=alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]),
                     axis=alt.Axis(title="share of prompt tokens spared", format="%", tickCount=6)),
         )

@@ -46,7 +46,7 @@ def page() -> None:
             }
             session.jobs.start(session.id, "schedule", "schedule", job)
         except PlannerError as error:
-            st.error(str(error))
+            draw.error(error)
     found = follow(session, "schedule")
     if found is not None:
         _result(session, found)
