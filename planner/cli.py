@@ -40,6 +40,7 @@ from planner.commands.pareto import pareto
 from planner.commands.prefixes import plan_prefixes
 from planner.commands.replan import replan
 from planner.commands.schedule import schedule
+from planner.commands.search import find_goodput, search
 from planner.commands.simulate import simulate
 from planner.commands.ui import show_ui
 from planner.commands.whatif import sensitivity, what_if
@@ -64,6 +65,8 @@ for _name, _command in (
     ("pareto", pareto),
     ("replan", replan),
     ("simulate", simulate),
+    ("goodput", find_goodput),
+    ("search", search),
     ("compare", compare),
     ("manifests", write_manifests),
     ("allocate", allocate),
@@ -207,7 +210,8 @@ def _print_plan(found: Any, out: Path, *, explain: bool) -> None:
     rows = [
         {
             "pool": pool.name, "role": pool.role, "workers": pool.count,
-            "GPU": pool.type.gpu.name, "TP": pool.type.tp, "tokens/step": pool.type.max_num_batched_tokens,
+            "GPU": pool.type.gpu.name, "TP": pool.type.tp, "PP": pool.type.pp,
+            "tokens/step": pool.type.max_num_batched_tokens,
             "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in found.fleet.pools

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from planner.catalog import Catalog
 from planner.domain import Gpu, Limit, Llm, Slo, WorkerType
 from planner.models.memory import kv_cache_tokens
+from planner.models.parallel import pipelined
 from planner.simulator.metrics import percentile_s
 from planner.solvers.master import Option
 from planner.workload import Lengths
@@ -33,22 +35,28 @@ def worker_types(
     budgets: Iterable[int] = TOKEN_BUDGETS,
     host_overhead_s: float = 0.0,
     longer_frac: float = 0.0,
+    stages: Iterable[int] = (1,),
+    node_bytes_per_s: float | None = None,
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
     """Every engine that holds the weights and the longest request, and what was left out.
 
     `host_overhead_s` is added to each step of a fit, and every step then takes `longer_frac` longer.
+    `stages` are the depths of pipelines to consider; activations cross from node to node at
+    `node_bytes_per_s` where a worker has more GPUs than a node.
     """
     types, left = [], []
-    for gpu in gpus:
+    for gpu, pp in itertools.product(gpus, stages):
         tp = 1
         while tp <= gpu.gpus_per_node:
-            name = f"{gpu.name} tp{tp}"
+            name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if llm.heads % tp:
                 left.append(Left(name, f"{llm.heads} attention heads cannot be shared by {tp} GPUs"))
+            elif pp > llm.layers:
+                left.append(Left(name, f"{llm.layers} layers cannot be cut into {pp} stages"))
             else:
                 for budget in budgets:
                     kv_tokens = kv_cache_tokens(
-                        llm, gpu, tp, max_num_batched_tokens=budget, max_num_seqs=MAX_NUM_SEQS
+                        llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=MAX_NUM_SEQS
                     )
                     if kv_tokens == 0:
                         left.append(Left(name, f"the weights ({llm.weight_bytes / 1e9:.0f} GB) do not fit"))
@@ -61,12 +69,15 @@ def worker_types(
                             )
                         )
                         break
-                    latency = catalog.latency(llm, gpu, tp)
+                    between = node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
+                    latency = pipelined(
+                        catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
+                    )
                     latency = replace(latency, h_s=latency.h_s + host_overhead_s)
                     if longer_frac:
                         basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
                         latency = replace(latency.longer(longer_frac), basis=basis)
-                    types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, MAX_NUM_SEQS))
+                    types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, MAX_NUM_SEQS, pp))
             tp *= 2
     return tuple(types), tuple(left)
 
@@ -85,10 +96,10 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
 
 
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """One per GPU and TP: a decode worker prefills only what was preempted, so its token budget is idle."""
-    first: dict[tuple[str, int], WorkerType] = {}
+    """One per GPU, TP and PP: a decode worker prefills only what was preempted, its token budget is idle."""
+    first: dict[tuple[str, int, int], WorkerType] = {}
     for worker in types:
-        key = (worker.gpu.name, worker.tp)
+        key = (worker.gpu.name, worker.tp, worker.pp)
         if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
             first[key].max_num_batched_tokens - 2048
         ):
@@ -101,6 +112,8 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: Lengths) -> float:
     n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
     ttft_s = latency.prefill_s(n, worker.max_num_batched_tokens)
+    if worker.pp > 1:  # the chunks follow each other through the stages, then the last one is under way alone
+        ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
     gaps = output - 1
     decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
     several = gaps > 0

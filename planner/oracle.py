@@ -136,7 +136,7 @@ class Oracle:
 
     def left(self, option: Option, count: int) -> int:
         """Fewest workers of one option that may be left of `count`."""
-        on_node = int(option.type.gpu.gpus_per_node) // option.type.gpus
+        on_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
         return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * on_node
 
     def enough(self, option: Option, least: int) -> int:
@@ -185,10 +185,10 @@ class Oracle:
                 int(option.type.gpu.gpus_per_node) for option, _ in counts if option.type.gpu.base == kind
             )
             ranges = [
-                range(min(count, room // option.type.gpus) + 1 if option.type.gpu.base == kind else 1)
+                range(min(count, max(room // option.type.gpus, 1)) + 1 if option.type.gpu.base == kind else 1)
                 for option, count in counts
             ]
-            gpus = [option.type.gpus for option, _ in counts]
+            gpus = [min(option.type.gpus, room) for option, _ in counts]
             fits = [
                 node for node in itertools.product(*ranges)
                 if sum(g * n for g, n in zip(gpus, node, strict=True)) <= room

@@ -69,6 +69,7 @@ FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 24  # fleets it may try at most
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
+DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
 PLACEMENT_S = 10.0
 RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
 _FEWEST_REQUESTS = 20  # a trace thinned further says nothing
@@ -263,10 +264,14 @@ def pose(
             f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
         )
     gpus = task.gpus(catalog)
-    types, left = worker_types(
-        llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
-        longer_frac=task.robust.step_times_frac,
-    )  # fmt: skip
+    for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
+        types, left = worker_types(
+            llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
+            longer_frac=task.robust.step_times_frac, stages=stages,
+            node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+        )  # fmt: skip
+        if types:
+            break
     if not types:
         raise _no_room(llm, left)
     lengths = distinct_lengths(requests)
@@ -438,16 +443,14 @@ def _level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool 
 
     problem.progress(f"level 0: {len(mixed)} mixed pools")
     ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
-    first_of_kind: dict[tuple[str, int], Bounded] = {}
+    first_of_kind: dict[tuple[str, int, int], Bounded] = {}
     for item in ordered:  # of equal offers the first stays, so the most promising come first
-        first_of_kind.setdefault((item.option.type.gpu.name, item.option.type.tp), item)
+        first_of_kind.setdefault(_shape(item.option), item)
     if search.best is None:
         first_incumbent(list(first_of_kind.values()), holds, search, side_by_side, enough)
     if search.best is not None:
-        leader = search.best[0][0].type
-        ordered.sort(
-            key=lambda item: (item.option.type.gpu.name, item.option.type.tp) != (leader.gpu.name, leader.tp)
-        )
+        leader = search.best[0][0]
+        ordered.sort(key=lambda item: _shape(item.option) != _shape(leader))
     search_one_pool(ordered, holds, search, side_by_side, enough)
     best_mixed = (search.best, search.value)
 
@@ -471,6 +474,11 @@ def _level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool 
         if label == "one GPU type":
             best_one_gpu = (search.best, search.value)
     return _Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
+
+
+def _shape(option: Option) -> tuple[str, int, int]:
+    """GPU, TP and PP: what a worker type is but for its engine settings."""
+    return option.type.gpu.name, option.type.tp, option.type.pp
 
 
 def _link_too_slow(problem: Problem) -> str | None:
@@ -536,9 +544,9 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
 
     The largest budget has the least u, min f(N)/N being over more N; the most KV tokens are the smallest's.
     """
-    groups: dict[tuple[str, str, int], list[Option]] = {}
+    groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
     for option in options:
-        groups.setdefault((option.role, option.type.gpu.name, option.type.tp), []).append(option)
+        groups.setdefault((option.role, _shape(option)), []).append(option)
     return [
         replace(alike[0], type=replace(
             alike[0].type,
@@ -551,7 +559,7 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
 
 def _best_settings(problem: Problem, level0: _Level0) -> list[Option]:
     """One option per role, GPU and TP: the token budget that needs fewest workers, as far as known."""
-    chosen: dict[tuple[str, str, int], Option] = {}
+    chosen: dict[tuple[str, tuple[str, int, int]], Option] = {}
     search = level0.search
     tbt_s = min((limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"), default=math.inf)
 
@@ -562,7 +570,7 @@ def _best_settings(problem: Problem, level0: _Level0) -> list[Option]:
         return known, float(late and option.role == "mixed"), -worker.max_num_batched_tokens
 
     for option in level0.options:
-        key = (option.role, option.type.gpu.name, option.type.tp)
+        key = (option.role, _shape(option))
         if key not in chosen or rank(option) < rank(chosen[key]):
             chosen[key] = option
     return list(chosen.values())
@@ -798,9 +806,11 @@ def _alternatives(problem: Problem, level0: _Level0, best: Counts, value: float)
     """The best of simpler kinds, and the best known of every single GPU type with mixed pools."""
     oracle, search = problem.oracle, level0.search
     rows = []
+    is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
+    is_mixed = all(option.role == "mixed" for option, _ in best)
     for label, (counts, cost) in (
-        ("one GPU type only", level0.one_gpu),
-        ("mixed pools only", level0.mixed),
+        ("one GPU type only", (best, value) if is_one_gpu else level0.one_gpu),
+        ("mixed pools only", (best, value) if is_mixed else level0.mixed),
         ("one worker type per pool (level 0)", (search.best, search.value)),
     ):
         note = "the plan itself" if counts == best else _more(cost, value)

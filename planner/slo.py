@@ -39,6 +39,7 @@ SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine 
 SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
+MAX_PP = 16
 QUEUES = ("fcfs", "sjf", "ljf", "srpt")
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
@@ -127,6 +128,7 @@ class Task:
     gpu_limit: int | None = None
     spare_workers: int = 0
     spare_nodes: int = 0
+    stages: tuple[int, ...] = (1,)  # pipeline stages of a worker that may be chosen
     queues: tuple[str, ...] = ("fcfs",)  # orders of the waiting prompts that may be chosen, best liked first
     longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
     robust: Robust = Robust()
@@ -185,7 +187,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         )
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     traffic = _section(document, "traffic", ("rate", "scale", "window"), where)
-    fleet = _section(document, "fleet", ("gpus", "network", "prices", "host_overhead"), where)
+    fleet = _section(document, "fleet", ("gpus", "pp", "network", "prices", "host_overhead"), where)
     limits = _section(document, "limits", ("power", "cost", "gpus"), where)
     queues, longest_wait_s = _queues(document, where)
     window = traffic.get("window")
@@ -222,6 +224,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         gpu_limit=_count(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
+        stages=_stages(fleet.get("pp", 1), f"{where}: fleet: pp"),
         queues=queues,
         longest_wait_s=longest_wait_s,
         robust=_robust(document, where),
@@ -383,6 +386,15 @@ def _prices(
         elif any(key.startswith("spot_") for key in given):
             raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
+
+
+def _stages(asked: object, where: str) -> tuple[int, ...]:
+    """`pp: [1, 2]`, or one number."""
+    numbers = asked if isinstance(asked, list) and asked else [asked]
+    stages = tuple(sorted({_count(number, where, least=1) for number in numbers}))
+    if stages[-1] > MAX_PP:
+        raise InputError(f"{where}: a worker has at most {MAX_PP} pipeline stages here, found {stages[-1]}")
+    return stages
 
 
 def _queues(document: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:

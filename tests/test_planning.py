@@ -9,6 +9,7 @@ import pytest
 from planner.catalog import Catalog, read_catalog
 from planner.domain import Fleet
 from planner.errors import InfeasibleError, InputError
+from planner.options import mixed_options, worker_types
 from planner.oracle import Oracle
 from planner.plan import Plan
 from planner.planning import plan
@@ -351,3 +352,34 @@ def test_ageing_bounds_who_is_overtaken(catalog: Catalog) -> None:
     free = replace(found.fleet, policies=replace(found.fleet.policies, queue_window_s=np.inf))
     aged, unaged = (simulate(fleet, found.trace).ttft_s.max() for fleet in (found.fleet, free))
     assert aged <= unaged + 1e-9
+
+
+def test_pipelines_are_tried_where_nothing_fits_without(catalog: Catalog) -> None:
+    """Llama-3.1-405B has 810 GB of weights: 8 H100 hold 640 GB, 2 stages of 8 hold them."""
+    task = question(
+        catalog, llm="llama-3.1-405b", slo={"ttft": {"p90": "10 s"}, "tbt": {"p99": "400 ms"}},
+        fleet={"gpus": ["h100-80g"]},
+    )  # fmt: skip
+    found = plan(task, traffic(requests=200, rate_rps=2.0), catalog)
+    assert {(pool.type.tp, pool.type.pp) for pool in found.fleet.pools} == {(8, 2)}
+    assert found.certificate.value % (16 * found.fleet.pools[0].type.gpu.price_usd_per_h) == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_cheaper_fleet_of_level_0_holds_with_pipelines(catalog: Catalog, seed: int) -> None:
+    """Brute force over one mixed pool of every GPU x TP x PP x token budget."""
+    slo = {"ttft": {"p90": "1 s"}, "tpot": {"p90": "60 ms"}}
+    task = question(catalog, slo=slo, fleet={"gpus": ["a100-80g", "h100-80g"], "pp": [1, 2]})
+    trace = traffic(seed, requests=200, rate_rps=8.0)
+    found = plan(task, trace, catalog)
+    longest = int((trace.input_tokens + trace.output_tokens).max())
+    types, _ = worker_types(
+        catalog.llm(LLM), task.gpus(catalog), catalog, longest, stages=task.stages,
+        node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+    )  # fmt: skip
+    assert {worker.pp for worker in types} == {1, 2}
+    oracle = Oracle(found.fleet.llm, trace, task.slo, task.network, found.fleet.policies)
+    for option in mixed_options(types, "cost"):
+        for count in range(1, int(found.certificate.level0 / option.objective) + 1):
+            if objective([(option, count)]) < found.certificate.level0 * (1 - 1e-9):
+                assert not oracle.holds([((option, count),)])[0], (option.name, count)

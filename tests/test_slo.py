@@ -234,6 +234,8 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ({"spare": "1 rack"}, r"spare: expected a number of workers or nodes .*, found '1 rack'"),
         ({"spare": -1}, r"spare: expected a number of workers"),
         ({"spare": True}, r"spare: expected a number of workers"),
+        ({"fleet": {"pp": [1, 0]}}, "fleet: pp: expected a whole number >= 1, found 0"),
+        ({"fleet": {"pp": 64}}, "at most 16 pipeline stages"),
         ({"policies": {"queue": "lifo"}}, "policies: queue: expected one of fcfs, sjf, ljf, srpt"),
         ({"policies": {"queue": ["sjf", "sjf"]}}, "found one twice"),
         ({"policies": {"longest_wait": "5 s"}}, "fcfs overtakes nobody"),

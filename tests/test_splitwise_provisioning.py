@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ from planner.catalog import read_catalog
 from planner.domain import Network, WorkerType
 from planner.errors import InputError
 from planner.models.forms import SplitwiseLookup
+from planner.models.latency import StepLatency
 from planner.simulator.replay import simulate
 from planner.slo import Slowdown
 from planner.solvers.splitwise import (
     Design,
+    alone_on,
     cheapest,
     keeps,
     most_throughput,
@@ -88,6 +91,16 @@ def test_slowdowns_are_over_the_request_alone() -> None:
     alone = {"ttft": np.full(2, 0.5), "tbt": np.full(2, 0.04), "e2e": np.full(2, 0.7)}
     found = slowdowns(simulate(ONE, APART), alone)  # type: ignore[arg-type]
     assert all(values == pytest.approx([2.0, 2.0]) for values in found.values())
+
+
+def test_a_request_alone_on_the_reference_has_no_slowdown() -> None:
+    """f(N) = 0.1 + N / 100, 1 ms a pair, 20 ms a decode, 3 ms a KV token, 50 ms a prefill."""
+    latency = StepLatency((1.0, 101.0), (0.11, 1.11), 0.001, 0.02, 0.003, 0.05, 0.0, "made up")
+    machine = replace(MACHINE, latency=latency, form=None)
+    trace = Trace("apart", np.array([0.0, 50.0, 99.0]), np.array([5, 40, 7]), np.array([9, 2, 30]))
+    fleet = Design("one", machine, None).fleet(bare_llm(1.0), Network(), 1, 0)
+    found = slowdowns(simulate(fleet, trace), alone_on(machine, trace))
+    assert all(values == pytest.approx([1.0] * 3) for values in found.values())
 
 
 @pytest.mark.parametrize(("factor", "kept"), [(2.01, True), (1.99, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from planner import charts
 from ui.store import Document, Store, pack
 
 FIGURE_PIXELS = 150
+_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
 DARK = {
     charts.BLUE: "#56b4e9", charts.VERMILLION: "#f0883e", charts.GREEN: "#3fc79a", charts.PURPLE: "#e08fd0",
@@ -23,9 +25,9 @@ DARK = {
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table of text as HTML, which reads well aloud and scrolls where it is too wide."""
-    st.table(
-        pd.DataFrame([list(row) for row in rows], columns=[name or " " for name in head]), hide_index=True
-    )
+    columns = [escaped(name) or " " for name in head]
+    cells = [[escaped(str(cell)) for cell in row] for row in rows]
+    st.table(pd.DataFrame(cells, columns=columns), hide_index=True)
 
 
 def chart(picture: Mapping[str, Any]) -> None:
@@ -55,9 +57,12 @@ def bullets(lines: Iterable[str]) -> None:
 
 def escaped(text: str) -> str:
     """Text as Markdown shows it unchanged."""
-    for mark in "\\`*_{}[]<>#$~|":
-        text = text.replace(mark, f"\\{mark}")
-    return text
+    return _PUNCTUATION.sub(r"\\\g<0>", text)
+
+
+def error(found: Exception | str) -> None:
+    """What the command says on its one line."""
+    st.error(escaped(str(found)))
 
 
 def plan(document: Document) -> None:

@@ -1,7 +1,7 @@
-"""Long work outside the app's scripts: one process per job, killed when it is cancelled or the app ends.
+"""Long work outside the app's scripts: a process per job, killed if the job is cancelled or the app ends.
 
-A spare process stands by with the planner loaded, so that a job starts at once. A result is kept under the
-hash of all it was computed from, and the same job is not done twice.
+A spare process stands by with the planner loaded, so that a job starts at once; one that has answered is the
+next spare. A result is kept under the hash of all it was computed from, and the same job is not done twice.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from ui.store import Store
 
 PATHS = ("trace", "catalog")  # of a request: files and folders whose content decides the result
 WITH_SPARE = True
+Message = dict[str, Any]
+DONE: Message = {"done": True}
 State = Literal["running", "done", "failed", "cancelled"]
 
 
@@ -102,15 +104,14 @@ class Jobs:
         job = self._jobs.get((session, place))
         if job is not None and not job.over.is_set():
             job.end("cancelled")
-            if job.process is not None:
-                _kill(job.process)
+            with self._lock:  # a process that has answered is no longer the job's
+                if job.process is not None:
+                    _kill(job.process)
 
     def close(self) -> None:
         """End all processes."""
-        for (session, place), job in list(self._jobs.items()):
+        for session, place in list(self._jobs):
             self.cancel(session, place)
-            if job.process is not None:
-                _kill(job.process)
         with self._lock:
             if self._spare is not None:
                 _kill(self._spare)
@@ -121,38 +122,48 @@ class Jobs:
         process = job.process
         assert process is not None and process.stdin is not None and process.stdout is not None
         folder = Path(tempfile.mkdtemp(prefix=".job-", dir=self.store.folder))
+        answer: Message | None = None
         try:
             with suppress(BrokenPipeError):
                 task = {"kind": job.kind, "request": request, "folder": str(folder)}
                 process.stdin.write(json.dumps(task) + "\n")
                 process.stdin.flush()
             for line in process.stdout:
-                self._hear(job, json.loads(line), folder, then)
-            code = process.wait()
-            job.end("failed", f"the worker ended without an answer (exit code {code}); is the memory enough?")
-        except Exception as error:  # a thread's exception would be lost, and the page wait for ever
-            job.end("failed", f"{type(error).__name__}: {error}", is_our_bug=True)
-            raise
+                answer = json.loads(line)
+                if "phase" not in answer and "standing" not in answer:
+                    break
+                job.phase, job.standing = answer.get("phase", job.phase), answer.get("standing", job.standing)
+                answer = None
+            if answer == DONE and not job.over.is_set():
+                document = json.loads((folder / "document.json").read_text())
+                self.store.keep_result(job.key, document, (folder / "files.zip").read_bytes())
+                then(job)
+        except Exception as error:  # in a thread nobody would see it, and the page would wait for ever
+            answer = {"crash": f"{type(error).__name__}: {error}"}
         finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._release(job, process, is_well=answer is not None and "crash" not in answer)
+        if answer is None:
+            code = process.poll()
+            job.end("failed", f"the worker ended without an answer (exit code {code}); is the memory enough?")
+        elif "crash" in answer:
+            job.end("failed", answer["crash"], is_our_bug=True)
+        elif "error" in answer:
+            job.end("failed", answer["error"])
+        else:
+            job.end("done")
+
+    def _release(self, job: Job, process: subprocess.Popen[str], *, is_well: bool) -> None:
+        """Keep a process that has answered as the spare one, or end it and start another."""
+        with self._lock:
+            job.process = None
+            if is_well and WITH_SPARE and self._spare is None and process.poll() is None:
+                self._spare = process
+                return
             _kill(process)
             _close(process)
-            shutil.rmtree(folder, ignore_errors=True)
-            with self._lock:
-                if WITH_SPARE and self._spare is None:
-                    self._spare = _worker()
-
-    def _hear(self, job: Job, message: dict[str, Any], folder: Path, then: Callable[[Job], None]) -> None:
-        job.phase = message.get("phase", job.phase)
-        job.standing = message.get("standing", job.standing)
-        if "done" in message and not job.over.is_set():
-            document = json.loads((folder / "document.json").read_text())
-            self.store.keep_result(job.key, document, (folder / "files.zip").read_bytes())
-            then(job)
-            job.end("done")
-        elif "error" in message:
-            job.end("failed", message["error"])
-        elif "crash" in message:
-            job.end("failed", message["crash"], is_our_bug=True)
+            if WITH_SPARE and self._spare is None:
+                self._spare = _worker()
 
 
 def result_key(kind: str, request: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ import streamlit as st
 
 from planner.catalog import Catalog, read_catalog
 from planner.errors import PlannerError
-from ui import question
+from ui import draw, question
 from ui.jobs import Job, Jobs, result_key
 from ui.store import Document, SavedPlan, Store
 
@@ -107,7 +107,7 @@ def short_job(
         if job is None or job.key != result_key(kind, request) or job.state == "cancelled":
             job = session.jobs.start(session.id, place, kind, request)
     except PlannerError as error:
-        st.error(str(error))
+        draw.error(error)
         return None
     with st.spinner(saying):
         until = time.monotonic() + SHORT_S
@@ -134,7 +134,7 @@ def result_of(session: Session, job: Job) -> Document | None:
             st.error("This is a mistake of the planner, not yours. What it says of it:")
             st.code(job.error, language=None)
         else:
-            st.error(job.error)
+            draw.error(job.error)
     elif job.state == "cancelled":
         st.info("Cancelled. Nothing is running any more.")
     elif job.state == "running":

@@ -1,9 +1,9 @@
-"""What runs outside the app's own process: `python -m ui.worker` does one job and ends.
+"""What runs outside the app's own process: `python -m ui.worker` does one job after another.
 
-It loads the planner, warms the compiled simulator while it waits, reads one request (a line of JSON) from
-stdin and answers on stdout in lines of JSON: {"phase": ...}, {"standing": ...}, then {"done": FOLDER} with
-document.json and files.zip in it, {"error": ...} for what the user can mend, or {"crash": traceback}. When
-stdin ends, the app is gone, and so are we.
+It loads the planner, warms the compiled simulator while it waits, reads requests (lines of JSON) from stdin
+and answers on stdout in lines of JSON: {"phase": ...} and {"standing": ...} while it works; then
+{"done": true} once document.json and files.zip are in the folder of the request, {"error": ...} for what the
+user can mend, or {"crash": traceback}. When stdin ends, the app is gone, and so are we.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import contextlib
 import io
 import json
 import os
+import queue
 import re
-import select
 import sys
 import threading
 import traceback
@@ -37,6 +37,7 @@ from planner.solvers.schedule import at_peak, by_rule, schedule
 from planner.traces import Trace, read_trace
 from planner.traffic import Asked
 from planner.workload import describe
+from ui.store import pack
 
 Request = Mapping[str, Any]
 Document = dict[str, Any]
@@ -249,26 +250,22 @@ def main() -> None:
             with lock:
                 answers.write(json.dumps(message) + "\n")
 
-        if not select.select([sys.stdin], [], [], 0)[0]:
+        jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
+        if jobs.empty():
             with contextlib.suppress(Exception):  # a cold start is slow, not wrong
                 _warm_up()
-        line = sys.stdin.readline()
-        if not line:
-            return
-        threading.Thread(target=_end_with_the_app, daemon=True).start()
-        job = json.loads(line)
-        try:
-            document, written = run(job["kind"], job["request"], tell)
-            from ui.store import pack
-
-            folder = Path(job["folder"])
-            (folder / "files.zip").write_bytes(pack(written))
-            (folder / "document.json").write_text(json.dumps(document, default=_plain))
-            tell({"done": str(folder)})
-        except PlannerError as error:
-            tell({"error": error_line(error)})
-        except Exception:
-            tell({"crash": traceback.format_exc()})
+        while True:
+            job = json.loads(jobs.get())
+            try:
+                document, written = run(job["kind"], job["request"], tell)
+                (Path(job["folder"]) / "files.zip").write_bytes(pack(written))
+                (Path(job["folder"]) / "document.json").write_text(json.dumps(document, default=_plain))
+                tell({"done": True})
+            except PlannerError as error:
+                tell({"error": error_line(error)})
+            except Exception:
+                tell({"crash": traceback.format_exc()})
 
 
 def error_line(error: PlannerError) -> str:
@@ -276,9 +273,10 @@ def error_line(error: PlannerError) -> str:
     return re.sub(r"/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
 
 
-def _end_with_the_app() -> None:
-    sys.stdin.read()
-    os._exit(1)
+def _listen(jobs: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        jobs.put(line)
+    os._exit(0)  # the app is gone, and nobody waits for what we do
 
 
 if __name__ == "__main__":

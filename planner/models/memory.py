@@ -7,10 +7,12 @@ weights and KV heads; once it exceeds the KV heads these are copied, so a token 
 least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
 output head, and the longest stage ceil(layers / PP) layers.
 
-Activations: vLLM profiles one step of `max_num_batched_tokens` tokens. Alive at its peak are the residual
-stream and its norm (hidden each, whole on every GPU), the feed-forward block's gate, up and their product
-(split over TP), and the logits of `max_num_seqs` rows in 16 and 32 bit (last stage). A mixture holds gate, up
-and product once per expert a token visits, and each such expert's output (hidden, whole) before the sum.
+Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then samples `max_num_seqs` rows, and
+keeps the larger peak free. In the layers these are alive: the residual stream and its norm (hidden each,
+whole on every GPU), the feed-forward block's gate, up and their product (split over TP). A mixture holds
+gate, up and product once per expert a token visits, and each such expert's output (hidden, whole) before the
+sum. In the sampler, on the last stage: the residual stream, and for each row and word of the vocabulary its
+logit in 16 and in 32 bit, its probability and a random number.
 
 Reserve: what vLLM calls non-torch memory (CUDA context, NCCL), the CUDA graphs, and fragmentation.
 """
@@ -29,6 +31,7 @@ from planner.models.latency import Array
 # CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation, per GPU; the NCCL buffers of a TP group.
 # Both from AIConfigurator 0.12.0, systems/{a100,h100,h200}_sxm.yaml (other_mem, nccl_mem).
 RUNTIME_BYTES = 3.5 * 2**30
+SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0  # vLLM 0.32; releases of 2025 sorted the logits, 32 bytes
 NCCL_BYTES = {1: 0.0, 2: 342 * 2.0**20, 4: 392 * 2.0**20, 8: 392 * 2.0**20}
 
 
@@ -92,6 +95,9 @@ def stage_memory(
     width = 2 * llm.hidden + (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / tp
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
+    layers_peak = max_num_batched_tokens * width * 2.0
+    rows = min(max_num_seqs, max_num_batched_tokens)
+    sampler_peak = max_num_batched_tokens * llm.hidden * 2.0 + rows * llm.vocab * SAMPLER_BYTES
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
@@ -101,8 +107,7 @@ def stage_memory(
             Memory(
                 budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
                 weight_bytes=parameters * llm.dtype_bytes / tp,
-                activation_bytes=max_num_batched_tokens * width * 2.0
-                + is_last * max_num_seqs * llm.vocab * (2.0 + 4.0),
+                activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
                 reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
                 kv_bytes_per_token=llm.kv_bytes_per_token * max(1 / tp, 1 / llm.kv_heads)
                 * layers / llm.layers,

@@ -123,6 +123,7 @@ def least_seconds(option: Option, input_tokens: npt.ArrayLike, output_tokens: np
 
     A step of N tokens costs at least N min f/N; pairs, sequences, KV tokens and prefills cost what they cost.
     In a mixed worker both phases share the token budget, in a decode worker a step has at most max_num_seqs.
+    A pipeline of pp stages has up to pp steps under way.
     """
     latency, worker = option.type.latency, option.type
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
@@ -131,8 +132,8 @@ def least_seconds(option: Option, input_tokens: npt.ArrayLike, output_tokens: np
     prefill_s = token_s * n + latency.a_s * n * (n + 1) / 2 + latency.e_s
     decode_s = gaps * (token_s + latency.b_s) + latency.d_s * gaps * (n + (gaps + 1) / 2)
     if option.role == "prefill":
-        return np.asarray(prefill_s)
-    return np.asarray(decode_s if option.role == "decode" else prefill_s + decode_s)
+        return np.asarray(prefill_s / worker.pp)
+    return np.asarray((decode_s if option.role == "decode" else prefill_s + decode_s) / worker.pp)
 
 
 def least_token_seconds(option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Floats:
@@ -140,7 +141,7 @@ def least_token_seconds(option: Option, input_tokens: npt.ArrayLike, output_toke
     latency = option.type.latency
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     if option.role == "prefill":
-        return np.asarray(n / 2 * latency.prefill_s(n, option.type.max_num_batched_tokens))
+        return np.asarray(n / 2 * latency.prefill_s(n, option.type.max_num_batched_tokens) / option.type.pp)
     step_s = latency.step_s(1, decodes=1, kv_tokens=n + 1)
     return np.asarray((n + gaps / 2) * gaps * step_s)
 

@@ -66,6 +66,15 @@ class Provisioning:
     simulations: int
 
 
+def alone_on(machine: WorkerType, trace: Trace) -> Mapping[Metric, Floats]:
+    """The reference from a machine's step times: each request by itself, its prompt in one step."""
+    latency, n, m = machine.latency, trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    prompt_s = latency.step_s(n, pairs=n * (n + 1) / 2, prefills=1)
+    decode_s = latency.step_s(1, decodes=1) + latency.d_s * (n + m / 2)
+    decodes_s = (m - 1) * decode_s
+    return {"ttft": prompt_s, "tbt": decodes_s / m, "e2e": prompt_s + decodes_s}
+
+
 def slowdowns(simulation: Simulation, alone_s: Mapping[Metric, Floats]) -> dict[Metric, Floats]:
     """Of every request (n,), over its reference; infinite where it was never finished."""
     values: dict[Metric, Floats] = {

@@ -188,7 +188,7 @@ def _start(session: Session, asked: Asked) -> None:
         parse_task(request["question"], session.catalog)  # a wrong input is told at once
     except PlannerError as error:
         session.jobs.forget(session.id, "plan")
-        st.error(str(error))
+        draw.error(error)
         return
     store, owner = session.store, session.id
 

@@ -39,7 +39,7 @@ def page() -> None:
             request |= {"fleet": fleet, "time_limit_s": 15.0}
             session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:
-            st.error(str(error))
+            draw.error(error)
     found = follow(session, "prefixes")
     job = session.jobs.of(session.id, "prefixes")
     if found is None or job is None:

@@ -82,7 +82,7 @@ def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:
             first = session.plan_request(plans[0].asked)
             session.jobs.start(session.id, "compare", "compare", first | {"fleets": fleets})
         except PlannerError as error:
-            st.error(str(error))
+            draw.error(error)
     found = follow(session, "compare")
     job = session.jobs.of(session.id, "compare")
     if found is None or job is None:

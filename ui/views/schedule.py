@@ -46,7 +46,7 @@ def page() -> None:
             }
             session.jobs.start(session.id, "schedule", "schedule", job)
         except PlannerError as error:
-            st.error(str(error))
+            draw.error(error)
     found = follow(session, "schedule")
     if found is not None:
         _result(session, found)
@@ -80,7 +80,7 @@ def _market(start: dict[str, Any]) -> dict[str, Any]:
             "reserved": st.column_config.NumberColumn("reserved [USD/h]", **money),
             "spot": st.column_config.NumberColumn("spot [USD/h]", **money),
         },
-        alt="Prices of a GPU per hour; empty: not sold that way",
+        placeholder="-", alt="Prices of a GPU per hour; empty: not sold that way",
     )  # fmt: skip
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
     workers = st.data_editor(

@@ -29,7 +29,7 @@ def page() -> None:
             st.session_state.validation_shown = _read(uploaded.name, uploaded.getvalue())
         except PlannerError as error:
             st.session_state.pop("validation_shown", None)
-            st.error(str(error))
+            draw.error(error)
     found = st.session_state.get("validation_shown")
     if found is None:
         st.info("Upload the validation.json of a run. Its report.html opens in any browser by itself.")
@@ -59,9 +59,10 @@ def _show(found: Document) -> None:
         ("Requests", f"{found['requests']:,}", f"{found['finished']:,} finished"),
         ("Attainment", _percent(found["attainment"]["measured"]),
          f"predicted {_percent(found['attainment']['predicted'])}"),
-        ("Measured on", str(found["machine"].get("device", "?")), f"times of the {found.get('times', '?')}"),
     ]  # fmt: skip
     draw.figures(cells)
+    on = f"Measured on {found['machine'].get('device', '?')}, times of the {found.get('times', '?')}."
+    st.caption(draw.escaped(on))
     st.header("Predicted and measured")
     rows = [
         (f"{row['metric']} {row['percentile']}", show_s(row["predicted_s"]),

@@ -41,7 +41,7 @@ def page() -> None:
         request = session.plan_request(changed)
         key = result_key("plan", request)
     except PlannerError as error:
-        st.error(str(error))
+        draw.error(error)
         return
     job = session.jobs.of(session.id, "what_if")
     if job is None or job.key != key:

@@ -1,0 +1,119 @@
+"""`plan goodput` and `plan search`: their answers hold when asked again, and bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import cli
+
+TRACE = Path(__file__).parents[1] / "examples" / "traces" / "azure-conversation-sample.csv"
+SLO = "llm: llama-3.1-8b\nslo: {ttft: {p90: 1 s}, tbt: {p99: 100 ms}}\nfleet: {gpus: [a100-80g]}\n"
+SLOWDOWNS = "llm: llama-2-70b\npreset: splitwise\nfleet: {gpus: [h100-80g, a100-80g]}\n"
+FLEET = "llm: llama-3.1-8b\nworkers: [{gpu: a100-80g, count: 2}]\n"
+Plan = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Plan:
+    """The command in a folder with slo.yaml, relative.yaml and fleet.yaml: exit code; stdout or stderr."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("slo.yaml", SLO), ("relative.yaml", SLOWDOWNS), ("fleet.yaml", FLEET)):
+        Path(name).write_text(text)
+
+    def run(*arguments: object) -> tuple[int, str]:
+        words = ["plan", *map(str, arguments), "--trace", str(TRACE)]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        code = int(end.value.code or 0)
+        return code, said.out if code == 0 else said.err.splitlines()[-1]
+
+    return run
+
+
+def answer(plan: Plan, *arguments: object) -> dict[str, Any]:
+    code, out = plan(*arguments, "--json")
+    assert code == 0, out
+    return dict(json.loads(out))
+
+
+def test_the_goodput_is_where_simulate_changes_its_mind(plan: Plan) -> None:
+    """One seed: the rate holds in `plan simulate`, the next one up does not."""
+    found = answer(plan, "goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1)
+    assert found["rate_rps"] < found["fails_rps"] <= 1.02 * found["rate_rps"]
+    kept = {}
+    for name in ("rate_rps", "fails_rps"):
+        simulated = answer(
+            plan, "simulate", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--rate", repr(found[name])
+        )
+        kept[name] = simulated["slo"]["holds"] and simulated["slo"]["is_steady"]
+    assert kept == {"rate_rps": True, "fails_rps": False}
+    assert [line["limit"] for line in found["slo"]] == ["ttft p90", "tbt p99"]
+    assert all(line["simulated_s"] <= line["limit_s"] for line in found["slo"])
+
+
+def test_the_table_says_the_same(plan: Plan) -> None:
+    words = ("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1, "--arrivals", "poisson")
+    _, text = plan(*words)
+    assert f"{answer(plan, *words)['rate_rps']:.4g} requests/s on 2 GPUs" in text
+
+
+def test_a_promise_that_no_rate_keeps_is_infeasible(plan: Plan) -> None:
+    Path("slo.yaml").write_text(SLO.replace("1 s", "1 ms"))
+    code, line = plan("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1)
+    assert code == 3
+    assert "the fleet keeps the SLO at no rate" in line and "ttft p90" in line and "promised 1 ms" in line
+
+
+def test_distserves_search_writes_a_fleet_that_carries_the_rate(plan: Plan) -> None:
+    found = answer(plan, "search", "distserve", "--slo", "slo.yaml", "--rate", 12, "-o", "best.yaml")
+    by_name = {row["search"]: row for row in found["placements"]}
+    free = by_name["free counts"]
+    assert free["carries_rps"] >= 12
+    assert free["gpus"] <= min(row["gpus"] for row in found["placements"] if row["carries_rps"] >= 12)
+    simulated = answer(plan, "simulate", "--fleet", "best.yaml", "--slo", "slo.yaml")
+    assert simulated["slo"]["holds"]
+
+
+def test_vidurs_search_ranks_by_requests_per_dollar(plan: Plan) -> None:
+    rows = answer(plan, "search", "vidur", "--slo", "slo.yaml", "--gpus", 1)["configurations"]
+    per_usd = [row["requests_per_usd"] for row in rows]
+    assert per_usd == sorted(per_usd, reverse=True) and per_usd[0] > 0
+    assert rows[0]["on_ttft_frontier"] and rows[0]["on_tbt_frontier"]
+
+
+def test_splitwises_search_counts_machines(plan: Plan) -> None:
+    """At a tenth of a request per second one machine does, or one of each pool."""
+    rows = answer(plan, "search", "splitwise", "--slo", "relative.yaml", "--rate", 0.1)["designs"]
+    counts = {row["design"]: (row["prompt"], row["token"]) for row in rows}
+    assert counts["h100-80g"] == (1, 0) and counts["h100-80g + h100-80g"] == (1, 1)
+    assert rows[0]["USD/h"] == min(row["USD/h"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("search", "distserve", "--slo", "relative.yaml"), "found the relative preset 'splitwise'"),
+        (("search", "vidur", "--slo", "relative.yaml"), "found the relative preset 'splitwise'"),
+        (("search", "splitwise", "--slo", "slo.yaml"), "splitwise needs limits relative to a machine alone"),
+        (("search", "distserve", "--slo", "slo.yaml", "--rate", "-1"), "--rate: expected a number"),
+        (("search", "vidur", "--slo", "slo.yaml", "-o", "slo.yaml"), "would be written over"),
+        (("goodput", "--fleet", "fleet.yaml", "--slo", "relative.yaml"), "`goodput` needs limits in seconds"),
+    ],
+)
+def test_bad_questions_are_one_line(plan: Plan, words: tuple[object, ...], said: str) -> None:
+    code, line = plan(*words)
+    assert code == 1 and said in line
+
+
+def test_distserve_places_one_kind_of_gpu(plan: Plan) -> None:
+    Path("slo.yaml").write_text(SLO.replace("[a100-80g]", "[a100-80g, h100-80g]"))
+    code, line = plan("search", "distserve", "--slo", "slo.yaml")
+    assert code == 1 and "places one kind of GPU, found a100-80g, h100-80g" in line
