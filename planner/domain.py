@@ -231,6 +231,15 @@ class Policies:
     request by faster-transformer, and by orca unless it is 0. A batch of distserve's decodes holds
     `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
     lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur.
+
+    With `prefix_cache` workers that prefill keep the blocks of prompts, of traces that name them. The router
+    hears of an eviction `eviction_notice_s` later. Tenants weigh 1 unless `tenant_weights` says otherwise;
+    their service is `extend_weight` per token computed of a prompt and `output_weight` per token of output.
+    dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on every worker;
+    0: twice what a request of the trace costs on average. preble has `priority_groups`. e2 looks back
+    `share_window_s` and sends new prompts to a worker that spent more than `explore_decode_frac` of that on
+    decodes (1: never). e2 and cache-aware balance workers that are more than `balance_ratio` apart, the
+    latter only beyond `balance_requests`, and it follows a match of more than `cache_threshold_frac`.
     """
 
     batching: str = "vllm-v1"
@@ -252,6 +261,19 @@ class Policies:
     decode_batch_tokens: int = 0
     watermark_frac: float = 0.01
     vidur_restarts: bool = False
+    prefix_cache: bool = False
+    eviction_notice_s: float = 0.0
+    tenant_weights: tuple[tuple[str, float], ...] = ()
+    extend_weight: float = 1.0
+    output_weight: float = 2.0
+    quantum_tokens: int = 0
+    worker_quantum_tokens: int = 0
+    priority_groups: int = 10
+    share_window_s: float = 180.0
+    explore_decode_frac: float = 1.0
+    balance_ratio: float = 1.5
+    balance_requests: int = 64
+    cache_threshold_frac: float = 0.3
     seed: int = 0
 
 

@@ -56,14 +56,21 @@ POLICY_NAMES: Mapping[str, Collection[str]] = {
     "admission": ADMISSION, "pools": POOLS,
 }  # fmt: skip
 POLICY_SECONDS = {"longest_wait": "queue_window_s", "flip_after": "flip_after_s", "ttft": "ttft_s",
-                  "tbt": "tbt_s"}  # fmt: skip
+                  "tbt": "tbt_s", "eviction_notice": "eviction_notice_s",
+                  "share_window": "share_window_s"}  # fmt: skip
 POLICY_COUNTS = {"queue_batch": "queue_batch", "reserve_tokens": "reserve_tokens",
                  "patience": "patience_steps", "decode_batch_tokens": "decode_batch_tokens",
-                 "seed": "seed"}  # fmt: skip
+                 "seed": "seed", "quantum_tokens": "quantum_tokens",
+                 "worker_quantum_tokens": "worker_quantum_tokens", "priority_groups": "priority_groups",
+                 "balance_requests": "balance_requests"}  # fmt: skip
 POLICY_SHARES = {"prediction_accuracy": "prediction_accuracy_frac", "watermark": "watermark_frac",
-                 "headroom": "headroom_frac", "context_weight": "context_weight"}  # fmt: skip
-POLICY_KEYS = (*POLICY_NAMES, *POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, "max_num_batched_tokens",
-               "prefix_cache", "vidur_restarts")  # fmt: skip
+                 "headroom": "headroom_frac", "context_weight": "context_weight",
+                 "explore_decode": "explore_decode_frac", "cache_threshold": "cache_threshold_frac"
+                 }  # fmt: skip
+POLICY_NUMBERS = {"extend_weight": "extend_weight", "output_weight": "output_weight",
+                  "balance_ratio": "balance_ratio"}  # fmt: skip
+POLICY_KEYS = (*POLICY_NAMES, *POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS,
+               "max_num_batched_tokens", "prefix_cache", "tenant_weights", "vidur_restarts")  # fmt: skip
 NETWORK_KEYS = ("bandwidth", "latency", "transfer", "layerwise_from", "shared")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 TRANSFERS = ("serialised", "layerwise")
@@ -331,10 +338,6 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
     """The policies, and the token budget of workers that name none."""
     section = _section(document, POLICY_KEYS, where)
     default = Policies()
-    if section.get("prefix_cache", False) is not False:
-        found = section["prefix_cache"]
-        raise InputError(f"{where}: prefix_cache: must be false, prefix caches are not simulated yet; "
-                         f"found {found!r}")  # fmt: skip
     chosen: dict[str, Any] = {}
     for name, known in POLICY_NAMES.items():
         chosen[name] = _one_of(section.get(name, getattr(default, name)), tuple(known), f"{where}: {name}")
@@ -349,7 +352,15 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
     for name, field in POLICY_SHARES.items():
         if name in section:
             chosen[field] = _share(section, name, where)
-    chosen["vidur_restarts"] = _flag(section, "vidur_restarts", where, default=False)
+    for name, field in POLICY_NUMBERS.items():
+        if name in section:
+            chosen[field] = _positive(section[name], f"{where}: {name}")
+    for name in ("vidur_restarts", "prefix_cache"):
+        chosen[name] = _flag(section, name, where, default=False)
+    weights = _section(section.get("tenant_weights"), None, f"{where}: tenant_weights")
+    chosen["tenant_weights"] = tuple(
+        (str(name), _positive(weight, f"{where}: tenant_weights: {name}")) for name, weight in weights.items()
+    )
     policies = Policies(**chosen)
     return policies, _count(section, "max_num_batched_tokens", where, default=MAX_NUM_BATCHED_TOKENS)
 
@@ -429,6 +440,13 @@ def _section(document: object, known: tuple[str, ...] | None, where: str) -> Sec
     if known is not None:
         refuse_unknown(document, known, where)
     return {key: value for key, value in document.items() if value is not None}
+
+
+def _positive(value: object, where: str) -> float:
+    number = _numbers([value], where)[0]
+    if not number > 0:
+        raise InputError(f"{where}: must be a number > 0, found {value!r}")
+    return number
 
 
 def _share(section: Section, key: str, where: str) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from planner import manifests
 from planner.domain import Fleet, Policies, Slo
 from planner.files import to_yaml
-from planner.fleetfile import POLICY_COUNTS, POLICY_SECONDS, POLICY_SHARES
+from planner.fleetfile import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
 from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
 from planner.manifests.engine import image as image_of
 from planner.models.latency import StepLatency
@@ -25,7 +25,7 @@ from planner.plan import Plan
 from planner.report import render as render_report
 from planner.report import spread
 from planner.simulator.energy import ExpectedPower
-from planner.simulator.metrics import Verdict, gaps_s, measured
+from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
 from planner.units import percentile_name
 
@@ -36,7 +36,7 @@ CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cach
                "status")  # fmt: skip
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
 OUTDATED = tuple(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names)
-_CSV_ROW = "%d,%r,%d,%d,0,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"  # no prefix cache yet: 0 cached tokens
+_CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
 _CSV_CHUNK = 50_000
 
 
@@ -140,13 +140,15 @@ def _policies_document(policies: Policies) -> Document:
     for name in ("queue", "admission"):
         if getattr(policies, name) != getattr(default, name):
             document[name] = getattr(policies, name)
-    for name, field in (POLICY_SECONDS | POLICY_COUNTS | POLICY_SHARES).items():
+    for name, field in (POLICY_SECONDS | POLICY_COUNTS | POLICY_SHARES | POLICY_NUMBERS).items():
         value = getattr(policies, field)
         if value != getattr(default, field):
             document[name] = _quantity(value, 1.0, "s") if name in POLICY_SECONDS else value
     if policies.vidur_restarts:
         document["vidur_restarts"] = True
-    return document | {"pools": policies.pools, "prefix_cache": False}
+    if policies.tenant_weights:
+        document["tenant_weights"] = dict(policies.tenant_weights)
+    return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}
 
 
 def _per_million(plan: Plan) -> Document:
@@ -309,6 +311,8 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
         "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
         "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
+        "token_hit_frac": simulation.token_hit_frac,
+        "tenants": _tenants(simulation) if len(simulation.tenants) > 1 else None,
         "slo": _verdict(verdict) if verdict is not None else None,
         "workers": [
             {
@@ -324,9 +328,33 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     return plain
 
 
+def _tenants(simulation: Simulation) -> Document:
+    """What each tenant got, and how equal that is."""
+    service = tenant_service(simulation)
+    inside = measured(simulation)
+    return {
+        "service_window_s": service.window_s,
+        "jain_index": service.jain_index,
+        "each": [
+            {
+                "tenant": name,
+                "weight": simulation.tenant_weights[u],
+                "requests": int((simulation.tenant == u).sum()),
+                "service_tokens_per_s": service.tokens_per_s[u],
+                "ttft_s": spread(simulation.ttft_s[inside & (simulation.tenant == u)]),
+                "e2e_s": spread(simulation.e2e_s[inside & (simulation.tenant == u)]),
+            }
+            for u, name in enumerate(simulation.tenants)
+        ],
+    }
+
+
 def requests_csv(simulation: Simulation) -> str:
     """One row per request; empty where it never happened. `arrival_s` is exact, so that a replay is too."""
     names = [_csv_field(name) for name in simulation.worker_names] + [""]  # index -1: no worker
+    cached = (
+        np.zeros_like(simulation.status) if simulation.cached_tokens is None else simulation.cached_tokens
+    )
     parts = [",".join(CSV_COLUMNS) + "\n"]
     for start in range(0, len(simulation.arrival_s), _CSV_CHUNK):
         rows = slice(start, start + _CSV_CHUNK)
@@ -334,6 +362,7 @@ def requests_csv(simulation: Simulation) -> str:
             simulation.arrival_s[rows].tolist(),
             simulation.input_tokens[rows].tolist(),
             simulation.output_tokens[rows].tolist(),
+            cached[rows].tolist(),
             [names[w] for w in simulation.prefill_worker[rows].tolist()],
             [names[w] for w in simulation.decode_worker[rows].tolist()],
             *(

@@ -247,12 +247,11 @@ class Reference:
         if was_short or len(worker.chunks) < len(partial) or not is_complete:
             return was_short
         while worker.waiting and budget > 0 and len(worker.running) < seats:
-            blocks = blocks_of(worker.waiting[0].to_prefill)
-            if blocks > worker.free:
+            request = self.next_waiting(worker)
+            if self.missing_blocks(worker, request) > worker.free:
                 break
-            request = worker.waiting.popleft()
-            worker.free -= blocks
-            request.blocks = blocks
+            worker.waiting.remove(request)
+            self.take(worker, request)
             if math.isnan(request.scheduled_s):
                 request.scheduled_s = now
             worker.running.append(request)
@@ -260,10 +259,28 @@ class Reference:
             budget -= worker.chunks[-1][1]
         return was_short
 
+    def next_waiting(self, worker: Worker) -> Request:
+        return worker.waiting[0]
+
+    def missing_blocks(self, worker: Worker, request: Request) -> int:
+        return blocks_of(request.to_prefill)
+
+    def take(self, worker: Worker, request: Request) -> None:
+        """The request is admitted."""
+        request.blocks = blocks_of(request.to_prefill)
+        worker.free -= request.blocks
+
+    def give_back(self, worker: Worker, request: Request) -> None:
+        worker.free += request.blocks
+        request.blocks = 0
+
+    def computed(self, worker: Worker, request: Request) -> None:
+        """A chunk of the request is."""
+
     def preempt(self, worker: Worker) -> None:
         request = worker.running.pop()
-        worker.free += request.blocks
-        request.blocks = request.cached = 0
+        self.give_back(worker, request)
+        request.cached = 0
         request.is_prefilled = False
         request.preemptions += 1
         worker.waiting.appendleft(request)
@@ -280,6 +297,7 @@ class Reference:
             self.emit(worker, request, now)
         for request, n in worker.chunks:
             request.cached += n
+            self.computed(worker, request)
             if request.cached == request.input + request.generated:
                 request.is_prefilled = True
                 request.last_step_s = step_s
@@ -299,7 +317,7 @@ class Reference:
         request.generated += 1
         if request.generated == request.output:
             request.finish_s, request.status = now, "finished"
-            worker.free += request.blocks
+            self.give_back(worker, request)
             worker.running.remove(request)
             worker.assigned.remove(request)
             self.done += 1

@@ -95,7 +95,7 @@ def test_a_list_of_fits_is_searched_for_the_workers_tp_and_slowed_for_its_cap(tm
         (("meta-llama/Llama-3.1-70B", "lama-3.1-70b"), "fleet.yaml: llm: LLM 'lama-3.1-70b' is not in"),
         (("workers:", "policies: {routing: fastest}\nworkers:"), "routing: must be one of jsq"),
         (("workers:", "policies: {pools: mobile}\nworkers:"), "pools: must be one of static, flip"),
-        (("workers:", "policies: {prefix_cache: true}\nworkers:"), "prefix_cache: must be false"),
+        (("workers:", "policies: {prefix_cache: 1}\nworkers:"), "prefix_cache: must be true or false"),
         (("workers:", "network: {bandwidth: 0 GB/s}\nworkers:"), "bandwidth: must be > 0"),
         (("workers:", "network: {transfer: pigeon}\nworkers:"), "transfer: must be one of serialised"),
         (("workers:", "prices: {h100-80g: -1}\nworkers:"), "prices: h100-80g: must be >= 0"),

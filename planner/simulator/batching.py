@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit
+from planner.simulator.caches import evict, shared_blocks, take_prefix
+from planner.simulator.compiled import kernel_jit, where_cached
 from planner.simulator.counting import run_s
 from planner.simulator.layout import (
     ADMITTED,
@@ -38,7 +39,8 @@ from planner.simulator.layout import (
     VLLM_V1,
     ZERO,
 )
-from planner.simulator.queues import append, pop, set_time, without_root
+from planner.simulator.lines import charge_prompt, is_asked_again, leave, next_waiting
+from planner.simulator.queues import append, pop, set_time
 from planner.simulator.seconds import step_seconds
 from planner.simulator.slots import (
     LONGEST,
@@ -48,6 +50,7 @@ from planner.simulator.slots import (
     held,
     join,
     latest_partial,
+    load,
     preempt_decode,
     preempt_partial,
     steps_with_blocks,
@@ -119,28 +122,38 @@ def _take(state, l, r, n):
 def admits(state, l, r, step_blocks):
     """Whether request r finds KV blocks beside the decodes, which take `step_blocks` in this step."""
     lane = state.lanes[l]
-    worker = state.workers[lane.worker]
+    w = lane.worker
+    worker = state.workers[w]
     kind = state.types[worker.type]
     if kind.reserved > 0:
         return worker.used + kind.reserved <= kind.blocks
     length = state.requests[r].length
-    if worker.used + step_blocks + blocks_of(length) + kind.watermark > kind.blocks:
+    blocks = blocks_of(length) - shared_blocks(state, w, r)
+    if worker.used + step_blocks + blocks + kind.watermark > kind.blocks:
         return False
     if kind.admission == GREEDY:
         return True
     return lane.decodes == 0 or foreseen_blocks(state, l, r) <= kind.blocks
 
 
+@where_cached(lambda state, w, r, coming, time_s: None)
+def _use_prefix(state, w, r, coming, time_s):
+    hit = take_prefix(state, w, r, coming, time_s)
+    load(state, w, float(state.caches.prompts[r].expected - hit), 0.0, 0.0)
+    charge_prompt(state, w, r)
+
+
 @kernel_jit
-def admit(state, w, r, time_s):
-    """Give request r, the first that waits for its prompt to be computed, its seat and blocks."""
+def admit(state, w, r, step_blocks, time_s):
+    """Give request r, the next that waits for its prompt to be computed, its seat and blocks."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     if kind.order_batch > 0 and request.key >= 0.0:
         worker.served_batch = int(request.key // LONGEST)
-    worker.waiting = without_root(state.requests, r)
+    leave(state, w, r)
     worker.waits -= 1
     worker.used += held(state, w, request.length)
+    _use_prefix(state, w, r, step_blocks, time_s)
     worker.running += 1
     state.counters[ADMITTED] += 1
     request.order = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]
@@ -204,6 +217,7 @@ def _chunks(state, l, time_s, is_closed):
     worker = state.workers[w]
     kind = state.types[worker.type]
     step_blocks = blocks_for(lane, ONE)
+    evict(state, w, step_blocks, time_s)
     budget = kind.budget - lane.decodes
     left = worker.head[PARTIAL]
     worker.head[PARTIAL] = NONE
@@ -217,12 +231,12 @@ def _chunks(state, l, time_s, is_closed):
             if n == 0 or kind.batching == VLLM_V1:  # else it rests until this step has ended
                 append(state, w, PARTIAL, r)
     while budget > 0 and not is_closed and worker.running < kind.seats:
-        r = worker.waiting
+        r = next_waiting(state, w)
         if r == NONE or not admits(state, l, r, step_blocks):
             break
-        admit(state, w, r, time_s)
+        admit(state, w, r, step_blocks, time_s)
         step_blocks = blocks_for(lane, ONE)
-        n = min(state.requests[r].length, budget)
+        n = min(state.requests[r].length - state.requests[r].computed, budget)
         budget -= n
         if _take(state, l, r, n) and kind.batching == VLLM_V1:
             append(state, w, PARTIAL, r)
@@ -294,7 +308,7 @@ def _prompts_first(state, l, time_s):
                 return
         elif not admits(state, l, r, ZERO):
             return
-        admit(state, w, r, time_s)
+        admit(state, w, r, ZERO, time_s)
         _take(state, l, r, length)
 
 
@@ -318,7 +332,7 @@ def _whole_prompts(state, l, time_s):
         length = state.requests[r].length
         if not is_group and length > budget and lane.decodes + lane.members > 0:
             return
-        admit(state, w, r, time_s)
+        admit(state, w, r, ZERO, time_s)
         _take(state, l, r, length)
         budget -= length
 
@@ -363,7 +377,8 @@ def _peak_tokens(state, l, r):
 def _launch(state, l, time_s, goes_on):
     """Start the step that was formed; `goes_on`: it may be followed by others like it."""
     lane = state.lanes[l]
-    worker = state.workers[lane.worker]
+    w = lane.worker
+    worker = state.workers[w]
     kind = state.types[worker.type]
     decodes = lane.decodes * lane.decoding
     stage, extra, send, growth, longest = step_seconds(
@@ -380,6 +395,7 @@ def _launch(state, l, time_s, goes_on):
     if kind.lanes == 1:
         lane.run_first = stage + extra
         lane.run_growth = growth
+        goes_on = goes_on and not is_asked_again(state, w)
         if goes_on and lane.late == 0 and lane.members == 0 and lane.last_token_s == time_s:
             steps = lane.next_finish - lane.step
             free = kind.blocks - worker.used
@@ -397,6 +413,7 @@ def _launch(state, l, time_s, goes_on):
         return
     if decodes > 0 and kind.reserved == 0:
         worker.used += blocks_for(lane, 1)
+        evict(state, w, ZERO, time_s)
     end_s = time_s
     for i in range(kind.pp):
         end_s = max(end_s, worker.stage_free_s[i]) + stage + (extra if i == 0 else 0.0)

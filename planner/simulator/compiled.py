@@ -10,13 +10,16 @@ over is part of its key, so an entry closes over `SOURCES`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 _jit: Any = njit
-kernel_jit = _jit(nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+kernel_jit = _jit(**_INNER)
 small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their callers
 entry_jit = _jit(cache=True, nogil=True, _nrt=False)
 
@@ -25,3 +28,25 @@ SOURCES = int.from_bytes(
         b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     ).digest()[:7]
 )
+
+
+def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function only for fleets with prefix caches (`State.caches`); for others it is `otherwise`.
+
+    Numba compiles the kernel once for either type of state, so what caches need costs fleets without nothing.
+    The first argument of both functions is the state.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        def hook(*arguments: Any) -> Any:
+            raise TypeError(f"{function.__name__} is for compiled code alone")
+
+        @overload(hook, strict=False, jit_options=_INNER)
+        def pick(state: Any, *rest: Any) -> Callable[..., Any]:
+            fields = state.fields
+            caches = fields.types[fields.fields.index("caches")]
+            return otherwise if isinstance(caches, types.NoneType) else function
+
+        return hook
+
+    return decorate

@@ -22,7 +22,8 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.batching import start_step
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
+from planner.simulator.caches import empty_cache, evict, keep_prefix, lose_prefix
+from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.counting import (
     count,
     count_run,
@@ -56,11 +57,14 @@ from planner.simulator.layout import (
     READY,
     SIZE,
     SLOW,
+    SRPT,
     TTFT,
     UP,
     VLLM_V1,
     ZERO,
 )
+from planner.simulator.lines import charge_running, charge_token, charge_tokens, leave
+from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queues import append, meld, pop, put, set_time, without_root
 from planner.simulator.routing import choose, set_pools
 from planner.simulator.slots import (
@@ -69,11 +73,11 @@ from planner.simulator.slots import (
     blocks_of,
     enqueue,
     finish,
-    held,
     join,
     load,
     refresh_next_finish,
     reject,
+    release,
     take_out,
 )
 from planner.simulator.transfer import cut, end_transfer, receive, wake
@@ -102,7 +106,7 @@ def arrive(state, r, time_s, cause):
     """Route request r, which has nothing computed, to a worker that takes arrivals."""
     if state.policy[FLIP_S] < np.inf:
         flip(state, FRONT, time_s)
-    w = choose(state, FRONT, r)
+    w = route(state, r, time_s)
     request = state.requests[r]
     if w == NONE:
         if _is_any_down(state):
@@ -113,10 +117,12 @@ def arrive(state, r, time_s, cause):
     worker = state.workers[w]
     request.prefill_worker = w
     assign(state, w, r, 1.0)
-    load(state, w, float(request.length), 0.0, 0.0)
+    load(state, w, float(request.length - expected_tokens(state, r)), 0.0, 0.0)
     is_first = worker.waiting == NONE
+    charge_running(state, w, time_s)
     enqueue(state, w, r)
-    if is_first or worker.waiting == r:  # else the one before it could not be admitted either
+    # else the one before it could not be admitted either
+    if is_first or worker.waiting == r or state.types[worker.type].order > SRPT:
         wake(state, w, time_s, cause)
 
 
@@ -161,8 +167,7 @@ def hand_off(state, r, time_s, cause):
         if _is_any_down(state):  # its KV stays where it is
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
-        w = request.prefill_worker
-        state.workers[w].used -= held(state, w, request.length)
+        release(state, request.prefill_worker, r)
         reject(state, r)
         return
     request.decode_worker = v
@@ -192,6 +197,8 @@ def decoded(state, l, steps, time_s):
             record_run(state, w, lane.last_token_s, gap_s, 0.0, ONE, normal, ZERO, NONE, ZERO)
     if kind.lanes == 1 and kind.reserved == 0:
         worker.used += blocks_for(lane, steps)
+        evict(state, w, ZERO, time_s)
+    charge_tokens(state, l, steps)
     if kind.batching == LIGHTLLM:
         worker.tried = (worker.tried + steps - 1) % kind.patience + 1
     worker.tokens += steps * lane.decodes
@@ -212,6 +219,27 @@ def decoded(state, l, steps, time_s):
     lane.last_token_s = time_s
 
 
+def _next_slot_done(state, l, slot):
+    """The first slot from `slot` on that is done, else how many there are."""
+    lane = state.lanes[l]
+    while slot < lane.decodes and state.slots[l, slot].finish != lane.step:
+        slot += 1
+    return slot
+
+
+@where_cached(_next_slot_done)
+def _next_done(state, l, slot):
+    """... of all that are done the one admitted first: it lets go of its prefix first."""
+    lane = state.lanes[l]
+    slot = lane.decodes
+    for other in range(lane.decodes):
+        if state.slots[l, other].finish == lane.step and (
+            slot == lane.decodes or state.slots[l, other].order < state.slots[l, slot].order
+        ):
+            slot = other
+    return slot
+
+
 @kernel_jit
 def end_run(state, l, time_s):
     """The current run of lane l ends: tokens leave, requests finish, move on or join the decodes."""
@@ -227,14 +255,12 @@ def end_run(state, l, time_s):
     if lane.decodes > 0 and lane.decoding:
         decoded(state, l, steps, time_s)
         if lane.step == lane.next_finish:
-            slot = ZERO
+            slot = _next_done(state, l, ZERO)
             while slot < lane.decodes:
-                if state.slots[l, slot].finish == lane.step:
-                    r = take_out(state, l, slot)
-                    worker.used -= held(state, w, state.requests[r].length)
-                    finish(state, w, r, time_s)
-                else:
-                    slot += 1
+                r = take_out(state, l, slot)
+                release(state, w, r)
+                finish(state, w, r, time_s)
+                slot = _next_done(state, l, slot)
             refresh_next_finish(state, l)
     elif len(state.runs) > 0:
         step_s = lane.run_first if kind.lanes == 1 else lane.stage_s
@@ -245,6 +271,7 @@ def end_run(state, l, time_s):
         r = state.members[l, i].request
         request = state.requests[r]
         load(state, w, -float(state.members[l, i].tokens), 0.0, 0.0)
+        keep_prefix(state, w, r)
         if state.members[l, i].is_last == 0:
             if kind.batching != VLLM_V1:
                 append(state, w, PARTIAL, r)
@@ -255,10 +282,11 @@ def end_run(state, l, time_s):
                 count(state, TTFT, time_s - request.arrival_s)
         else:
             single_gap(state, w, r, time_s)
+        charge_token(state, w, r)
         request.generated += 1
         request.last_token_s = time_s
         if request.generated == request.output:
-            worker.used -= held(state, w, request.length)
+            release(state, w, r)
             finish(state, w, r, time_s)
         elif worker.role == PREFILL:
             assign(state, w, r, -1.0)
@@ -292,7 +320,7 @@ def arrived(state, r, time_s):
             assign(state, v, r, -1.0)
         _lose(state, r)
         return
-    state.workers[w].used -= blocks_of(request.length)
+    release(state, w, r)
     append(state, v, READY, r)
     wake(state, v, time_s, link)
     if state.workers[w].waiting != NONE:
@@ -306,6 +334,7 @@ def _lose(state, r):
     if request.computed < request.length or request.generated == 0 or _is_lost(state, r):
         request.preemptions += request.computed > 0
         request.computed = 0
+        lose_prefix(state, r)
     state.counters[LOST] = put(state.requests, state.counters[LOST], r, request.arrival_s)
 
 
@@ -315,6 +344,7 @@ def _start_over(state, r):
     request = state.requests[r]
     request.length += 1  # the token that was not yet in the cache
     request.computed = 0
+    lose_prefix(state, r)
     request.preemptions += 1
 
 
@@ -362,7 +392,7 @@ def _go_down(state, w, time_s):
         _lose(state, r)
     while worker.waiting != NONE:
         r = worker.waiting
-        worker.waiting = without_root(state.requests, r)
+        leave(state, w, r)
         _lose(state, r)
     while worker.head[READY] != NONE:
         r = pop(state, w, READY)
@@ -370,6 +400,7 @@ def _go_down(state, w, time_s):
         _lose(state, r)
     while worker.head[INBOUND] != NONE:
         _lose(state, pop(state, w, INBOUND))
+    empty_cache(state, w, time_s)
     worker.waits, worker.used, worker.running = 0, 0, 0
     worker.pending_tokens, worker.requests, worker.kv_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     load(state, w, 0.0, 0.0, 0.0)

@@ -10,7 +10,7 @@ the function once more.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -273,6 +273,7 @@ class State(NamedTuple):
     tasks: npt.NDArray[np.void] = np.zeros(0, TASK)  # (n,) by request
     queues: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (W, ...) tasks: 2 request, 1 more for tokens
     picks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (seats,) requests new in a batch
+    caches: Any = None  # cache_layout.Caches where workers keep prefixes
 
 
 # counters; FRONT and BACK also name the two rows of `pools`, whose lengths follow

@@ -146,6 +146,41 @@ def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> f
     return percentile_s(request_values_s(simulation, metric), percentile_frac)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TenantService:
+    """Service of each tenant (U,), in tokens of prompts and output per second, while all were served.
+
+    A prompt counts when its first token is out, cached or not, the output when it ends. `window_s` runs from
+    the last tenant's first arrival to the first tenant's last completion. `jain_index` is that of service
+    over weight: 1 if all are equal, 1 / U if one has all; NaN if the window is empty.
+    """
+
+    window_s: tuple[float, float]
+    tokens_per_s: Floats
+    jain_index: float
+
+
+def tenant_service(simulation: Simulation) -> TenantService:
+    """Needs a trace that names tenants."""
+    of, users = simulation.tenant, range(len(simulation.tenants))
+    first_token_s = simulation.arrival_s + simulation.ttft_s
+    finish_s = simulation.arrival_s + simulation.e2e_s
+    start_s = max(float(simulation.arrival_s[of == u].min(initial=np.inf)) for u in users)
+    end_s = min(float(np.nanmax(finish_s[of == u], initial=-np.inf)) for u in users)
+    tokens = np.zeros(len(simulation.tenants))
+    for at_s, amount in ((first_token_s, simulation.input_tokens), (finish_s, simulation.output_tokens)):
+        inside = (at_s >= start_s) & (at_s <= end_s)
+        tokens += np.bincount(of[inside], weights=amount[inside], minlength=len(tokens))
+    rate = tokens / (end_s - start_s) if end_s > start_s else np.full(len(tokens), np.nan)
+    return TenantService((start_s, end_s), rate, jain_index(rate / simulation.tenant_weights))
+
+
+def jain_index(values: Floats) -> float:
+    """(sum x)^2 / (n sum x^2), NaN where nothing is above 0."""
+    squares = float((values**2).sum())
+    return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else float("nan")
+
+
 def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Limit, Llm, Network, Policies, Pool, WorkerType
 from planner.errors import InputError
 from planner.models.output_length import bucket_range, synthetic_buckets
-from planner.simulator import kernel, layout, ring, splitwise
+from planner.simulator import cache_layout, kernel, layout, ring, splitwise
 from planner.simulator.layout import State
 from planner.traces import Trace
 
@@ -34,7 +34,16 @@ BATCHING = {
 }
 CHUNKED = ("vllm-v1", "sarathi")
 WATERMARKED = ("sarathi", "vllm-v0", "orca")
-QUEUE = {"fcfs": layout.FCFS, "sjf": layout.SJF, "ljf": layout.LJF, "srpt": layout.SRPT}
+QUEUE = {
+    "fcfs": layout.FCFS,
+    "sjf": layout.SJF,
+    "ljf": layout.LJF,
+    "srpt": layout.SRPT,
+    "lpm": cache_layout.LPM,
+    "vtc": cache_layout.VTC,
+    "dlpm": cache_layout.DLPM,
+    "preble": cache_layout.PREBLE,
+}
 ADMISSION = {
     "greedy": layout.GREEDY,
     "reserve-static": layout.RESERVE_STATIC,
@@ -50,6 +59,15 @@ ROUTING = {
     "token-jsq": layout.SCORE,
     "kv-token-jsq": layout.SCORE,
     "least-waiting": layout.SCORE,
+    "prefix-affinity": cache_layout.AFFINITY,
+    "min-ttft": cache_layout.MIN_TTFT,
+    "cache-aware": cache_layout.CACHE_AWARE,
+    "e2": cache_layout.E2,
+    "d2lpm": cache_layout.D2LPM,
+}
+NEEDS_CACHE = {  # without prefix caches these have nothing to look at
+    "routing": tuple(name for name, how in ROUTING.items() if how >= cache_layout.AFFINITY),
+    "queue": tuple(name for name, order in QUEUE.items() if order >= cache_layout.LPM),
 }
 POOLS = ("static", "flip", "splitwise")
 BY_SCORE = tuple(name for name, how in ROUTING.items() if how == layout.SCORE)
@@ -97,6 +115,17 @@ class Simulation:
     counted: Ints  # (L,)
     complete: bool
     runs: npt.NDArray[np.void]  # (R,) layout.RUN, empty if not recorded
+    cached_tokens: Ints | None = None  # found in a prefix cache at first admission; None: there were none
+    tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # index into tenants
+    tenants: tuple[str, ...] = ()  # empty where the trace names none
+    tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def token_hit_frac(self) -> float | None:
+        """Share of the input tokens that prefix caches spared; None without caches."""
+        if self.cached_tokens is None:
+            return None
+        return float(self.cached_tokens.sum() / self.input_tokens.sum())
 
 
 def measured_window(trace: Trace) -> tuple[float, float]:
@@ -216,6 +245,7 @@ def _check_policies(fleet: Fleet) -> None:
             raise InputError(f"policies.{name} is {asked!r}, must be one of {', '.join(known)}")
     if policies.batching == "faster-transformer" and not policies.reserve_tokens:
         raise InputError("policies.reserve_tokens is 0, must be > 0 for faster-transformer, which needs it")
+    _check_prefix_policies(policies)
     deepest = max(pool.type.pp for pool in fleet.pools)
     if deepest > layout.MAX_PP:
         raise InputError(f"pp is {deepest}, must be at most {layout.MAX_PP}")
@@ -243,6 +273,37 @@ def _check_policies(fleet: Fleet) -> None:
             raise InputError(f"disturbances: batching {policies.batching!r} knows none; leave them out")
     if policies.batching == "splitwise" and deepest > 1:
         raise InputError(f"pp is {deepest}, must be 1 with batching 'splitwise'")
+
+
+def _check_prefix_policies(policies: Policies) -> None:
+    """Whether the policies go with prefix caches, or do without."""
+    if policies.decode_routing in NEEDS_CACHE["routing"]:
+        raise InputError(
+            f"policies.decode_routing is {policies.decode_routing!r}, must not look at prefixes: decode "
+            "workers keep none"
+        )
+    if not policies.prefix_cache:
+        for name, names in NEEDS_CACHE.items():
+            if (asked := getattr(policies, name)) in names:
+                raise InputError(f"policies.{name} is {asked!r}, which needs prefix_cache: true")
+        return
+    for name, value, possible in (
+        ("batching", policies.batching, CHUNKED), ("admission", policies.admission, ("greedy",)),
+        ("pools", policies.pools, ("static",)), ("vidur_restarts", policies.vidur_restarts, (False,)),
+    ):  # fmt: skip
+        if value not in possible:
+            raise InputError(
+                f"policies.{name} is {value!r}, must be {' or '.join(map(str, possible))} with prefix_cache"
+            )
+    if policies.queue in NEEDS_CACHE["queue"] and (policies.queue_batch or policies.queue_window_s < np.inf):
+        raise InputError(
+            f"policies.queue is {policies.queue!r}, which knows no longest_wait and no queue_batch"
+        )
+    if policies.priority_groups < 1:
+        raise InputError(f"policies.priority_groups is {policies.priority_groups}, must be at least 1")
+    for name, weight in policies.tenant_weights:
+        if not 0 < weight < np.inf:
+            raise InputError(f"policies.tenant_weights: {name} weighs {weight}, must be > 0")
 
 
 def _state(
@@ -335,6 +396,11 @@ def _state(
         heap=np.arange(entities),
         place=np.arange(entities),
         counters=counters,
+        caches=(
+            cache_layout.make_caches(fleet, trace, kinds, [pool.type for pool in pools])
+            if policies.prefix_cache and trace.has_prefixes
+            else None
+        ),
     )
     for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
         members = np.flatnonzero((workers["role"] == layout.DECODE) == is_decode)
@@ -468,4 +534,8 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         counted=state.limits["counted"],
         complete=bool(state.counters[layout.DONE] == len(requests)),
         runs=state.runs[: state.counters[layout.RUNS]],
+        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit"], 0),
+        tenant=trace.tenant,
+        tenants=trace.tenants,
+        tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
     )

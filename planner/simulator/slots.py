@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.simulator.caches import release_prefix
 from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.counting import count, in_window, settle_gap
 from planner.simulator.layout import (
@@ -23,9 +24,11 @@ from planner.simulator.layout import (
     REJECTED,
     RESERVE_STATIC,
     SJF,
+    SRPT,
     TPOT,
     TTFT,
 )
+from planner.simulator.lines import line_up, settle
 from planner.simulator.queues import append, pop, put
 
 LONGEST = 1e9  # tokens: more than any prompt has
@@ -90,6 +93,7 @@ def finish(state, w, r, time_s):
     request.generated = request.output
     state.workers[w].running -= 1
     assign(state, w, r, -1.0)
+    settle(state, r)
     state.counters[DONE] += 1
     if in_window(state, request.arrival_s):
         count(state, E2E, time_s - request.arrival_s)
@@ -119,10 +123,21 @@ def held(state, w, tokens):
 
 
 @kernel_jit
+def release(state, w, r):
+    """Request r, which is in no slot, gives its blocks on worker w back."""
+    state.workers[w].used -= held(state, w, state.requests[r].length)
+    release_prefix(state, w, r)
+
+
+@kernel_jit
 def enqueue(state, w, r):
     """Request r waits for its prompt to be computed on worker w, in the order of its policy."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
+    worker.waits += 1
+    if kind.order > SRPT:
+        line_up(state, w, r, False)
+        return
     tokens = float(request.length)
     if kind.order == FCFS:
         key = request.arrival_s
@@ -143,7 +158,6 @@ def enqueue(state, w, r):
         else:
             key = tokens
     worker.waiting = put(state.requests, worker.waiting, r, key)
-    worker.waits += 1
 
 
 @kernel_jit
@@ -151,8 +165,11 @@ def enqueue_first(state, w, r):
     """Request r was preempted: it goes before all others, the latest first."""
     worker = state.workers[w]
     worker.preempted += 1
-    worker.waiting = put(state.requests, worker.waiting, r, -LONGEST * LONGEST * worker.preempted)
     worker.waits += 1
+    if state.types[worker.type].order > SRPT:
+        line_up(state, w, r, True)
+        return
+    worker.waiting = put(state.requests, worker.waiting, r, -LONGEST * LONGEST * worker.preempted)
 
 
 @kernel_jit
@@ -220,7 +237,7 @@ def refresh_next_finish(state, l):
 def give_up(state, w, r):
     """Request r, which is in no slot any more, loses its seat, its blocks and what was computed."""
     worker, request = state.workers[w], state.requests[r]
-    worker.used -= held(state, w, request.length)
+    release(state, w, r)
     worker.running -= 1
     request.computed = 0
     request.preemptions += 1

@@ -1,0 +1,200 @@
+"""What prefix caches add to the kernel's state, and how a fleet and a trace make it.
+
+A node is a block of B tokens after all blocks before it: two prompts share it if they agree up to its end.
+B is a multiple of the KV block, so a node is B / 16 KV blocks. Every node a worker keeps is an entry; entries
+of all workers lie in one array with one index. Routing e2 counts how many recent requests share a node on a
+worker; its entries outlive eviction for as long as one does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS, Fleet, Policies, WorkerType
+from planner.errors import InputError
+from planner.prefix_tree import block_uses
+from planner.simulator.layout import NONE
+from planner.traces import Trace
+
+# orders of the waiting prompts that look at caches or tenants; those of layout.py are below
+LPM, VTC, DLPM, PREBLE = range(4, 8)
+# routing that does
+AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM = range(16, 21)
+
+ENTRY = np.dtype(
+    [
+        ("node", "i4"),
+        ("worker", "i4"),
+        ("refs", "i4"),  # running requests that use it; without any it is in the worker's list
+        ("is_cached", "i4"),
+        ("older", "i4"),  # in the list, by last use
+        ("newer", "i4"),  # ... or the next free entry
+        ("shares", "i4"),  # requests of e2's window that were routed to the worker and begin with it
+    ]
+)
+PROMPT = np.dtype(
+    [
+        ("start", "i8"),  # its nodes are path[start : start + depth]
+        ("depth", "i8"),
+        ("shared", "i8"),  # nodes of its worker's cache that it uses, from the first on
+        ("expected", "i8"),  # tokens the router believed to be cached, left out of the pending ones
+        ("hit", "i8"),  # tokens found cached when it was first admitted, NONE before
+        ("tenant", "i8"),
+        ("group", "i8"),  # preble: its priority when it was last looked at
+        # e2's window: a list by time of routing
+        ("next", "i8"),
+        ("worker", "i8"),  # NONE: not in it
+        ("routed_s", "f8"),
+        ("prefill_s", "f8"),
+        ("decode_s", "f8"),
+    ]
+)
+CACHE = np.dtype(
+    [
+        ("oldest", "i8"),  # the list of entries without refs
+        ("newest", "i8"),
+        ("idle", "i8"),  # how many those are
+        ("nodes", "i8"),  # entries cached
+        ("last", "i8"),  # of the prompts that wait
+        ("served", "i8"),  # tenant of the prompt admitted last, NONE before
+        # e2's window
+        ("requests", "i8"),
+        ("prefill_s", "f8"),
+        ("decode_s", "f8"),
+        ("token_s", "f8"),  # to prefill one token
+        ("output_s", "f8"),  # to decode one
+    ]
+)
+TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8")])  # vtc's counter, dlpm's deficit
+NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
+
+# numbers: tokens and KV blocks of a node, first free entry, e2's window, notices under way
+B, NODE_BLOCKS, FREE, FIRST_ROUTED, LAST_ROUTED, FIRST_NOTICE, NOTICES = range(7)
+NUMBERS = 7
+# settings
+EXTEND, OUTPUT, QUANTUM, WORKER_QUANTUM, WINDOW_S, BALANCE, DECODE_FRAC, MATCH_FRAC, ABS, REL, NOTICE_S = (
+    range(11)
+)
+
+
+class Caches(NamedTuple):
+    """W workers, n requests, N nodes, U tenants, P priority groups; K words of 64 workers."""
+
+    path: npt.NDArray[np.int32]  # (m,) nodes of all prompts
+    prompts: npt.NDArray[np.void]  # (n,) PROMPT
+    entries: npt.NDArray[np.void]  # (C,) ENTRY
+    places: npt.NDArray[np.int32]  # (2^k,) open addressing: entry of (node, worker)
+    holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
+    alive: npt.NDArray[np.uint64]  # (K,) scratch
+    match: npt.NDArray[np.int64]  # (W,) nodes of the request being routed that each worker has
+    workers: npt.NDArray[np.void]  # (W,) CACHE
+    tenants: npt.NDArray[np.void]  # (W, U) TENANT
+    weights: npt.NDArray[np.float64]  # (U,) of tenants
+    deficits: npt.NDArray[np.float64]  # (U, W) d2lpm
+    charged: npt.NDArray[np.int64]  # (L,) steps of a lane's run whose tokens are charged to tenants
+    slots: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
+    firsts: npt.NDArray[np.int64]  # (P,) scratch
+    notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring
+    numbers: npt.NDArray[np.int64]  # (NUMBERS,)
+    settings: npt.NDArray[np.float64]  # see above
+
+
+def tenant_weights(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
+    """The weight of each tenant of the trace, 1 unless the policies say otherwise."""
+    weights = dict(policies.tenant_weights)
+    if unknown := sorted(set(weights) - set(trace.tenants)):
+        raise InputError(
+            f"policies.tenant_weights names {unknown[0]!r}, must be tenants of the trace: "
+            f"{', '.join(trace.tenants) or 'it has none'}"
+        )
+    return np.array([weights.get(name, 1.0) for name in trace.tenants or ("",)])
+
+
+def make_caches(
+    fleet: Fleet, trace: Trace, kinds: npt.NDArray[np.int64], worker_types: list[WorkerType]
+) -> Caches:
+    """Empty caches of the workers, `kinds` (W,) of `worker_types`; the trace must have prefixes."""
+    policies, n, workers = fleet.policies, len(trace), len(kinds)
+    block = trace.prefix_block_tokens
+    if block % KV_BLOCK_TOKENS:
+        raise InputError(
+            f"{trace.name}: blocks of {block} tokens, must be a multiple of {KV_BLOCK_TOKENS} to be cached"
+        )
+    uses = block_uses(trace)
+    prompts = np.zeros(n, dtype=PROMPT)
+    prompts["start"] = uses.offsets[:-1]
+    prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // block)
+    prompts["hit"] = prompts["next"] = prompts["worker"] = NONE
+    prompts["tenant"] = trace.tenant
+
+    caches = np.zeros(workers, dtype=CACHE)
+    for name in ("oldest", "newest", "last", "served"):
+        caches[name] = NONE
+    caches["token_s"] = np.array([prefill_token_s(worker_type) for worker_type in worker_types])[kinds]
+    context = float((trace.input_tokens + trace.output_tokens / 2).mean())
+    caches["output_s"] = np.array([output_token_s(worker_type, context) for worker_type in worker_types])[
+        kinds
+    ]
+
+    room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
+    notices = room if policies.eviction_notice_s > 0 else 0
+    if policies.routing == "e2":
+        room += _most_uses(trace, prompts["depth"], policies.share_window_s)
+    entries = np.zeros(room, dtype=ENTRY)
+    entries["newer"] = np.append(np.arange(1, room), NONE)[:room]
+    places = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)
+
+    weights = tenant_weights(policies, trace)
+    work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
+    quantum = 2.0 * float(work.mean())
+    numbers = np.zeros(NUMBERS, dtype=np.int64)
+    numbers[[B, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
+    numbers[[FIRST_ROUTED, LAST_ROUTED]] = NONE
+    numbers[FREE] = 0 if room else NONE
+    words = -(-workers // 64)
+    return Caches(
+        path=uses.node,
+        prompts=prompts,
+        entries=entries,
+        places=places,
+        holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
+        alive=np.zeros(words, dtype=np.uint64),
+        match=np.zeros(workers, dtype=np.int64),
+        workers=caches,
+        tenants=np.zeros((workers, len(weights)), dtype=TENANT),
+        weights=weights,
+        deficits=np.zeros((len(weights), workers)),
+        charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
+        slots=np.zeros((workers, policies.priority_groups), dtype=np.int64),
+        firsts=np.zeros(policies.priority_groups, dtype=np.int64),
+        notices=np.zeros(notices, dtype=NOTICE),
+        numbers=numbers,
+        settings=np.array([
+            policies.extend_weight, policies.output_weight, policies.quantum_tokens or quantum,
+            policies.worker_quantum_tokens or quantum, policies.share_window_s, policies.balance_ratio,
+            policies.explore_decode_frac, policies.cache_threshold_frac, policies.balance_requests,
+            policies.balance_ratio, policies.eviction_notice_s,
+        ]),
+    )  # fmt: skip
+
+
+def prefill_token_s(worker_type: WorkerType) -> float:
+    """Seconds that one token of a prompt takes, in a step of the whole budget."""
+    budget = worker_type.max_num_batched_tokens
+    return float(worker_type.latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
+
+
+def output_token_s(worker_type: WorkerType, context_tokens: float) -> float:
+    """Seconds of a worker that one output token takes where every seat is taken."""
+    seats, latency = worker_type.max_num_seqs, worker_type.latency
+    return float(latency.step_s(seats, decodes=seats, kv_tokens=seats * context_tokens)) / seats
+
+
+def _most_uses(trace: Trace, depth: npt.NDArray[np.int64], window_s: float) -> int:
+    """The most blocks that the arrivals of one window use."""
+    total = np.concatenate(([0], np.cumsum(depth)))
+    first = np.searchsorted(trace.arrival_s, trace.arrival_s - window_s)
+    return int((total[1:] - total[first]).max())

@@ -1,0 +1,231 @@
+"""Whose prompt is next on a worker, where that depends on what is cached or on who asked.
+
+lpm (SGLang): the prompt with most cached now; ties as they came.
+vtc (Sheng et al. 2024): the tenant served least by the worker; who comes back after a pause has no credit.
+dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a quantum.
+    Whoever comes back keeps his debt, but no credit.
+preble (Srivatsa et al. 2024): P groups by the cached part of the prompt, from each of which, best first, one
+    prompt more than from the one below goes in a round.
+
+Service is tokens computed of prompts (cached ones are free) and tokens of output, each with its weight, over
+the tenant's weight. Whoever was preempted goes before all others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.cache_layout import D2LPM, DLPM, EXTEND, LPM, OUTPUT, PREBLE, QUANTUM, VTC, B
+from planner.simulator.caches import cached_nodes
+from planner.simulator.compiled import kernel_jit, small_jit, where_cached
+from planner.simulator.counting import steps_reaching
+from planner.simulator.layout import FRONT, NONE, ROUTING, SRPT, ZERO
+from planner.simulator.queues import without_root
+
+
+@where_cached(lambda state, w, r, is_first: None)
+def line_up(state, w, r, is_first):
+    """Request r waits on worker w in a list, as it came or before all others."""
+    worker, request = state.workers[w], state.requests[r]
+    cache = state.caches.workers[w]
+    _rejoin(state, w, r)
+    request.key = -1.0 if is_first else request.arrival_s
+    request.left, request.right = NONE, NONE
+    if worker.waiting == NONE:
+        worker.waiting, cache.last = r, r
+    elif is_first:
+        request.right = worker.waiting
+        state.requests[worker.waiting].left = r
+        worker.waiting = r
+    else:
+        request.left = cache.last
+        state.requests[cache.last].right = r
+        cache.last = r
+
+
+@kernel_jit
+def _rejoin(state, w, r):
+    """The tenant of request r has one more that waits on worker w."""
+    tenants = state.caches.tenants
+    u = state.caches.prompts[r].tenant
+    tenant = tenants[w, u]
+    if tenant.waiting == 0:
+        tenant.credit = min(tenant.credit, 0.0)
+        least = np.inf
+        for v in range(tenants.shape[1]):
+            if tenants[w, v].waiting > 0:
+                least = min(least, tenants[w, v].served)
+        served = state.caches.workers[w].served
+        if least == np.inf and served != NONE:
+            least = tenants[w, served].served
+        if least < np.inf:
+            tenant.served = max(tenant.served, least)
+    tenant.waiting += 1
+
+
+def _leave_heap(state, w, r):
+    worker = state.workers[w]
+    worker.waiting = without_root(state.requests, r)
+
+
+@where_cached(_leave_heap)
+def leave(state, w, r):
+    """Request r, which is next on worker w, waits no longer."""
+    worker, request = state.workers[w], state.requests[r]
+    cache, prompt = state.caches.workers[w], state.caches.prompts[r]
+    order = state.types[worker.type].order
+    if order <= SRPT:
+        worker.waiting = without_root(state.requests, r)
+        return
+    if request.left == NONE:
+        worker.waiting = request.right
+    else:
+        state.requests[request.left].right = request.right
+    if request.right == NONE:
+        cache.last = request.left
+    else:
+        state.requests[request.right].left = request.left
+    state.caches.tenants[w, prompt.tenant].waiting -= 1
+    cache.served = prompt.tenant
+    if order == PREBLE and request.key >= 0.0:
+        state.caches.slots[w, prompt.group] -= 1
+
+
+@where_cached(lambda state, w: False)
+def is_asked_again(state, w):
+    """Whether after one more step of decodes alone somebody else may be next on worker w, and find a seat."""
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    return kind.order > SRPT and worker.waits > 0 and worker.running < kind.seats
+
+
+@where_cached(lambda state, w: state.workers[w].waiting)
+def next_waiting(state, w):
+    """The request of which worker w computes the prompt next; NONE where none waits."""
+    worker = state.workers[w]
+    first, order = worker.waiting, state.types[worker.type].order
+    if first == NONE or order <= SRPT or state.requests[first].key < 0.0:
+        return first
+    if order == PREBLE:
+        return _next_by_group(state, w)
+    if order == DLPM:
+        _refill(state, w)
+    best, most, least = NONE, NONE, np.inf
+    r = first
+    while r != NONE:
+        tenant = state.caches.tenants[w, state.caches.prompts[r].tenant]
+        if order == VTC:
+            if tenant.served < least:
+                best, least = r, tenant.served
+        elif order == LPM or tenant.credit > 0.0:
+            nodes = cached_nodes(state, w, r, ZERO)
+            if nodes > most:
+                best, most = r, nodes
+        r = state.requests[r].right
+    return best
+
+
+@kernel_jit
+def _refill(state, w):
+    """If no tenant that waits has credit, all get quanta, as many as the first needs to have some."""
+    tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM]
+    while True:
+        quanta = np.inf
+        for u in range(tenants.shape[1]):
+            if tenants[w, u].waiting > 0:
+                if tenants[w, u].credit > 0.0:
+                    return
+                debt = -tenants[w, u].credit / (quantum * state.caches.weights[u])
+                quanta = min(quanta, np.floor(debt) + 1.0)
+        for u in range(tenants.shape[1]):
+            if tenants[w, u].waiting > 0:
+                tenants[w, u].credit += quanta * quantum * state.caches.weights[u]
+
+
+@kernel_jit
+def _next_by_group(state, w):
+    caches = state.caches
+    firsts, slots = caches.firsts, caches.slots
+    groups = len(firsts)
+    firsts[:] = NONE
+    r = state.workers[w].waiting
+    while r != NONE:
+        cached = cached_nodes(state, w, r, ZERO) * caches.numbers[B]
+        group = min(groups * cached // state.requests[r].length, groups - 1)
+        caches.prompts[r].group = group
+        if firsts[group] == NONE:
+            firsts[group] = r
+        r = state.requests[r].right
+    while True:
+        for group in range(groups - 1, -1, -1):
+            if firsts[group] != NONE and slots[w, group] > 0:
+                return firsts[group]
+        for group in range(groups):
+            slots[w, group] = group + 1
+
+
+@small_jit
+def _is_fair(state, w):
+    order = state.types[state.workers[w].type].order
+    return order == VTC or order == DLPM
+
+
+@kernel_jit
+def _charge(state, w, u, service):
+    tenant = state.caches.tenants[w, u]
+    tenant.served += service / state.caches.weights[u]
+    tenant.credit -= service
+
+
+@kernel_jit
+def charge_prompt(state, w, r):
+    """Request r is admitted: what is not cached of its prompt will be computed."""
+    if _is_fair(state, w):
+        missed = state.requests[r].length - state.requests[r].computed
+        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND] * missed)
+
+
+@where_cached(lambda state, w, r: None)
+def charge_token(state, w, r):
+    """Request r has its first token, or the next one after it was preempted."""
+    if _is_fair(state, w):
+        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT])
+
+
+@where_cached(lambda state, l, steps: None)
+def charge_tokens(state, l, steps):
+    """Every running decode of lane l has made so many tokens in its run, which is over."""
+    if _is_fair(state, state.lanes[l].worker):
+        _charge_up_to(state, l, steps)
+        state.caches.charged[l] = 0
+
+
+@where_cached(lambda state, w, time_s: None)
+def charge_running(state, w, time_s):
+    """Somebody comes to worker w in the middle of a run: what was made of it so far counts."""
+    if not _is_fair(state, w):
+        return
+    worker = state.workers[w]
+    for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+        lane = state.lanes[l]
+        if lane.run_steps > 1:
+            steps = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s) - 1
+            _charge_up_to(state, l, steps)
+
+
+@kernel_jit
+def _charge_up_to(state, l, steps):
+    lane, caches = state.lanes[l], state.caches
+    service = caches.settings[OUTPUT] * (steps - caches.charged[l])
+    caches.charged[l] = steps
+    for slot in range(lane.decodes):
+        _charge(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
+
+
+@where_cached(lambda state, r: None)
+def settle(state, r):
+    """Request r is finished: d2lpm charges its output."""
+    caches = state.caches
+    if state.counters[ROUTING + FRONT] == D2LPM:
+        w = state.requests[r].prefill_worker
+        caches.deficits[caches.prompts[r].tenant, w] -= caches.settings[OUTPUT] * state.requests[r].output

@@ -1,0 +1,261 @@
+"""Which worker, where it matters who has the prompt's beginning cached. W workers, d nodes: O(d + W).
+
+prefix-affinity: the longest match, among equals the lowest score.
+min-ttft: the least seconds of what is pending and what is missed of the prompt (Mooncake, Dynamo).
+cache-aware (SGLang): the longest match if it is more than a share of the prompt, else the smallest cache; the
+    fewest requests while workers differ in requests by more than a number and a ratio.
+e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load among the longest matches,
+    else among all. Load is seconds: prefill and decode of what was routed there in the last window, what the
+    nodes that must leave are worth (their prefill times the share of requests that begin with them), the
+    prefill of what is missed. The heaviest worker's prompts go to the lightest while they are too far apart.
+d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, else among
+    all with credit; a tenant without any gets a quantum on every worker.
+
+All see caches as the router knows them (caches.hear).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from planner.simulator.cache_layout import (
+    ABS,
+    AFFINITY,
+    BALANCE,
+    CACHE_AWARE,
+    D2LPM,
+    DECODE_FRAC,
+    E2,
+    EXTEND,
+    FIRST_ROUTED,
+    MATCH_FRAC,
+    MIN_TTFT,
+    NODE_BLOCKS,
+    REL,
+    WINDOW_S,
+    WORKER_QUANTUM,
+    B,
+)
+from planner.simulator.caches import cacheable, forget_routed, hear, node_at, remember_routed
+from planner.simulator.compiled import kernel_jit, small_jit, where_cached
+from planner.simulator.layout import FRONT, NONE, ROUTING, SIZE, ZERO
+from planner.simulator.routing import choose
+from planner.simulator.slots import blocks_of
+
+
+@intrinsic
+def _lowest_bit(typing_context, word):
+    """Index of the lowest bit that is set, of a word that has one."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.int64(types.uint64), codegen
+
+
+@where_cached(lambda state, r, time_s: choose(state, FRONT, r))
+def route(state, r, time_s):
+    """The worker for request r, which has nothing computed; NONE if it fits on none."""
+    caches, how = state.caches, state.counters[ROUTING + FRONT]
+    hear(state, time_s, ZERO)
+    _match(state, r)
+    if how < AFFINITY:
+        w = choose(state, FRONT, r)
+    elif how == CACHE_AWARE:
+        w = _cache_aware(state, r)
+    elif how == E2:
+        w = _e2(state, r, time_s)
+    elif how == D2LPM:
+        w = _d2lpm(state, r)
+    else:
+        w = _least(state, r, how == MIN_TTFT)
+    if w != NONE:
+        caches.prompts[r].expected = caches.match[w] * caches.numbers[B]
+    return w
+
+
+@where_cached(lambda state, r: ZERO)
+def expected_tokens(state, r):
+    """Tokens of request r that the router believes its worker to have."""
+    return state.caches.prompts[r].expected
+
+
+@kernel_jit
+def _match(state, r):
+    """How many nodes of request r each worker has: down the path, as long as anybody has the next one."""
+    caches = state.caches
+    alive, match, words = caches.alive, caches.match, len(caches.alive)
+    match[:] = 0
+    nodes = cacheable(state, r)
+    for i in range(nodes + 1):
+        is_any = False
+        for k in range(words):
+            here = caches.holders[node_at(state, r, i), k] if i < nodes else np.uint64(0)
+            if i > 0:
+                here &= alive[k]
+                gone = alive[k] & ~here
+                while gone != 0:
+                    match[64 * k + _lowest_bit(gone)] = i
+                    gone &= gone - np.uint64(1)
+            alive[k] = here
+            is_any |= here != 0
+        if not is_any:
+            return
+
+
+@small_jit
+def _takes(state, w, need):
+    return need <= state.types[state.workers[w].type].blocks
+
+
+@small_jit
+def _need(state, r):
+    return blocks_of(state.requests[r].input + state.requests[r].output)
+
+
+@kernel_jit
+def _least(state, r, by_seconds):
+    """min-ttft or prefix-affinity."""
+    caches, need = state.caches, _need(state, r)
+    best, best_match, best_s = NONE, NONE, np.inf
+    for i in range(state.counters[SIZE + FRONT]):
+        w = state.pools[FRONT, i]
+        if not _takes(state, w, need):
+            continue
+        seconds, match = state.score[w], caches.match[w]
+        if by_seconds:
+            missed = state.requests[r].length - match * caches.numbers[B]
+            seconds += missed * caches.workers[w].token_s
+            match = ZERO
+        if match > best_match or (match == best_match and seconds < best_s):
+            best, best_match, best_s = w, match, seconds
+    return best
+
+
+@kernel_jit
+def _cache_aware(state, r):
+    caches, need = state.caches, _need(state, r)
+    most, fewest, fewest_tokens = -np.inf, np.inf, np.inf
+    idlest, smallest, nearest = NONE, NONE, NONE
+    for i in range(state.counters[SIZE + FRONT]):
+        w = state.pools[FRONT, i]
+        requests = state.workers[w].requests
+        most, fewest = max(most, requests), min(fewest, requests)
+        if not _takes(state, w, need):
+            continue
+        if idlest == NONE or requests < state.workers[idlest].requests:
+            idlest = w
+        tokens = caches.workers[w].nodes * caches.numbers[B] + state.workers[w].pending_tokens
+        if tokens < fewest_tokens:
+            smallest, fewest_tokens = w, tokens
+        if nearest == NONE or caches.match[w] > caches.match[nearest]:
+            nearest = w
+    if nearest == NONE:
+        return NONE
+    if most - fewest > caches.settings[ABS] and most > caches.settings[REL] * fewest:
+        return idlest
+    is_near = (
+        caches.match[nearest] * caches.numbers[B] > caches.settings[MATCH_FRAC] * state.requests[r].length
+    )
+    return nearest if is_near else smallest
+
+
+@kernel_jit
+def _e2(state, r, time_s):
+    caches, need, request = state.caches, _need(state, r), state.requests[r]
+    first = caches.numbers[FIRST_ROUTED]
+    while first != NONE and caches.prompts[first].routed_s < time_s - caches.settings[WINDOW_S]:
+        forget_routed(state)
+        first = caches.numbers[FIRST_ROUTED]
+    longest = NONE
+    for i in range(state.counters[SIZE + FRONT]):
+        w = state.pools[FRONT, i]
+        if _takes(state, w, need):
+            longest = max(longest, caches.match[w])
+    if longest == NONE:
+        return NONE
+    is_exploit = 2 * longest * caches.numbers[B] > request.length
+    chosen, least_s = NONE, np.inf
+    heaviest, most_s, lightest, fewest_s = NONE, -1.0, NONE, np.inf
+    decoding, most_frac = NONE, caches.settings[DECODE_FRAC]
+    for i in range(state.counters[SIZE + FRONT]):
+        w = state.pools[FRONT, i]
+        if not _takes(state, w, need):
+            continue
+        cache = caches.workers[w]
+        window_s = cache.prefill_s + cache.decode_s
+        if window_s > most_s:
+            heaviest, most_s = w, window_s
+        if window_s < fewest_s:
+            lightest, fewest_s = w, window_s
+        if cache.decode_s > most_frac * window_s:
+            decoding, most_frac = w, cache.decode_s / window_s
+        if is_exploit and caches.match[w] < longest:
+            continue
+        load_s = window_s + (request.length - caches.match[w] * caches.numbers[B]) * cache.token_s
+        if load_s < least_s:
+            load_s += _eviction_s(state, w, r, least_s - load_s)
+            if load_s < least_s:
+                chosen, least_s = w, load_s
+    if is_exploit:
+        if chosen == heaviest and most_s > caches.settings[BALANCE] * fewest_s:
+            chosen = lightest
+    elif decoding != NONE:
+        chosen = decoding
+    cache = caches.workers[chosen]
+    missed = request.length - caches.match[chosen] * caches.numbers[B]
+    remember_routed(state, chosen, r, time_s, missed * cache.token_s, request.predicted * cache.output_s)
+    return chosen
+
+
+@kernel_jit
+def _eviction_s(state, w, r, most_s):
+    """What worker w loses by the nodes that leave for request r, per request: no further than `most_s`."""
+    caches, worker = state.caches, state.workers[w]
+    cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
+    if cache.requests == 0:
+        return 0.0
+    free = state.types[worker.type].blocks - worker.used - cache.idle * each
+    missing = blocks_of(state.requests[r].length) - caches.match[w] * each - free
+    node_s = caches.numbers[B] * cache.token_s / cache.requests
+    seconds, e = 0.0, cache.oldest
+    while missing > 0 and e != NONE and seconds < most_s:
+        seconds += caches.entries[e].shares * node_s
+        e = np.int64(caches.entries[e].newer)
+        missing -= each
+    return seconds
+
+
+@kernel_jit
+def _d2lpm(state, r):
+    caches, need = state.caches, _need(state, r)
+    credit = caches.deficits[caches.prompts[r].tenant]
+    weight = caches.weights[caches.prompts[r].tenant]
+    quantum = caches.settings[WORKER_QUANTUM] * weight
+    longest, most = NONE, -np.inf
+    for i in range(state.counters[SIZE + FRONT]):
+        w = state.pools[FRONT, i]
+        if _takes(state, w, need):
+            longest = max(longest, caches.match[w])
+            most = max(most, credit[w])
+    if longest == NONE:
+        return NONE
+    while most <= 0.0:
+        quanta = np.floor(-most / quantum) + 1.0
+        most += quanta * quantum
+        for w in range(len(credit)):
+            credit[w] += quanta * quantum
+    best, is_best_near = NONE, False
+    for i in range(state.counters[SIZE + FRONT]):
+        w = state.pools[FRONT, i]
+        if credit[w] <= 0.0 or not _takes(state, w, need):
+            continue
+        is_near = caches.match[w] == longest
+        is_fewer = best == NONE or state.workers[w].requests < state.workers[best].requests
+        if is_near > is_best_near or (is_near == is_best_near and is_fewer):
+            best, is_best_near = w, is_near
+    missed = state.requests[r].length - caches.match[best] * caches.numbers[B]
+    credit[best] -= caches.settings[EXTEND] * missed
+    return best
