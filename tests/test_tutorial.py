@@ -1,4 +1,4 @@
-"""The tutorial is run as it stands: its commands succeed and print what it shows."""
+"""Tutorial, how-to and API page are run as they stand: what they show is what is printed."""
 
 from __future__ import annotations
 
