@@ -114,7 +114,7 @@ def _with(asked: Asked, kind: str, gpu: str, value: Any) -> Asked:
 def _curve(session: Session, saved: SavedPlan) -> None:
     """The best fleet for every value of a limit."""
     st.header("What each limit costs")
-    offered = {
+    offered: dict[str, str] = {
         metric: f"{metric.upper()} limit" for metric in METRICS if saved.asked[f"{metric}_ms"] is not None
     }
     offered |= {"rate": "rate", "power": "power limit", "cost": "cost limit"}
