@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= out
 
-.PHONY: plan test test-vllm check docs bench format clean
+.PHONY: plan ui test test-vllm check docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
+
+ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
+	$(BIN)/plan ui --folder plans
 
 test: $(VENV)/installed-dev  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n 2
@@ -54,6 +57,10 @@ $(BIN)/python:
 
 $(VENV)/installed: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-ui: pyproject.toml $(VENV)/installed
+	$(BIN)/pip install --quiet --editable '.[ui]'
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/installed

@@ -2,13 +2,14 @@
 
     pip install -e '.[silicon]' && python benchmarks/silicon.py
 
-AIConfigurator's wheel carries measured points (systems/silicon_sample.csv, Apache-2.0): mean TTFT and TPOT of
-vLLM at a fixed concurrency. Here are those of Llama-3.1-70B in fp8 (InferenceX: lengths uniform in 0.8 ... 1
-of the nominal ones) and of Qwen3-32B in bf16 (vLLM 0.12; equal lengths, whose requests would stay in step for
-ever in a simulation but not behind a real client, so lengths of 0.95 ... 1 stand in). Each point is simulated
-with our fit of the kernel times of the same GPUs and three constants per campaign: host overhead per step, a
-factor on prefill, and a delay before the first token (tokenizer, HTTP). They are calibrated on half of the
-configurations (GPU, TP, lengths); the errors below are those on the other half. Prints a Markdown table.
+AIConfigurator's wheel carries measured points (systems/silicon_sample.csv, Apache-2.0): mean TTFT and TPOT
+of vLLM at a fixed concurrency. Here are those of Llama-3.1-70B in fp8 (InferenceX: lengths uniform in 0.8 ...
+1 of the nominal ones) and of Qwen3-32B in bf16 (vLLM 0.12, AIConfigurator's authors: equal lengths, and the
+token budget its generator gives engines it benchmarks: one prompt, the batch and 1500 tokens). Each point
+is simulated with our fit of the kernel times of the same GPUs and three constants per campaign: host overhead
+per step, a factor on prefill, and a delay before the first token (tokenizer, HTTP). They are calibrated on
+half of the configurations (GPU, TP, lengths); the errors below are those on the other half. Prints a Markdown
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from planner.catalog import Catalog, read_catalog
-from planner.domain import Fleet, Llm, Pool, WorkerType
+from planner.domain import Fleet, Gpu, Llm, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.step_fit import PiecewiseLinearStepLatency
@@ -33,17 +34,20 @@ from profiling.silicon import silicon_table
 Floats = npt.NDArray[np.float64]
 SYSTEMS = {"h100_sxm": "h100-80g", "h200_sxm": "h200-141g"}
 WAVES = 10  # requests per seat of the closed loop
-BUDGET, SEATS = 8192, 256  # vLLM's defaults for a server on these GPUs
+BUDGET, SEATS = 8192, 256  # as a server on these GPUs starts with
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Measured points that were taken the same way; `shortest` is the least length over the nominal one."""
+    """Measured points that were taken the same way; `shortest` is the least length over the nominal one,
+    `margin_tokens` what the token budget has beside one prompt and the batch, None where it is BUDGET.
+    """
 
     llm: str
     quantised: str
     shortest: float
     systems: tuple[str, ...]
+    margin_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Constants:
 
 CAMPAIGNS = (
     Campaign("meta-llama/Llama-3.1-70B", "fp8", 0.8, ("h100_sxm", "h200_sxm")),
-    Campaign("Qwen/Qwen3-32B", "", 0.95, ("h100_sxm",)),
+    Campaign("Qwen/Qwen3-32B", "", 1.0, ("h100_sxm",), margin_tokens=1500),
 )
 
 
@@ -91,6 +95,15 @@ def kernel_times(campaign: Campaign, llm: Llm, catalog: Catalog, gpu: str, tp: i
         return catalog.latency(llm, catalog.gpu(gpu), tp)
     table = silicon_table(llm, catalog.gpu(gpu), tp, fp8_weights=True)
     return PiecewiseLinearStepLatency(beyond="extrapolate").fit(table.X, table.y).latency_
+
+
+def worker_type(campaign: Campaign, llm: Llm, gpu: Gpu, point: Point, latency: StepLatency) -> WorkerType:
+    """The engine that the point was measured on."""
+    budget = BUDGET
+    if campaign.margin_tokens is not None:
+        budget = point.input_tokens + point.concurrency + campaign.margin_tokens
+    kv_tokens = kv_cache_tokens(llm, gpu, point.tp, max_num_batched_tokens=budget, max_num_seqs=SEATS)
+    return WorkerType(gpu, point.tp, latency, kv_tokens, budget, SEATS)
 
 
 def simulated(point: Point, llm: Llm, worker: WorkerType, shortest: float, constants: Constants) -> Floats:
@@ -118,14 +131,14 @@ def main() -> None:
         # the points that run out of KV cache are met with an fp8 cache only
         llm = replace(row, dtype_bytes=1.0, kv_dtype_bytes=1.0) if campaign.quantised else row
         points = points_of(campaign)
-        workers = {
-            (gpu, tp): WorkerType(
-                catalog.gpu(gpu), tp, kernel_times(campaign, llm, catalog, gpu, tp),
-                kv_cache_tokens(llm, catalog.gpu(gpu), tp, max_num_batched_tokens=BUDGET, max_num_seqs=SEATS),
-                BUDGET, SEATS,
-            )
+        times = {
+            (gpu, tp): kernel_times(campaign, llm, catalog, gpu, tp)
             for gpu, tp in sorted({(point.gpu, point.tp) for point in points})
-        }  # fmt: skip
+        }
+        workers = {
+            point: worker_type(campaign, llm, catalog.gpu(point.gpu), point, times[point.gpu, point.tp])
+            for point in points
+        }
         configurations = sorted({point.configuration for point in points})
         shuffled = np.random.default_rng(1).permutation(len(configurations))
         known = {configurations[i] for i in shuffled[: len(configurations) // 2]}
@@ -136,11 +149,11 @@ def main() -> None:
             *,
             llm: Llm = llm,
             campaign: Campaign = campaign,
-            workers: dict[tuple[str, int], WorkerType] = workers,
+            workers: dict[Point, WorkerType] = workers,
         ) -> Floats:
             """Simulated over measured TTFT and TPOT, shape (points, 2)."""
             return np.array([
-                simulated(p, llm, workers[p.gpu, p.tp], campaign.shortest, constants) / [p.ttft_s, p.tpot_s]
+                simulated(p, llm, workers[p], campaign.shortest, constants) / [p.ttft_s, p.tpot_s]
                 for p in chosen
             ])  # fmt: skip
 

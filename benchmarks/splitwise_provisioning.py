@@ -4,7 +4,7 @@
 
 PROFILES holds perf_knots.csv (step times as Splitwise-sim looks them up) and perf_model.csv (what was
 measured), TRACES the two Azure 2023 CSVs. BLOOM-176B, TP 8, all nine limits of the paper's table VI. Requests
-are made as that program makes them (Poisson, prompts and outputs drawn independently), for 2 minutes; the
+are made as that program makes them (Poisson, prompts and outputs drawn independently), for 2 `--minutes`; the
 name of the trace seeds numpy's old generator, further `--seeds` come from further names. Prints, with CPU
 seconds:
 
@@ -60,9 +60,9 @@ OTHERS = {"AH": ("A", "H"), "AHcap": ("A", "Hcap"), "HcapA": ("Hcap", "A"), "Hca
           "HcapH": ("Hcap", "H")}  # fmt: skip
 FILES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
 NETWORK = Network(200 * 2**30, transfer="serialised", is_shared=False)
-MINUTES = 2
+
 MOST = 160  # machines of a pool
-RATES_RPS = [10.0 * k for k in range(1, 41)]
+MOST_RPS = 400.0
 STEP = 5  # of prompt machines in the paper's splits
 
 
@@ -72,10 +72,10 @@ def column(path: Path, name: str) -> npt.NDArray[np.int64]:
         return pd.read_csv(stream)[name].to_numpy(np.int64)
 
 
-def made_up(traces: Path, workload: str, rate_rps: float, seed: int) -> Trace:
+def made_up(traces: Path, workload: str, rate_rps: float, seed: int, minutes: float = 2) -> Trace:
     """As Splitwise-sim draws it, for the name of the trace."""
-    name = f"rr_{workload}_{rate_rps:g}_{MINUTES}min" + (f"_{seed}" if seed else "")
-    drawn = int(1.5 * rate_rps * 60 * MINUTES) + 1000
+    name = f"rr_{workload}_{rate_rps:g}_{minutes:g}min" + (f"_{seed}" if seed else "")
+    drawn = int(1.5 * rate_rps * 60 * minutes) + 1000
     rng = np.random.RandomState(zlib.crc32(name.encode()))
     arrival_s = np.cumsum(rng.standard_exponential(drawn) / rate_rps)
     path = traces / FILES[workload]
@@ -83,7 +83,7 @@ def made_up(traces: Path, workload: str, rate_rps: float, seed: int) -> Trace:
         values[rng.randint(0, len(values), drawn)]
         for values in (column(path, "ContextTokens"), column(path, "GeneratedTokens"))
     )
-    inside = arrival_s < 60 * MINUTES
+    inside = arrival_s < 60 * minutes
     return Trace(name, arrival_s[inside], inputs[inside], outputs[inside])
 
 
@@ -121,6 +121,8 @@ def main() -> None:
     parser.add_argument("--workload", choices=tuple(FILES), default="code")
     parser.add_argument("--rate", type=float, default=70.0)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--grid", type=float, default=10.0, help="of rates within a budget, requests/s")
     arguments = parser.parse_args()
 
     preset = read_catalog().slos["splitwise"].slowdowns
@@ -130,7 +132,7 @@ def main() -> None:
 
     @cache
     def requests(rate_rps: float, seed: int) -> tuple[Trace, Mapping[Metric, npt.NDArray[np.float64]]]:
-        trace = made_up(arguments.traces, arguments.workload, rate_rps, seed)
+        trace = made_up(arguments.traces, arguments.workload, rate_rps, seed, arguments.minutes)
         return trace, alone(trace)
 
     @cache
@@ -164,6 +166,7 @@ def main() -> None:
             ]
             texts = [f"{one.value:.6g} {' '.join(map(show, one.counts[:7]))}" for one in found]
             print(f"  seed {seed} {name}: {' | '.join(texts)}; {time.process_time() - start:.2f}")
+    rates_rps = [arguments.grid * k for k in range(1, int(MOST_RPS / arguments.grid) + 1)]
     for what, table in (("iso-power", POWER), ("iso-cost", USD_PER_H)):
         budget = 40 * table["H"]
         print(f"{what}, {budget:.6g}: highest rate, its splits (prompt machines by {STEP}); CPU-s")
@@ -175,7 +178,7 @@ def main() -> None:
             else:
                 splits = [(int(budget / weights[0] + 1e-9), 0)]
             best = most_throughput(
-                splits, RATES_RPS, lambda p, t, rate_rps, name=name: holds(name, rate_rps, 0, p, t)
+                splits, rates_rps, lambda p, t, rate_rps, name=name: holds(name, rate_rps, 0, p, t)
             )
             print(
                 f"  {name}: {best.value:g} requests/s, {' '.join(map(show, best.counts))}; "

@@ -132,9 +132,10 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Section | None = None)
         raise InputError(f"{where}: workers: {workers} in all, must be at most {MAX_WORKERS}")
     network = _network(document.get("network"), f"{where}: network")
     try:
-        return Fleet(llm, tuple(pools), decided, network)
+        fleet = Fleet(llm, tuple(pools), decided, network)
     except InputError as error:
         raise InputError(f"{where}: workers: {error}") from None
+    return replace(fleet, disturbances=_events(document.get("events"), pools, f"{where}: events"))
 
 
 def read_max_model_len(path: Path) -> int | None:

@@ -58,7 +58,7 @@ class Way:
     """One way to go on: a fleet, what it costs per hour, and in the horizon with all starts and stops."""
 
     label: str
-    fleet: Fleet | None
+    fleet: Fleet
     cost_usd_per_h: float
     migration_usd: float
     total_usd: float
@@ -148,8 +148,9 @@ def replan(
         vectors, capacity = vectors[alive], capacity[alive]
 
     def way(label: str, n: Ints, *, is_held: bool) -> Way:
-        fleet = oracle.fleet(counts(n)) if n.any() else None
-        return Way(label, fleet, float(n @ price), float(migration(n)), float(total(n)), is_held)
+        return Way(
+            label, oracle.fleet(counts(n)), float(n @ price), float(migration(n)), float(total(n)), is_held
+        )
 
     fleet = oracle.fleet(counts(best))
     verdict = oracle.verdict(fleet, record=True)[1]
@@ -164,7 +165,7 @@ def replan(
         keeps=bool((best == n0).all()) and gone == 0,
         moves=(*(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
                *lost),
-        ways=(way("keep what runs", n0, is_held=running_holds),
+        ways=(*([way("keep what runs", n0, is_held=running_holds)] if gone == 0 else []),
               way("plan from scratch", n_scratch, is_held=True)),
         verdict=verdict,
         running_verdict=before,

@@ -188,3 +188,20 @@ def test_the_command_starts_without_scikit_learn() -> None:
     """It takes most of a second to import, and only fitting needs it."""
     code = "import sys, planner.cli; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_form_for_the_simulator_comes_where_it_beats_five_numbers() -> None:
+    """Mixed steps 40 % quicker than five numbers add them up: corrected is 4 % off, its refit 21 %. With the
+    times of five numbers themselves nothing is gained, and there is no form.
+    """
+    tried = {name: families()[name] for name in ("five numbers", "corrected")}
+
+    def quick_mixed_s(X: Array) -> Array:
+        return np.asarray(BENT.step_s(*X.T) * np.where((X[:, 4] > 0) & (X[:, 2] > 0), 0.6, 1.0))
+
+    quick = choose(a_table(quick_mixed_s), candidates={"corrected": tried["corrected"]})
+    assert quick.form is not None and quick.converted is not None
+    assert score(quick.held_out["corrected"]) < score(quick.converted) / 4
+    X = a_table(quick_mixed_s).X
+    assert quick.form.step_s(X) == pytest.approx(quick.model.predict(X))
+    assert choose(a_table(lambda X: BENT.step_s(*X.T)), candidates=tried).form is None

@@ -119,6 +119,8 @@ def test_free_counts_are_those_of_all_fleets(rate_rps: float) -> None:
     start = distserve.pair(SETTING, prefills[0], decodes[0])
     found = distserve.free_counts(SETTING, prefills, decodes, rate_rps, rules, start)
     assert rules.whole.carries(found, rate_rps)
+    fewer = distserve.neighbours(found, rules.whole, rate_rps)
+    assert all(one.workers == found.workers - 1 and not carries for one, carries in fewer)
     counts = range(1, found.gpus)
     smaller = [
         fleet

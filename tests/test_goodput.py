@@ -17,7 +17,7 @@ from planner.solvers.goodput import (
     highest,
     highest_on_grid,
     poisson,
-    replayed,
+    residences,
 )
 from planner.traces import Trace
 
@@ -82,7 +82,9 @@ def test_a_run_is_made_longer_until_residences_fit_into_it() -> None:
 
 def test_a_trace_that_cannot_be_longer_is_judged_as_it_is() -> None:
     trace = Trace("clock", np.arange(20.0), np.full(20, 16), np.ones(20, np.int64))
-    assert Steady(Slo((Limit("ttft", 0.9, 1.5),)), replayed(trace), seeds=1).carries(ONE, trace.rate_rps)
+    rule = Steady(Slo((Limit("ttft", 0.9, 1.5),)), lambda rate_rps, requests, seed: trace, seeds=1)
+    assert rule.carries(ONE, 1.0)
+    assert residences(rule.run(ONE, 1.0)) == pytest.approx(19 * 0.95)
 
 
 def test_every_seed_has_to_hold() -> None:
@@ -93,6 +95,14 @@ def test_every_seed_has_to_hold() -> None:
     slo = Slo((Limit("ttft", 0.9, 1.5),))
     assert Steady(slo, traffic, seeds=2).carries(ONE, 1.0)
     assert not Steady(slo, traffic, seeds=3).carries(ONE, 1.0)
+
+
+def test_a_rejected_request_breaks_the_rule_of_the_first() -> None:
+    """One of ten prompts is longer than the KV cache of 1600 tokens; the others keep the P50."""
+    lengths = Trace("one too long", np.arange(10.0), np.array([16] * 9 + [2000]), np.ones(10, np.int64))
+    slo = Slo((Limit("ttft", 0.5, 5.0),))
+    assert FirstRequests(slo, lambda rate_rps, requests, seed: lengths.select(np.arange(9))).carries(ONE, 1)
+    assert not FirstRequests(slo, lambda rate_rps, requests, seed: lengths).carries(ONE, 1)
 
 
 def test_rates_serve_the_same_requests_on_another_clock() -> None:

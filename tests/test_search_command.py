@@ -73,11 +73,13 @@ def test_a_promise_that_no_rate_keeps_is_infeasible(plan: Plan) -> None:
 
 
 def test_distserves_search_writes_a_fleet_that_carries_the_rate(plan: Plan) -> None:
-    found = answer(plan, "search", "distserve", "--slo", "slo.yaml", "--rate", 12, "-o", "best.yaml")
+    found = answer(plan, "search", "distserve", "--slo", "slo.yaml", "--rate", 25, "-o", "best.yaml")
     by_name = {row["search"]: row for row in found["placements"]}
     free = by_name["free counts"]
-    assert free["carries_rps"] >= 12
-    assert free["gpus"] <= min(row["gpus"] for row in found["placements"] if row["carries_rps"] >= 12)
+    assert free["carries_rps"] >= 25
+    assert free["gpus"] <= min(row["gpus"] for row in found["placements"] if row["carries_rps"] >= 25)
+    assert found["neighbours"] and not any(row["carries"] for row in found["neighbours"])
+    assert {row["gpus"] for row in found["neighbours"]} <= set(range(1, free["gpus"]))
     simulated = answer(plan, "simulate", "--fleet", "best.yaml", "--slo", "slo.yaml")
     assert simulated["slo"]["holds"]
 

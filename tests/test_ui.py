@@ -360,6 +360,18 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
 
 
 @pytest.mark.usefixtures("at_once")
+def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
+    planned()
+    at = opened("what_if")
+    at.selectbox(key="curve_over").select("ttft").run()
+    at.button(key="curve_start").click().run()
+    assert not at.exception and not at.error
+    table = at.table[-1].value.replace(r"[\\,]", "", regex=True).iloc[:, :2].astype(float)
+    by_limit = table.sort_values(table.columns[0])
+    assert by_limit.iloc[:, 1].is_monotonic_decreasing and len(by_limit) > 1
+
+
+@pytest.mark.usefixtures("at_once")
 def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
     owner = "1" * 32
     at = planned(owner)

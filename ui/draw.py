@@ -15,6 +15,7 @@ from planner import charts
 from ui.store import Document, Store, pack
 
 FIGURE_PIXELS = 150
+AXES_PIXELS = 60
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
 DARK = {
@@ -39,7 +40,8 @@ def chart(picture: Mapping[str, Any]) -> None:
     spec = json.loads(text)
     spec["config"]["mark"] = {"tooltip": True}
     del spec["padding"]  # Streamlit has its own
-    st.vega_lite_chart(spec=spec, theme=None, width="stretch", alt=picture["caption"])
+    height = spec["height"] + AXES_PIXELS  # Streamlit counts the axes in
+    st.vega_lite_chart(spec=spec, theme=None, width="stretch", height=height, alt=picture["caption"])
     st.caption(picture["caption"])
 
 

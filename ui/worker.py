@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from planner import charts, compare, files, output, planning, report, schedulefile
+from planner import charts, compare, files, output, pareto, planning, report, schedulefile
 from planner.catalog import Catalog, read_catalog
+from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
 from planner.commands.schedule import to_csv, to_json
 from planner.errors import PlannerError
@@ -36,6 +37,7 @@ from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule
 from planner.traces import Trace, read_trace
 from planner.traffic import Asked
+from planner.whatif import Study
 from planner.workload import describe
 from ui.store import pack
 
@@ -157,6 +159,21 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     return document, dict(compare.render(found))
 
 
+def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """What each tightening of a limit costs, as `plan pareto` says it."""
+    known = _catalog(request)
+    task = parse_task(request["question"], known)
+    trace = read_trace(request["trace"], seed=request["seed"])
+    study = Study(
+        trace, known, seed=request["seed"], time_limit_s=request["time_limit_s"],
+        progress=lambda phase: tell({"phase": phase}),
+    )  # fmt: skip
+    found = pareto.frontier(study, task, request["over"], points=request["points"])
+    document = pareto.document(found)
+    caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding; {found.ended}."
+    return document | {"charts": [_picture(picture(found, document), caption)]}, {}
+
+
 def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` does."""
     market, window_s = schedulefile.parse_market(request["market"]), request["window_s"]
@@ -215,6 +232,7 @@ JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
     "trace": _trace,
     "plan": _plan,
     "compare": _compare,
+    "pareto": _pareto,
     "schedule": _schedule,
     "prefixes": _prefixes,
 }

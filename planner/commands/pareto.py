@@ -87,8 +87,15 @@ def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, bytes]:
     rows = csv.DictWriter(text, list(document["steps"][0]), lineterminator="\n")
     rows.writeheader()
     rows.writerows(document["steps"])
+    return text.getvalue(), json.dumps(document, indent=2) + "\n", charts.chart_png(picture(found, document))
+
+
+def picture(found: Frontier, document: dict[str, Any]) -> Any:
+    """The frontier as an Altair chart, with the question's own limit on it."""
+    from planner import charts
+
     asked = None if found.asked is None else found.best_at(found.asked)
-    chart = charts.staircase_chart(
+    return charts.staircase_chart(
         [step.corner for step in found.steps],
         [step.value for step in found.steps],
         [f"{step['gpus']} GPUs" for step in document["steps"]],
@@ -96,7 +103,6 @@ def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, bytes]:
         loosest=found.loosest if math.isfinite(found.loosest) else 1.05 * found.steps[0].corner,
         asked=None if asked is None or found.asked is None else (found.asked, asked.value),
     )
-    return text.getvalue(), json.dumps(document, indent=2) + "\n", charts.chart_png(chart)
 
 
 def _print(found: Frontier, document: dict[str, Any]) -> None:

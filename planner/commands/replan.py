@@ -69,7 +69,7 @@ def replan(
         found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
         moved = drift(read_trace(planned_on), study.traffic(task)[0]) if planned_on.exists() else None
-        if out is not None and found.best.fleet is not None:
+        if out is not None:
             files.write_file(out, files.to_yaml(output.fleet_document(found.best.fleet)))
     document = to_json(found, moved, horizon_h)
     if json_output:
@@ -86,13 +86,13 @@ def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) ->
     return {
         "keeps": found.keeps,
         "horizon_h": horizon_h,
-        "fleet": None if found.best.fleet is None else describe(found.best.fleet),
+        "fleet": describe(found.best.fleet),
         "moves": [
             {"worker": move.worker, "before": move.before, "after": move.after} for move in found.moves
         ],
         "ways": [
             {
-                "way": way.label, "fleet": None if way.fleet is None else describe(way.fleet),
+                "way": way.label, "fleet": describe(way.fleet),
                 "cost_usd_per_h": way.cost_usd_per_h, "migration_usd": way.migration_usd,
                 "total_usd": way.total_usd, "holds": way.holds,
             }

@@ -81,7 +81,7 @@ def find_goodput(
     """
     from planner.fleetfile import read_fleet
     from planner.simulator.metrics import value_s
-    from planner.solvers.goodput import Steady, goodput, poisson
+    from planner.solvers.goodput import Steady, goodput, poisson, residences
     from planner.solvers.vidur_search import most_rps
     from planner.traces import read_trace, spread
     from planner.traffic import Asked
@@ -126,7 +126,7 @@ def find_goodput(
         "gpu_rate_rps": found.rate_rps / engines.gpus,
         "usd_per_1000_requests": engines.price_usd_per_h / 3.6 / found.rate_rps,
         "requests": len(run.arrival_s),
-        "window_s": run.window_s[1] - run.window_s[0],
+        "residences": residences(run),
         "slo": [
             {"limit": limit.name, "limit_s": limit.limit_s, "simulated_s": values[limit]}
             for limit in promise.limits
@@ -144,6 +144,10 @@ def find_goodput(
         },
         "",
     )
+    if residences(run) < rule.residences:
+        print_mapping(
+            {"mind": f"the trace is only {residences(run):.1f} mean residences long; it flatters"}, ""
+        )
     rows = [
         {"limit": limit.name, "promised": show_s(limit.limit_s), "simulated": show_s(values[limit])}
         for limit in promise.limits
@@ -255,6 +259,10 @@ def _distserve(task: Task, known: Catalog, lengths: Trace, rate_rps: float, node
         "rate_rps": rate_rps,
         "placements": [
             {"search": name, "carries_rps": kept[name]} | _fleet_json(fleet) for name, fleet in fleets.items()
+        ],
+        "neighbours": [
+            {"carries": carries} | _fleet_json(fleet)
+            for fleet, carries in distserve.neighbours(free, rules.whole, rate_rps)
         ],
     }
     return Found(rows, document, free)

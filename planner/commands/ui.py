@@ -14,6 +14,7 @@ from planner.commands.common import CatalogOption
 from planner.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+BLUE = "#0072b2"
 
 
 def show_ui(
@@ -42,7 +43,7 @@ def show_ui(
     settings = {
         "server.address": host, "server.port": port, "server.headless": "true",
         "server.fileWatcherType": "none", "browser.gatherUsageStats": "false",
-        "client.toolbarMode": "minimal", "theme.primaryColor": "#0072b2",
+        "client.toolbarMode": "minimal", "theme.light.primaryColor": BLUE, "theme.dark.primaryColor": BLUE,
         "theme.headingFontSizes": '["1.9rem", "1.35rem", "1.15rem"]', "theme.metricValueFontSize": "1.4rem",
     }  # fmt: skip
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())

@@ -63,14 +63,13 @@ class Fall:
 class Choice:
     """`model` is fitted to the whole table and refuses to leave it. `held_out[family][regime]` are errors on
     steps not fitted, `converted` those of `latency` where it is a refit, None where it is the family itself.
+    `form` is the corrected family's where that was tried and is better than such a refit.
     """
 
     family: str
     model: Any
     latency: StepLatency
-    form: (
-        CorrectedFormula | None
-    )  # of the family chosen, where it is not five numbers but the simulator knows it
+    form: CorrectedFormula | None
     held_out: Mapping[str, Mapping[str, Errors]]
     converted: Mapping[str, Errors] | None
     falls: tuple[Fall, ...]
@@ -83,7 +82,7 @@ class Choice:
             lines.append(f"as five numbers {self.converted['all'].mape_frac:.1%}")
         if self.form is not None:
             lines.append(
-                "plan takes the five numbers, a simulation of a fleet that names this fit the family"
+                "plan takes the five numbers; a fleet that names this fit is simulated with corrected"
             )
         lines += [
             f"falls in {fall.found} of {fall.checked} steps as {fall.growing} grows, by {fall.worst_frac:.1%}"
@@ -131,7 +130,7 @@ def choose(
 
     model = fitted(candidates[best], X, y, operators)
     latency, is_exact = to_step_latency(model, X)
-    errors, converted = held_out[best], None
+    errors, converted, form = held_out[best], None, None
     if not is_exact:
         refits = np.empty_like(y)
         for k in range(folds):
@@ -139,11 +138,14 @@ def choose(
             part = fitted(candidates[best], X[seen], y[seen], _rows(operators, seen))
             refits[~seen] = to_step_latency(part, X[seen])[0].step_s(*X[~seen].T)
         errors = converted = errors_by_regime(X, y, refits)
+        for name, candidate in candidates.items():
+            if isinstance(candidate, CorrectedSteps) and scores.get(name, np.inf) < score(converted):
+                form = fitted(candidate, X, y).form_
     named = f"{best}, fitted" if is_exact else f"{best}, refitted as five numbers"
     return Choice(
         family=best,
         model=model,
-        form=getattr(model, "form_", None),
+        form=form,
         latency=replace(latency, basis=named, mape_frac=errors["all"].mape_frac),
         held_out=held_out,
         converted=converted,

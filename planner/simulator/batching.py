@@ -28,12 +28,14 @@ from planner.simulator.layout import (
     BLOCK,
     FASTER_TRANSFORMER,
     GREEDY,
+    INBOUND,
     LIGHTLLM,
     NONE,
     ONE,
     ORCA,
     PARTIAL,
     READY,
+    RESERVE_DYNAMIC,
     SARATHI,
     VLLM_V0,
     VLLM_V1,
@@ -68,18 +70,21 @@ def start_step(state, l, time_s):
     lane.decoding = 1
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather(state, l)
-    is_closed = False
+    is_short = False
     if kind.batching == VLLM_V1:
-        is_closed = _make_room(state, l)
-    else:
+        is_short = _make_room(state, l)
+    while kind.batching != VLLM_V1:
         seat_ready(state, l)
         if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
             _prompts_first(state, l, time_s)
             lane.decoding = lane.members == 0
-        if lane.decoding and kind.batching <= ORCA and _secure_blocks(state, l):
-            is_closed = kind.batching == VLLM_V0  # the others let whoever was preempted try again now
+        if not lane.decoding or not _secure_blocks(state, l):
+            break
+        is_short = True
+        if worker.running > 0:
+            break  # else all gave up their seats and blocks: whoever waits for them takes them
     if kind.batching == VLLM_V1 or kind.batching == SARATHI:
-        _chunks(state, l, time_s, is_closed)
+        _chunks(state, l, time_s, is_short and kind.batching == VLLM_V1)
     elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
         _whole_prompts(state, l, time_s)
     if lane.members == 0 and (lane.decodes == 0 or lane.decoding == 0):
@@ -88,7 +93,9 @@ def start_step(state, l, time_s):
         if worker.running == 0:
             worker.idle_since_s = time_s
         return False
-    _launch(state, l, time_s, not is_closed)
+    if kind.admission == RESERVE_DYNAMIC and (worker.waiting != NONE or worker.head[INBOUND] != NONE):
+        is_short = True  # they may find room after any step
+    _launch(state, l, time_s, not is_short)
     return True
 
 
@@ -119,7 +126,7 @@ def _take(state, l, r, n):
 
 
 @kernel_jit
-def admits(state, l, r, step_blocks):
+def admits(state, l, r, step_blocks, time_s):
     """Whether request r finds KV blocks beside the decodes, which take `step_blocks` in this step."""
     lane = state.lanes[l]
     w = lane.worker
@@ -131,9 +138,7 @@ def admits(state, l, r, step_blocks):
     blocks = blocks_of(length) - shared_blocks(state, w, r)
     if worker.used + step_blocks + blocks + kind.watermark > kind.blocks:
         return False
-    if kind.admission == GREEDY:
-        return True
-    return lane.decodes == 0 or foreseen_blocks(state, l, r) <= kind.blocks
+    return kind.admission == GREEDY or foreseen_blocks(state, lane.worker, r, time_s) <= kind.blocks
 
 
 @where_cached(lambda state, w, r, coming, time_s: None)
@@ -232,7 +237,7 @@ def _chunks(state, l, time_s, is_closed):
                 append(state, w, PARTIAL, r)
     while budget > 0 and not is_closed and worker.running < kind.seats:
         r = next_waiting(state, w)
-        if r == NONE or not admits(state, l, r, step_blocks):
+        if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
         admit(state, w, r, step_blocks, time_s)
         step_blocks = blocks_for(lane, ONE)
@@ -251,6 +256,8 @@ def _secure_blocks(state, l):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
+    if kind.batching == LIGHTLLM:
+        return _secure_tokens(state, l)
     if kind.reserved > 0 or kind.blocks - worker.used >= lane.decodes:
         return False
     order, taken, is_preempted = NONE, 0, False
@@ -281,6 +288,20 @@ def _secure_blocks(state, l):
 
 
 @kernel_jit
+def _secure_tokens(state, l):
+    """LightLLM, where outputs are longer than predicted: while the next step does not fit into the KV cache,
+    the request admitted last is preempted. True if that happened.
+    """
+    lane = state.lanes[l]
+    capacity = state.types[state.workers[lane.worker].type].blocks * BLOCK
+    is_preempted = False
+    while lane.decodes > 1 and lane.kv_sum > capacity:
+        preempt_decode(state, l, _latest(state, l))
+        is_preempted = True
+    return is_preempted
+
+
+@kernel_jit
 def _prompts_first(state, l, time_s):
     """vLLM v0 and LightLLM: a step of whole prompts where some can be admitted; the decodes wait."""
     lane = state.lanes[l]
@@ -304,9 +325,9 @@ def _prompts_first(state, l, time_s):
         if lane.members > 0 and cost > kind.budget:
             return
         if is_peak:
-            if _peak_tokens(state, l, r) >= kind.blocks * BLOCK:
+            if worker.running > 0 and _peak_tokens(state, l, r) >= kind.blocks * BLOCK:
                 return
-        elif not admits(state, l, r, ZERO):
+        elif not admits(state, l, r, ZERO, time_s):
             return
         admit(state, w, r, ZERO, time_s)
         _take(state, l, r, length)
@@ -327,7 +348,7 @@ def _whole_prompts(state, l, time_s):
     budget = kind.budget - lane.decodes
     while worker.running < kind.seats:
         r = worker.waiting
-        if r == NONE or not admits(state, l, r, blocks_for(lane, ONE)):
+        if r == NONE or not admits(state, l, r, blocks_for(lane, ONE), time_s):
             return
         length = state.requests[r].length
         if not is_group and length > budget and lane.decodes + lane.members > 0:
@@ -402,6 +423,7 @@ def _launch(state, l, time_s, goes_on):
             if kind.batching == VLLM_V1:
                 steps = min(steps, steps_with_blocks(lane, free))
             elif kind.batching == LIGHTLLM:
+                steps = min(steps, (kind.blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
                 if worker.waits > 0:
                     steps = min(steps, kind.patience - worker.tried)
             elif kind.reserved == 0 and free >= lane.decodes:  # so many must be free as a step starts

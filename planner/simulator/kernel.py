@@ -66,13 +66,14 @@ from planner.simulator.layout import (
 from planner.simulator.lines import charge_running, charge_token, charge_tokens, leave
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queues import append, meld, pop, put, set_time, without_root
-from planner.simulator.routing import choose, set_pools
+from planner.simulator.routing import choose, fits, set_pools
 from planner.simulator.slots import (
     assign,
     blocks_for,
     blocks_of,
     enqueue,
     finish,
+    held,
     join,
     load,
     refresh_next_finish,
@@ -94,9 +95,13 @@ def start_steps(state, l, time_s):
 
 
 @kernel_jit
-def _is_any_down(state):
+def _may_return(state, pool, r):
+    """Whether a worker that is down could hold request r."""
+    request = state.requests[r]
+    need = blocks_of(request.input + request.output)
     for w in range(len(state.workers)):
-        if state.workers[w].is_up == 0:
+        worker = state.workers[w]
+        if worker.is_up == 0 and (worker.role == DECODE) == (pool == BACK) and fits(state, w, need):
             return True
     return False
 
@@ -109,7 +114,7 @@ def arrive(state, r, time_s, cause):
     w = route(state, r, time_s)
     request = state.requests[r]
     if w == NONE:
-        if _is_any_down(state):
+        if _may_return(state, FRONT, r):
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
         else:
             reject(state, r)
@@ -162,9 +167,9 @@ def hand_off(state, r, time_s, cause):
     request = state.requests[r]
     if state.policy[FLIP_S] < np.inf:
         flip(state, BACK, time_s)
-    v = choose(state, BACK, r)
+    v = choose(state, BACK, r, time_s)
     if v == NONE:
-        if _is_any_down(state):  # its KV stays where it is
+        if _may_return(state, BACK, r):  # its KV stays where it is
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
         release(state, request.prefill_worker, r)
@@ -316,8 +321,11 @@ def arrived(state, r, time_s):
     is_received = state.workers[v].epoch == request.epoch_back
     if _is_lost(state, r) or not is_received:
         if is_received:
-            state.workers[v].used -= blocks_of(request.length)
+            state.workers[v].used -= held(state, v, request.length)
             assign(state, v, r, -1.0)
+            receive(state, v, time_s, link)
+            if state.workers[v].waiting != NONE:
+                wake(state, v, time_s, link)
         _lose(state, r)
         return
     release(state, w, r)
@@ -331,7 +339,7 @@ def arrived(state, r, time_s):
 def _lose(state, r):
     """Request r has lost its worker, and perhaps its KV: it will be routed anew."""
     request = state.requests[r]
-    if request.computed < request.length or request.generated == 0 or _is_lost(state, r):
+    if request.computed < request.length:
         request.preemptions += request.computed > 0
         request.computed = 0
         lose_prefix(state, r)
@@ -374,7 +382,10 @@ def _go_down(state, w, time_s):
         if lane.run_steps > 0 and lane.decoding and lane.decodes > 0:
             done = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s) - 1
             if done > 0:
-                decoded(state, l, done, lane.run_start + run_s(lane.run_first, lane.run_growth, done))
+                run_end_s = run_s(lane.run_first, lane.run_growth, done)
+                decoded(state, l, done, lane.run_start + run_end_s)
+                worker.busy_s += run_end_s
+                worker.steps += done
         for i in range(lane.members):  # in the list of prompts in part, or here
             member = state.members[l, i]
             if member.is_last or state.types[worker.type].batching != VLLM_V1:
@@ -403,7 +414,28 @@ def _go_down(state, w, time_s):
     empty_cache(state, w, time_s)
     worker.waits, worker.used, worker.running = 0, 0, 0
     worker.pending_tokens, worker.requests, worker.kv_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.stage_free_s[:] = 0.0
     load(state, w, 0.0, 0.0, 0.0)
+    for v in range(len(state.workers)):
+        _forget_lost(state, v, time_s)
+    state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
+    state.counters[LIMBO] = NONE
+
+
+@kernel_jit
+def _forget_lost(state, v, time_s):
+    """Route anew what waits to be fetched by worker v from one that went down."""
+    r = state.workers[v].head[INBOUND]
+    state.workers[v].head[INBOUND] = NONE
+    while r != NONE:
+        following = state.requests[r].next
+        if _is_lost(state, r):
+            assign(state, v, r, -1.0)
+            _lose(state, r)
+        else:
+            append(state, v, INBOUND, r)
+        r = following
+    receive(state, v, time_s, len(state.lanes) + 1)
 
 
 @kernel_jit

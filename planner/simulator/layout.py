@@ -51,6 +51,7 @@ TYPE = np.dtype(
         ("budget", "i8"),  # max_num_batched_tokens
         ("seats", "i8"),  # max_num_seqs
         ("blocks", "i8"),  # KV blocks
+        ("holds", "i8"),  # blocks of the longest request it takes
         ("kv_tokens", "i8"),  # where KV is counted in tokens
         ("decode_tokens", "i8"),  # distserve: context of a batch of decodes
         ("watermark", "i8"),  # of them left free when a prompt is admitted

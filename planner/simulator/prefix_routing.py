@@ -55,14 +55,14 @@ def _lowest_bit(typing_context, word):
     return types.int64(types.uint64), codegen
 
 
-@where_cached(lambda state, r, time_s: choose(state, FRONT, r))
+@where_cached(lambda state, r, time_s: choose(state, FRONT, r, time_s))
 def route(state, r, time_s):
     """The worker for request r, which has nothing computed; NONE if it fits on none."""
     caches, how = state.caches, state.counters[ROUTING + FRONT]
     hear(state, time_s, ZERO)
     _match(state, r)
     if how < AFFINITY:
-        w = choose(state, FRONT, r)
+        w = choose(state, FRONT, r, time_s)
     elif how == CACHE_AWARE:
         w = _cache_aware(state, r)
     elif how == E2:
@@ -107,7 +107,7 @@ def _match(state, r):
 
 @small_jit
 def _takes(state, w, need):
-    return need <= state.types[state.workers[w].type].blocks
+    return need <= state.types[state.workers[w].type].holds
 
 
 @small_jit

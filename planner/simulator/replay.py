@@ -33,6 +33,9 @@ BATCHING = {
     "splitwise": layout.SPLITWISE,
 }
 CHUNKED = ("vllm-v1", "sarathi")
+RESERVING = ("orca", "faster-transformer")
+ONE_STAGE = ("lightllm", "splitwise")
+WHOLE_LIFE = ("faster-transformer", "lightllm")
 WATERMARKED = ("sarathi", "vllm-v0", "orca")
 QUEUE = {
     "fcfs": layout.FCFS,
@@ -271,8 +274,13 @@ def _check_policies(fleet: Fleet) -> None:
                 )
         if fleet.disturbances:
             raise InputError(f"disturbances: batching {policies.batching!r} knows none; leave them out")
-    if policies.batching == "splitwise" and deepest > 1:
-        raise InputError(f"pp is {deepest}, must be 1 with batching 'splitwise'")
+    if policies.batching in ONE_STAGE and deepest > 1:
+        raise InputError(f"pp is {deepest}, must be 1 with batching {policies.batching!r}")
+    if policies.batching in WHOLE_LIFE and any(pool.role != "mixed" for pool in fleet.pools):
+        raise InputError(
+            f"policies.batching is {policies.batching!r}, which keeps a request on one worker to its end; "
+            "give all workers the role mixed"
+        )
 
 
 def _check_prefix_policies(policies: Policies) -> None:
@@ -429,16 +437,18 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest: int
     worker_type, policies = pool.type, fleet.policies
     batching = BATCHING[policies.batching]
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
-    reserved = {"orca": -(-policies.reserve_tokens // KV_BLOCK_TOKENS), "splitwise": 1}
-    reserved["faster-transformer"] = reserved["orca"]
+    reserves = policies.batching in RESERVING and policies.reserve_tokens > 0
+    reserved = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0
+    watermark = int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0
+    holds = blocks - watermark if not reserves else reserved if reserved <= blocks else 0
     for name, value in (
         ("batching", batching), ("order", QUEUE[policies.queue]), ("order_window_s", policies.queue_window_s),
         ("order_tokens", float(longest)), ("order_batch", policies.queue_batch),
         ("admission", ADMISSION[policies.admission]), ("budget", worker_type.max_num_batched_tokens),
         ("seats", worker_type.max_num_seqs), ("blocks", blocks), ("kv_tokens", worker_type.kv_tokens),
+        ("holds", holds), ("watermark", watermark),
         ("decode_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
-        ("watermark", int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0),
-        ("reserved", reserved.get(policies.batching, 0)),
+        ("reserved", 1 if policies.batching == "splitwise" else reserved),
         ("patience", policies.patience_steps), ("restarts", int(policies.vidur_restarts)),
         ("pp", worker_type.pp), ("lanes", worker_type.pp),
     ):  # fmt: skip

@@ -228,7 +228,7 @@ def _go_on(m, w, r, now):
         _queue(m, worker.lane, DECODES, r, now)
     else:
         assign(m, w, r, -1.0)
-        v = choose(m, BACK, r)
+        v = choose(m, BACK, r, now)
         if v == NONE:
             worker.used -= _blocks(m, w, r)
             worker.running -= 1
@@ -276,7 +276,7 @@ def _arrived(m, r, now):
 
 @kernel_jit
 def _arrive(m, r, now):
-    w = choose(m, FRONT, r)
+    w = choose(m, FRONT, r, now)
     if w == NONE:
         reject(m, r)
         return

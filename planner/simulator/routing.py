@@ -8,6 +8,7 @@ from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.layout import (
     BACK,
     BEST_FIT,
+    BLOCK,
     DECODE,
     FRONT,
     GAMMA,
@@ -23,7 +24,7 @@ from planner.simulator.layout import (
     TTFT_S,
     TURN,
 )
-from planner.simulator.slots import blocks_of
+from planner.simulator.slots import blocks_for, blocks_of, steps_done
 
 
 @kernel_jit
@@ -51,12 +52,13 @@ def _drawn(state, n):
 
 
 @small_jit
-def _fits(state, w, need):
-    return need <= state.types[state.workers[w].type].blocks
+def fits(state, w, need):
+    """Whether worker w, when it has nothing else, takes a request of so many blocks to its end."""
+    return need <= state.types[state.workers[w].type].holds
 
 
 @kernel_jit
-def choose(state, pool, r):
+def choose(state, pool, r, time_s):
     """The worker of `pool` for request r; NONE if it fits on none."""
     request = state.requests[r]
     need = blocks_of(request.input + request.output)
@@ -67,12 +69,12 @@ def choose(state, pool, r):
         for _ in range(size):
             w = state.pools[pool, state.counters[TURN + pool] % size]
             state.counters[TURN + pool] += 1
-            if _fits(state, w, need):
+            if fits(state, w, need):
                 return w
         return NONE
     if how == BEST_FIT:
-        return _best_fit(state, pool, r, need)
-    return _by_lot(state, pool, r, need, how)
+        return _best_fit(state, pool, r, need, time_s)
+    return _by_lot(state, pool, r, need, how, time_s)
 
 
 @kernel_jit
@@ -80,13 +82,13 @@ def _smallest_score(state, pool, need):
     best, best_score = NONE, np.inf
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if state.score[w] < best_score and _fits(state, w, need):
+        if state.score[w] < best_score and fits(state, w, need):
             best, best_score = w, state.score[w]
     return best
 
 
 @kernel_jit
-def _by_lot(state, pool, r, need, how):
+def _by_lot(state, pool, r, need, how, time_s):
     """One worker at random, or the lower score of two, among those whose free blocks hold all of request r as
     predicted; if there are none, among all it fits on.
     """
@@ -95,7 +97,7 @@ def _by_lot(state, pool, r, need, how):
     for is_strict in (True, False):
         count = 0
         for i in range(state.counters[SIZE + pool]):
-            count += _is_candidate(state, state.pools[pool, i], need, blocks, is_strict)
+            count += _is_candidate(state, state.pools[pool, i], need, blocks, is_strict, time_s)
         if count == 0:
             continue
         first = _drawn(state, count)
@@ -107,7 +109,7 @@ def _by_lot(state, pool, r, need, how):
         best = NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
-            if _is_candidate(state, w, need, blocks, is_strict):
+            if _is_candidate(state, w, need, blocks, is_strict, time_s):
                 if (first == 0 or second == 0) and (best == NONE or state.score[w] < state.score[best]):
                     best = w
                 first -= 1
@@ -116,15 +118,21 @@ def _by_lot(state, pool, r, need, how):
     return NONE
 
 
-@small_jit
-def _is_candidate(state, w, need, blocks, is_strict):
+@kernel_jit
+def _is_candidate(state, w, need, blocks, is_strict, time_s):
+    if not fits(state, w, need) or not is_strict:
+        return fits(state, w, need)
     worker = state.workers[w]
-    kind = state.types[worker.type]
-    return need <= kind.blocks and (not is_strict or worker.used + blocks <= kind.blocks)
+    kind, lane = state.types[worker.type], state.lanes[worker.lane]
+    free = kind.blocks - worker.used - (kind.reserved if kind.reserved > 0 else blocks)
+    # what the run has taken since it began is looked up only where it matters
+    if free < 0 or lane.run_steps <= 1 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
+        return free >= 0
+    return kind.reserved > 0 or free >= blocks_for(lane, steps_done(lane, time_s))
 
 
 @kernel_jit
-def _best_fit(state, pool, r, need):
+def _best_fit(state, pool, r, need, time_s):
     """Aladdin's Algorithm 1: of the workers that keep every constraint with request r the fullest, else the
     emptiest. Fullness is capacity_norm, the length of (batch size, weighted context), each as a share of what
     the worker could hold.
@@ -133,11 +141,11 @@ def _best_fit(state, pool, r, need):
     emptiest, least_norm = NONE, np.inf
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if not _fits(state, w, need):
+        if not fits(state, w, need):
             continue
         worker = state.workers[w]
         kind = state.types[worker.type]
-        _predict_again(state, w)
+        _predict_again(state, w, time_s)
         norm = (worker.requests / kind.seats) ** 2 + (worker.future_tokens / (kind.blocks * 16.0)) ** 2
         if norm < least_norm:
             emptiest, least_norm = w, norm
@@ -172,14 +180,15 @@ def _keeps(state, w, r):
 
 
 @kernel_jit
-def _predict_again(state, w):
+def _predict_again(state, w, time_s):
     """Decodes that have outlived their prediction get a new one (Aladdin section 4.3)."""
     worker = state.workers[w]
     for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
+        done = steps_done(lane, time_s)
         for slot in range(lane.decodes):
             request = state.requests[state.slots[l, slot].request]
-            generated = request.output - (state.slots[l, slot].finish - lane.step)
+            generated = request.output - (state.slots[l, slot].finish - lane.step) + done
             if generated >= request.predicted:
                 later = max(request.predicted_later, generated + 1)
                 worker.future_tokens += state.policy[GAMMA] * (later - request.predicted)

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.simulator.caches import release_prefix
 from planner.simulator.compiled import kernel_jit, small_jit
-from planner.simulator.counting import count, in_window, settle_gap
+from planner.simulator.counting import count, in_window, settle_gap, steps_reaching
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -27,6 +27,7 @@ from planner.simulator.layout import (
     SRPT,
     TPOT,
     TTFT,
+    ZERO,
 )
 from planner.simulator.lines import line_up, settle
 from planner.simulator.queues import append, pop, put
@@ -287,19 +288,41 @@ def preempt_partial(state, w, r):
 
 
 @kernel_jit
-def foreseen_blocks(state, l, r):
+def steps_done(lane, time_s):
+    """Steps of the current run of a lane that have ended before `time_s`."""
+    if lane.run_steps <= 1:
+        return ZERO
+    return min(steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s), lane.run_steps) - 1
+
+
+@kernel_jit
+def foreseen_blocks(state, w, r, time_s):
     """KV blocks in use with request r, as TetriInfer's admission of decodes foresees them (its section 3.4).
 
     reserve-static: now, with all that r is predicted to need. reserve-dynamic: when the running decode
-    predicted to end first does so.
+    predicted to end first does so. None where nothing is decoded.
     """
-    lane, new = state.lanes[l], state.requests[r]
-    worker = state.workers[lane.worker]
+    worker, new = state.workers[w], state.requests[r]
+    kind = state.types[worker.type]
     left = max(new.predicted - new.generated, ONE)
-    if state.types[worker.type].admission == RESERVE_STATIC:
-        return worker.used + blocks_of(new.length + left)
-    for slot in range(lane.decodes):
-        request = state.requests[state.slots[l, slot].request]
-        generated = request.output - (state.slots[l, slot].finish - lane.step)
-        left = min(left, max(request.predicted - generated, ONE))
-    return worker.used + blocks_for(lane, left) + blocks_of(new.length + left)
+    decodes = ZERO
+    for l in range(worker.lane, worker.lane + kind.lanes):
+        lane = state.lanes[l]
+        decodes += lane.decodes
+        if kind.admission != RESERVE_STATIC:
+            done = steps_done(lane, time_s)
+            for slot in range(lane.decodes):
+                request = state.requests[state.slots[l, slot].request]
+                generated = request.output - (state.slots[l, slot].finish - lane.step) + done
+                left = min(left, max(request.predicted - generated, ONE))
+    if decodes == 0:
+        return ZERO
+    total = worker.used + blocks_of(new.length + left)
+    for l in range(worker.lane, worker.lane + kind.lanes):
+        lane = state.lanes[l]
+        steps = steps_done(lane, time_s)
+        if kind.admission != RESERVE_STATIC:
+            steps += left
+        if lane.decodes > 0:
+            total += blocks_for(lane, steps)
+    return total

@@ -6,9 +6,9 @@ import numpy as np
 
 from planner.simulator.compiled import kernel_jit
 from planner.simulator.counting import run_s, steps_reaching
-from planner.simulator.layout import GREEDY, INBOUND, NONE
+from planner.simulator.layout import GREEDY, INBOUND, NONE, VLLM_V1
 from planner.simulator.queues import pop, put, set_time, without_root
-from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks
+from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, held
 
 
 @kernel_jit
@@ -43,17 +43,19 @@ def wake(state, w, time_s, cause):
 
 
 @kernel_jit
-def _has_room(state, w, r):
-    """Whether the decode worker w may reserve blocks for request r; those its run will take are not free."""
+def _has_room(state, w, r, time_s):
+    """Whether the decode worker w may reserve blocks for request r. Those its run will take are not free, nor
+    is what its batching keeps free, for prompts and for every decode.
+    """
     worker = state.workers[w]
     kind = state.types[worker.type]
     lane = state.lanes[worker.lane]
-    coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 else 0
-    if worker.used + coming + blocks_of(state.requests[r].length) > kind.blocks:
+    coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved == 0 else 0
+    if kind.batching != VLLM_V1 and kind.reserved == 0:
+        coming += worker.running + kind.watermark
+    if worker.used + coming + held(state, w, state.requests[r].length) > kind.blocks:
         return False
-    return (
-        kind.admission == GREEDY or lane.decodes == 0 or foreseen_blocks(state, worker.lane, r) <= kind.blocks
-    )
+    return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.blocks
 
 
 @kernel_jit
@@ -64,15 +66,14 @@ def receive(state, w, time_s, cause):
     worker = state.workers[w]
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
-        if not _has_room(state, w, r):
+        if not _has_room(state, w, r, time_s):
             cut(state, w, time_s, cause)
-            if not _has_room(state, w, r):
+            if not _has_room(state, w, r, time_s):
                 return
         pop(state, w, INBOUND)
-        blocks = blocks_of(state.requests[r].length)
-        worker.used += blocks
+        worker.used += held(state, w, state.requests[r].length)
         state.requests[r].epoch_back = worker.epoch
-        _transfer(state, r, blocks, time_s)
+        _transfer(state, r, blocks_of(state.requests[r].length), time_s)
 
 
 @kernel_jit

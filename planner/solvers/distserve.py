@@ -287,6 +287,22 @@ def _fleet(setting: Setting, counts: Counts) -> Fleet:
     return pair(setting, prefill.type, decode.type, counts=(n, m))
 
 
+def neighbours(fleet: Fleet, rule: Rule, rate_rps: float) -> tuple[tuple[Fleet, bool], ...]:
+    """The fleet without one instance of each pool that has more than one, and whether it carries the rate.
+
+    None does beside the fewest GPUs: that is checked here, not taken for granted.
+    """
+    smaller = [
+        replace(
+            fleet,
+            pools=tuple(replace(pool, count=pool.count - (pool is less)) for pool in fleet.pools),
+        )
+        for less in fleet.pools
+        if less.count > 1
+    ]
+    return tuple((one, rule.carries(one, rate_rps)) for one in smaller)
+
+
 def _option(role: Role, type_: WorkerType) -> Option:
     return Option(role, type_, type_.gpus)
 

@@ -29,7 +29,6 @@ from planner.errors import InputError
 from planner.simulator.metrics import judge, measured
 from planner.simulator.replay import Simulation, fresh_requests, keeps, simulate
 from planner.traces import Trace
-from planner.traffic import Scaling, rescale
 
 TOLERANCE_FRAC = 0.02
 LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6
@@ -68,13 +67,11 @@ def poisson(lengths: Trace) -> Traffic:
     return traffic
 
 
-def replayed(trace: Trace, how: Scaling = "superpose") -> Traffic:
-    """The trace itself, rescaled; as long as it is."""
-
-    def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
-        return rescale(trace, rate_rps, how=how, rng=np.random.default_rng(seed))
-
-    return traffic
+def residences(simulation: Simulation) -> float:
+    """How many mean residences of a request fit into the part of a run that counts."""
+    e2e_s = simulation.e2e_s[measured(simulation) & (simulation.status == 0)]
+    start_s, end_s = simulation.window_s
+    return (end_s - start_s) / float(e2e_s.mean()) if len(e2e_s) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +109,8 @@ class Steady:
         requests = self.requests
         trace = self.traffic(rate_rps, requests, seed)
         while (simulation := simulated(trace)) is not None:
-            start_s, end_s = simulation.window_s
-            residence_s = float(np.mean(simulation.e2e_s[measured(simulation)]))
             requests *= 2
-            if end_s - start_s >= self.residences * residence_s or requests > MOST_REQUESTS:
+            if residences(simulation) >= self.residences or requests > MOST_REQUESTS:
                 break
             longer = self.traffic(rate_rps, requests, seed)
             if len(longer) == len(trace):
@@ -126,7 +121,9 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class FirstRequests:
-    """DistServe's rule: see above. Percentiles between two requests are interpolated, limits strict."""
+    """DistServe's rule: see above. Percentiles between two requests are interpolated, limits strict; no
+    request may be rejected.
+    """
 
     slo: Slo
     traffic: Traffic
@@ -145,7 +142,7 @@ class FirstRequests:
     def carries(self, fleet: Fleet, rate_rps: float) -> bool:
         simulation = simulate(fleet, self.traffic(rate_rps, self.requests, self.seed))
         values = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s}
-        return all(
+        return bool((simulation.status == 0).all()) and all(
             np.nanquantile(values[limit.metric], limit.percentile_frac) < limit.limit_s
             for limit in self.slo.limits
         )

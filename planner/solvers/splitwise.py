@@ -76,21 +76,24 @@ def alone_on(machine: WorkerType, trace: Trace) -> Mapping[Metric, Floats]:
 
 
 def slowdowns(simulation: Simulation, alone_s: Mapping[Metric, Floats]) -> dict[Metric, Floats]:
-    """Of every request (n,), over its reference; infinite where it was never finished."""
+    """Of every request (n,), over its reference; NaN where it was never finished."""
     values: dict[Metric, Floats] = {
         "ttft": simulation.ttft_s,
         "tbt": (simulation.e2e_s - simulation.ttft_s) / simulation.output_tokens,
         "e2e": simulation.e2e_s,
     }
-    return {metric: np.nan_to_num(value / alone_s[metric], nan=np.inf) for metric, value in values.items()}
+    return {metric: value / alone_s[metric] for metric, value in values.items()}
 
 
 def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Slowdown], alone_s: Mapping[Metric, Floats]) -> bool:
-    """Whether every percentile of the slowdowns, interpolated, is below its factor."""
+    """Whether all requests are served, every (interpolated) percentile of the slowdowns below its factor."""
     if unknown := [limit.metric for limit in limits if limit.metric not in alone_s]:
         raise InputError(f"slowdown: the reference has {', '.join(alone_s)}, but not {unknown[0]}")
-    factors = slowdowns(simulate(fleet, trace), alone_s)
-    return all(np.quantile(factors[limit.metric], limit.percentile_frac) < limit.factor for limit in limits)
+    simulation = simulate(fleet, trace)
+    factors = slowdowns(simulation, alone_s)
+    return bool((simulation.status == 0).all()) and all(
+        np.quantile(factors[limit.metric], limit.percentile_frac) < limit.factor for limit in limits
+    )
 
 
 def cheapest(
@@ -121,14 +124,15 @@ def cheapest(
                 low = middle + 1
         return high
 
-    if not splits:
-        p = least_p(0, 1, most)
-        return _cheapest(math.inf if p is None else p * prompt_cost, [] if p is None else [(p, 0)], asked)
-    fewest = least_p(most, 1, most)
-    if fewest is None:
-        return _cheapest(math.inf, [], asked)
     value = math.inf
     counts: list[tuple[int, int]] = []
+    if not splits:
+        if (p := least_p(0, 1, most)) is not None:
+            value, counts = p * prompt_cost, [(p, 0)]
+        return Provisioning(value, tuple(counts), len(asked))
+    fewest = least_p(most, 1, most)
+    if fewest is None:
+        return Provisioning(value, (), len(asked))
     high = most
     for t in range(1, most + 1):
         if fewest * prompt_cost + t * token_cost > value * (1 + 1e-9):
@@ -143,12 +147,6 @@ def cheapest(
         if cost < value * (1 - 1e-9):
             value, counts = cost, []
         counts.append((p, t))
-    return _cheapest(value, counts, asked)
-
-
-def _cheapest(
-    value: float, counts: list[tuple[int, int]], asked: Mapping[tuple[int, int], bool]
-) -> Provisioning:
     return Provisioning(value, tuple(counts), len(asked))
 
 

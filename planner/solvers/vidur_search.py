@@ -52,8 +52,8 @@ class SchedulingDelay:
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool:
         simulation = simulate(fleet, self.traffic(rate_rps, self.requests, self.seed))
-        queue_s = np.nan_to_num(simulation.queue_s, nan=np.inf)
-        return bool(np.quantile(queue_s, self.percentile_frac) <= self.delay_s)
+        all_served = bool((simulation.status == 0).all())
+        return all_served and bool(np.quantile(simulation.queue_s, self.percentile_frac) <= self.delay_s)
 
 
 @dataclass(frozen=True, slots=True)

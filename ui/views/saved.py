@@ -48,9 +48,10 @@ def _one(session: Session, plan: SavedPlan) -> None:
             session.jobs.forget(session.id, "plan")
             st.session_state.restore = plan.asked
             st.switch_page("views/plan.py")
-        if st.button("Delete", key="saved_delete"):
-            session.store.delete_plan(plan.id)
-            st.rerun()
+        with st.popover("Delete"):
+            if st.button("Delete this plan for good", key="saved_delete"):
+                session.store.delete_plan(plan.id)
+                st.rerun()
 
 
 def _figures(session: Session, plans: list[SavedPlan]) -> None:

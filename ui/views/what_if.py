@@ -18,6 +18,7 @@ from ui.question import Asked
 from ui.session import Session, follow, open_session
 from ui.store import Document, SavedPlan
 
+MOST_POINTS = 10  # of the curve: each is a plan
 FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 SINGLE = {"rate": "rate [requests/s]", "power_kw": "power limit [kW]", "cost": "cost limit [USD/h]",
           "bandwidth": "network between workers [GB/s]"}  # fmt: skip
@@ -32,6 +33,11 @@ def page() -> None:
         st.page_link("views/plan.py", label="Plan")
         return
     saved, document = shown
+    _one_move(session, saved, document)
+    _curve(session, saved)
+
+
+def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
     st.write(f"The plan: {draw.escaped(document['answer'])}")
     changed, sentence = _changed(saved, document)
     if changed is None:
@@ -103,6 +109,29 @@ def _with(asked: Asked, kind: str, gpu: str, value: Any) -> Asked:
     column = "USD/h" if kind == "price" else "stock"
     rows = [row | {column: value} if row["GPU"] == gpu else row for row in asked["gpus"]]
     return asked | {"gpus": rows}
+
+
+def _curve(session: Session, saved: SavedPlan) -> None:
+    """The best fleet for every value of a limit."""
+    st.header("What each limit costs")
+    offered: dict[str, str] = {
+        metric: f"{metric.upper()} limit" for metric in METRICS if saved.asked[f"{metric}_ms"] is not None
+    }
+    offered |= {"rate": "rate", "power": "power limit", "cost": "cost limit"}
+    over = st.selectbox(
+        "Draw the best fleet over", list(offered), format_func=offered.__getitem__, key="curve_over"
+    )
+    if st.button("Draw", key="curve_start"):
+        try:
+            request = session.plan_request(saved.asked) | {"over": over, "points": MOST_POINTS}
+            session.jobs.start(session.id, "pareto", "pareto", request)
+        except PlannerError as error:
+            draw.error(error)
+    found = follow(session, "pareto")
+    if found is not None:
+        draw.pictures(found["charts"])
+        head = (f"{found['over']} [{found['unit']}], holds to", found["objective_unit"], "fleet")
+        draw.table(head, [(f"{s['holds_to']:.5g}", f"{s['value']:,.6g}", s["fleet"]) for s in found["steps"]])
 
 
 def _beside(session: Session, old: Document, new: Document, asked: Asked, sentence: str, key: str) -> None:
