@@ -1,11 +1,11 @@
 """What routing and fairness do to prefix caches, simulated.
 
-    python benchmarks/prefix_policies.py routing [FOLDER]   Mooncake's traces on 8 workers, every routing policy
-    python benchmarks/prefix_policies.py speed [FOLDER]     requests per CPU second against the number of workers
+    python benchmarks/prefix_policies.py routing [FOLDER]   Mooncake's traces on 8 workers, every routing
+    python benchmarks/prefix_policies.py speed [FOLDER]     requests per CPU second, by number of workers
     python benchmarks/prefix_policies.py tenants            five tenants, one of which misbehaves
 
-FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces. The first two simulate prompts
-alone, at 1/7000 s per token (conversation) and 1/8000 s (synthetic), with caches of 3M tokens.
+FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces. The first two simulate
+prompts alone, 1/7000 s per token (conversation) and 1/8000 s (synthetic), with caches of 3M tokens.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TOKEN_S = {"conversation": 1 / 7000, "synthetic": 1 / 8000}
 CACHE_TOKENS = 3_000_000
 VICTIMS = 4
+VICTIM_RPS = 12.0
 PAIRS = (  # routing, queue
     ("round-robin", "lpm"),
     ("e2", "fcfs"),
@@ -72,9 +73,7 @@ def routing(folder: Path) -> None:
 
 
 def speed(folder: Path) -> None:
-    """Four copies of the conversation trace's requests per 8 workers would change the caches: the same trace
-    goes to more and more workers.
-    """
+    """The same trace goes to more and more workers."""
     trace = prompts_only(folder, "conversation")
     policies = ("round-robin", *NEEDS_CACHE["routing"])
     for policy in policies:
@@ -119,9 +118,6 @@ def misbehaving(rate_rps: float, workload: str, seconds: float = 60.0) -> Trace:
         rng = np.random.default_rng(u)
         parts[f"tenant-{u}"] = prefix_workloads.preble(kind, int(rate * seconds), rate, rng=rng)
     return prefix_workloads.merged(parts).trace
-
-
-VICTIM_RPS = 12.0
 
 
 def _print_tenants(case: str, route: str, queue: str, found: Simulation) -> None:
