@@ -188,7 +188,7 @@ def test_the_router_hears_of_evictions_late() -> None:
 
 def test_everybody_shares_a_block_so_affinity_sends_all_to_who_had_it_first() -> None:
     """The collapse: 200 prompts with one common block, 10 s of work, one of 8 workers does it all."""
-    trace = prefix_trace(np.arange(200).tolist(), [[0, i + 1, i + 1, i + 1] for i in range(200)])
+    trace = prefix_trace(np.arange(200.0).tolist(), [[0, i + 1, i + 1, i + 1] for i in range(200)])
     found = simulate(cached_fleet(8, routing="prefix-affinity"), trace)
     assert (found.prefill_worker == 0).all()
     even = simulate(cached_fleet(8, routing="round-robin"), trace)
