@@ -75,7 +75,7 @@ class Worker:
     index: int
     role: str
     type: WorkerType
-    weights: tuple[float, float, float]
+    weights: tuple[float, ...]
     free: int  # KV blocks
     assigned: list[Request] = field(default_factory=list)
     waiting: deque[Request] = field(default_factory=deque)  # for prefill
