@@ -232,8 +232,8 @@ def _kv_tokens(
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
         raise InputError(
             f"{where}: {llm.name} does not fit {tp * pp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB per "
-            f"GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); raise "
-            "tp, or take a larger GPU"
+            f"GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); "
+            "raise tp, or take a larger GPU"
         )
     return use.kv_tokens
 

@@ -26,8 +26,8 @@ def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     for name, text in (("slo.yaml", SLO), ("relative.yaml", SLOWDOWNS), ("fleet.yaml", FLEET)):
         Path(name).write_text(text)
 
-    def run(*arguments: object) -> tuple[int, str]:
-        words = ["plan", *map(str, arguments), "--trace", str(TRACE)]
+    def run(*arguments: object, trace: Path | str = TRACE) -> tuple[int, str]:
+        words = ["plan", *map(str, arguments), "--trace", str(trace)]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -38,8 +38,8 @@ def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     return run
 
 
-def answer(plan: Plan, *arguments: object) -> dict[str, Any]:
-    code, out = plan(*arguments, "--json")
+def answer(plan: Plan, *arguments: object, trace: Path | str = TRACE) -> dict[str, Any]:
+    code, out = plan(*arguments, "--json", trace=trace)
     assert code == 0, out
     return dict(json.loads(out))
 
@@ -113,6 +113,15 @@ def test_splitwises_search_counts_machines(plan: Plan) -> None:
 def test_bad_questions_are_one_line(plan: Plan, words: tuple[object, ...], said: str) -> None:
     code, line = plan(*words)
     assert code == 1 and said in line
+
+
+def test_requests_of_one_token_have_no_gaps(plan: Plan) -> None:
+    """The limit on gaps is kept, its value is null; Splitwise has nothing to judge."""
+    Path("ones.csv").write_text("arrival_s,input_tokens,output_tokens\n0,10,1\n1,10,1\n2,90,1\n")
+    found = answer(plan, "goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", trace="ones.csv")
+    assert found["rate_rps"] > 1 and found["slo"][1]["simulated_s"] is None
+    code, line = plan("search", "splitwise", "--slo", "relative.yaml", "--rate", 1, trace="ones.csv")
+    assert code == 1 and "ones.csv: every request has one token" in line
 
 
 def test_distserve_places_one_kind_of_gpu(plan: Plan) -> None:

@@ -11,17 +11,16 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from planner.files import repository_dir
@@ -70,6 +69,7 @@ class Jobs:
         self._jobs: dict[tuple[str, str], Job] = {}
         self._spare: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        self._is_closed = False
         atexit.register(self.close)
         if WITH_SPARE:
             self._spare = _worker()
@@ -88,7 +88,9 @@ class Jobs:
             job.end("done")
             return job
         with self._lock:
-            job.process, self._spare = self._spare or _worker(), None
+            spare, self._spare = self._spare, None
+            is_ready = spare is not None and spare.poll() is None
+            job.process = spare if is_ready else _worker()
         threading.Thread(target=self._run, args=(job, request, then), daemon=True).start()
         return job
 
@@ -113,6 +115,7 @@ class Jobs:
         for session, place in list(self._jobs):
             self.cancel(session, place)
         with self._lock:
+            self._is_closed = True
             if self._spare is not None:
                 _kill(self._spare)
                 _close(self._spare)
@@ -121,27 +124,30 @@ class Jobs:
     def _run(self, job: Job, request: dict[str, Any], then: Callable[[Job], None]) -> None:
         process = job.process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        folder = Path(tempfile.mkdtemp(prefix=".job-", dir=self.store.folder))
         answer: Message | None = None
         try:
-            with suppress(BrokenPipeError):
-                task = {"kind": job.kind, "request": request, "folder": str(folder)}
-                process.stdin.write(json.dumps(task) + "\n")
-                process.stdin.flush()
-            for line in process.stdout:
-                answer = json.loads(line)
-                if "phase" not in answer and "standing" not in answer:
-                    break
-                job.phase, job.standing = answer.get("phase", job.phase), answer.get("standing", job.standing)
-                answer = None
-            if answer == DONE and not job.over.is_set():
-                document = json.loads((folder / "document.json").read_text())
-                self.store.keep_result(job.key, document, (folder / "files.zip").read_bytes())
-                then(job)
+            with TemporaryDirectory(
+                prefix=".job-", dir=self.store.folder, ignore_cleanup_errors=True
+            ) as folder:
+                with suppress(BrokenPipeError):
+                    process.stdin.write(
+                        json.dumps({"kind": job.kind, "request": request, "folder": folder}) + "\n"
+                    )
+                    process.stdin.flush()
+                for line in process.stdout:
+                    answer = json.loads(line)
+                    if "phase" not in answer and "standing" not in answer:
+                        break
+                    job.phase = answer.get("phase", job.phase)
+                    job.standing = answer.get("standing", job.standing)
+                    answer = None
+                if answer == DONE and not job.over.is_set():
+                    document = json.loads((Path(folder) / "document.json").read_text())
+                    self.store.keep_result(job.key, document, (Path(folder) / "files.zip").read_bytes())
+                    then(job)
         except Exception as error:  # in a thread nobody would see it, and the page would wait for ever
             answer = {"crash": f"{type(error).__name__}: {error}"}
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
             self._release(job, process, is_well=answer is not None and "crash" not in answer)
         if answer is None:
             code = process.poll()
@@ -157,12 +163,13 @@ class Jobs:
         """Keep a process that has answered as the spare one, or end it and start another."""
         with self._lock:
             job.process = None
-            if is_well and WITH_SPARE and self._spare is None and process.poll() is None:
+            wants_spare = WITH_SPARE and self._spare is None and not self._is_closed
+            if wants_spare and is_well and process.poll() is None:
                 self._spare = process
                 return
             _kill(process)
             _close(process)
-            if WITH_SPARE and self._spare is None:
+            if wants_spare:
                 self._spare = _worker()
 
 

@@ -109,7 +109,7 @@ def find_goodput(
         run = rule.run(engines, found.rate_rps or max(lowest_rps, 1e-4))
     values = {limit: value_s(run, limit.metric, limit.percentile_frac) for limit in promise.limits}
     if not found.rate_rps:
-        worst = max(promise.limits, key=lambda limit: values[limit] / limit.limit_s)
+        worst = max(promise.limits, key=lambda limit: (_number(values[limit]) or 0.0) / limit.limit_s)
         raise InfeasibleError(
             f"the fleet keeps the SLO at no rate down to {found.fails_rps:.3g} requests/s: {worst.name} is "
             f"{show_s(values[worst])} there, promised {show_s(worst.limit_s)}; relax the SLO, or take other "
@@ -118,7 +118,7 @@ def find_goodput(
         )  # fmt: skip
     answer = {
         "rate_rps": found.rate_rps,
-        "fails_rps": found.fails_rps if math.isfinite(found.fails_rps) else None,
+        "fails_rps": _number(found.fails_rps),
         "rates_tried": found.rates,
         "seeds": seeds,
         "arrivals": arrivals.value,
@@ -128,7 +128,7 @@ def find_goodput(
         "requests": len(run.arrival_s),
         "residences": residences(run),
         "slo": [
-            {"limit": limit.name, "limit_s": limit.limit_s, "simulated_s": values[limit]}
+            {"limit": limit.name, "limit_s": limit.limit_s, "simulated_s": _number(values[limit])}
             for limit in promise.limits
         ],
     }
@@ -202,7 +202,7 @@ def search(
         requests = read_trace(trace, seed=seed)
         rate_rps = rate or task.rate_rps or requests.rate_rps
         if not 0 < rate_rps < math.inf:
-            raise InputError(f"--rate: expected a number of requests/s > 0, found {rate_rps}")
+            raise InputError(f"--rate: expected a number of requests/s > 0, found {rate_rps:g}; name it")
         progress(f"searching as {formulation.value} does")
         if formulation == Formulation.distserve:
             found = _distserve(task, known, requests, rate_rps, nodes, seeds)
@@ -323,8 +323,13 @@ def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seed
     llm = known.llm(task.llm)
     machines = [_machine(task, known, gpu) for gpu in task.gpus(known)]
     reference = _machine(task, known, known.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
-    traces = [poisson(lengths)(rate_rps, max(2000, round(120 * rate_rps)), seed) for seed in range(seeds)]
-    traces = [trace.select(trace.output_tokens > 1) for trace in traces]  # tokens after the first are judged
+    several = lengths.output_tokens > 1
+    if not several.any():
+        raise InputError(
+            f"{lengths.name}: every request has one token, splitwise judges those after the first"
+        )
+    traffic = poisson(lengths.select(several))
+    traces = [traffic(rate_rps, max(2000, round(120 * rate_rps)), seed) for seed in range(seeds)]
     alone_s = [splitwise.alone_on(reference, trace) for trace in traces]
     network = Network(task.network.bandwidth_bytes_per_s, transfer="serialised", is_shared=False)
     designs = [splitwise.Design(machine.gpu.name, machine, None) for machine in machines]

@@ -150,9 +150,9 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
     if fleet.policies.queue != "fcfs":
         lines.append(
-            f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy priority, "
-            "and whoever sends a request must give its `priority` (smallest first; for sjf the prompt's tokens). "
-            "`plan serve` does; the routers of these manifests do not."
+            f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy "
+            "priority, and whoever sends a request must give its `priority` (smallest first; for sjf the "
+            "prompt's tokens). `plan serve` does; the routers of these manifests do not."
         )
     if fleet.llm.dtype_bytes != 2:
         lines.append(
