@@ -300,23 +300,21 @@ def foreseen_blocks(state, w, r, time_s):
     """KV blocks in use with request r, as TetriInfer's admission of decodes foresees them (its section 3.4).
 
     reserve-static: now, with all that r is predicted to need. reserve-dynamic: when the running decode
-    predicted to end first does so. None where nothing is decoded.
+    predicted to end first does so. None where nothing runs.
     """
     worker, new = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
+    if worker.running == 0:
+        return ZERO
     left = max(new.predicted - new.generated, ONE)
-    decodes = ZERO
     for l in range(worker.lane, worker.lane + kind.lanes):
         lane = state.lanes[l]
-        decodes += lane.decodes
         if kind.admission != RESERVE_STATIC:
             done = steps_done(lane, time_s)
             for slot in range(lane.decodes):
                 request = state.requests[state.slots[l, slot].request]
                 generated = request.output - (state.slots[l, slot].finish - lane.step) + done
                 left = min(left, max(request.predicted - generated, ONE))
-    if decodes == 0:
-        return ZERO
     total = worker.used + blocks_of(new.length + left)
     for l in range(worker.lane, worker.lane + kind.lanes):
         lane = state.lanes[l]
