@@ -148,8 +148,9 @@ def plan(
     )  # fmt: skip
     progress("lower bound over all fleets")
     problem = replace(problem, lower=lower_bound(problem))
-    asked_of = [with_queue(problem, queue) for queue in task.queues]
-    problem, found, other_queues = _best_queue(asked_of)
+    searched = search_queues(problem)
+    problem, found = best_of(searched)
+    other_queues = _other_queues(searched)
     level0, best, oracle = found.level0, found.best, problem.oracle
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
@@ -175,7 +176,7 @@ def plan(
         binding=(*binding, *_used_up(problem.limits, best), *([if_longer] if if_longer else []), *insured,
                  *spot),
         assumptions=_assumptions(problem, simulation, trusts_separation=level0.search.trusts_separation),
-        simulations=sum(each.oracle.simulations for each in asked_of),
+        simulations=sum(each.oracle.simulations for each, _ in searched),
         cuts=found.cuts,
         seed=seed,
     )  # fmt: skip
@@ -312,24 +313,37 @@ def with_queue(problem: Problem, queue: str) -> Problem:
     return replace(problem, oracle=replace(problem.oracle, policies=policies))
 
 
-def _best_queue(problems: Sequence[Problem]) -> tuple[Problem, Found, tuple[Alternative, ...]]:
-    """Search under each order of the queue; the cheapest answer, the first named among equals, and what the
-    others cost. Where first come first served was asked for alone, what shortest first would save.
+def search_queues(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
+    """`search` under each order of the queue that may be chosen, where it finds a fleet.
+
+    Each begins with the best fleets of those before. Raises InfeasibleError if none finds one.
     """
     answers: list[tuple[Problem, Found]] = []
     errors: list[InfeasibleError] = []
-    for problem in problems:
-        queue = problem.oracle.policies.queue
-        if len(problems) > 1:
+    for queue in problem.task.queues:
+        asked = with_queue(problem, queue)
+        if len(problem.task.queues) > 1:
             problem.progress(f"prompts wait in the order {queue}")
-        known = [found.best for _, found in answers]
+        known = [*start, *(asked.oracle.fleet(found.best) for _, found in answers)]
         try:
-            answers.append((problem, search(problem, [problem.oracle.fleet(best) for best in known])))
+            answers.append((asked, search(asked, known)))
         except InfeasibleError as error:
             errors.append(error)
     if not answers:
         raise errors[0]
-    chosen, found = min(answers, key=lambda answer: answer[1].value)
+    return answers
+
+
+def best_of(answers: Sequence[tuple[Problem, Found]]) -> tuple[Problem, Found]:
+    """The cheapest answer, of equal ones the first."""
+    return min(answers, key=lambda answer: answer[1].value)
+
+
+def _other_queues(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternative, ...]:
+    """What the orders of the queue that were not chosen cost. Where first come first served was asked for
+    alone, what shortest first would save.
+    """
+    chosen, found = best_of(answers)
     rows = tuple(
         Alternative(
             f"queue {problem.oracle.policies.queue}", problem.oracle.fleet(other.best), other.value,
@@ -338,9 +352,9 @@ def _best_queue(problems: Sequence[Problem]) -> tuple[Problem, Found, tuple[Alte
         for problem, other in answers
         if problem is not chosen
     )  # fmt: skip
-    if len(problems) == 1 and chosen.oracle.policies.queue == "fcfs":
-        rows = _shortest_first(chosen, found)
-    return chosen, found, rows
+    if len(chosen.task.queues) == 1 and chosen.oracle.policies.queue == "fcfs":
+        return _shortest_first(chosen, found)
+    return rows
 
 
 def _shortest_first(problem: Problem, found: Found) -> tuple[Alternative, ...]:
@@ -706,7 +720,7 @@ def _insurance(
         replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=problem.deadline,
         progress=problem.progress,
     )  # fmt: skip
-    plain = search(expected)
+    expected, plain = best_of(search_queues(expected))
     saved = found.value - plain.value
     unit = OBJECTIVE_UNITS[task.objective]
     label = "not insured: step times and traffic as expected"
@@ -974,10 +988,12 @@ def _most_traffic(
         at = replace(task, objective="cost", rate_rps=rate_rps)
         progress(f"most traffic: {rate_rps:g} requests/s")
         problem = pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers)
-        level0 = _level0(problem, any_will_do=True)
-        if level0.search.best is None and not level0.search.is_exhausted:
+        searched = [_level0(with_queue(problem, queue), any_will_do=True).search for queue in task.queues]
+        if any(search.best is not None for search in searched):
+            return True
+        if not all(search.is_exhausted for search in searched):
             raise PlannerError("the most traffic was not found within the time limit; raise --time-limit")
-        return level0.search.best is not None
+        return False
 
     rate_rps = float(f"{trace.rate_rps:.3g}")
     holds, failed = (0.0, rate_rps) if not carries(rate_rps) else (rate_rps, math.inf)

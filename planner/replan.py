@@ -11,7 +11,7 @@ Vars   n_j integer >= 0 workers
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
 If it fails, it and all below it are out (monotonicity); if it holds, it is stripped and becomes the best
 known. When none is left the answer is exact over these options. Running workers of a GPU that is no longer in
-stock are stopped.
+stock are stopped. Policies, which move no worker, are those of the plan from scratch.
 
 `drift` compares the traffic that the running fleet was planned on with today's: Kolmogorov and Smirnov's D is
 the largest share of requests by which the two distributions differ. With thousands of requests any D is
@@ -92,8 +92,8 @@ def replan(
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
     if not horizon_h > 0 or min(start_usd, stop_usd) < 0:
         raise InputError("--horizon must be > 0, and what a start and a stop cost >= 0")
-    problem = study.pose(task)
     scratch = study.ask(task, (current,))
+    problem = scratch.problem
     running, gone = _running(problem, current)
     universe = _universe(running, scratch)
     oracle = problem.oracle
@@ -171,7 +171,7 @@ def replan(
         running_verdict=before,
         options=tuple(names),
         is_exact=not len(vectors) and not left_out,
-        simulations=scratch.problem.oracle.simulations + oracle.simulations,
+        simulations=oracle.simulations,
         scratch=scratch,
     )  # fmt: skip
 

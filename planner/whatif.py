@@ -30,9 +30,10 @@ from planner.planning import (
     Problem,
     Progress,
     asked_traffic,
+    best_of,
     lower_bound,
     pose,
-    search,
+    search_queues,
     silent,
 )
 from planner.report import describe
@@ -97,7 +98,7 @@ class Study:
         Those of `start` are tried first.
         """
         problem = self.pose(task)
-        found = search(problem, start)
+        problem, found = best_of(search_queues(problem, start))
         fleet = problem.oracle.fleet(found.best)
         return Answer(problem, found, fleet, problem.oracle.verdict(fleet, record=True)[1])
 
@@ -179,10 +180,11 @@ def recast(problem: Problem, fleet: Fleet) -> Fleet | None:
 
 
 def holds(problem: Problem, fleet: Fleet) -> bool:
-    """Whether a fleet keeps the SLO, after all losses that must be survived, within the limits."""
-    counts = problem.oracle.counts(fleet)
+    """Whether a fleet with its own policies keeps SLO and limits, after all losses that must be survived."""
+    oracle = replace(problem.oracle, policies=fleet.policies)
+    counts = oracle.counts(fleet)
     broken = problem.limits.broken([(option.type, count) for option, count in counts])
-    return broken is None and problem.oracle.holds([counts])[0]
+    return broken is None and oracle.holds([counts])[0]
 
 
 def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> list[Moved]:

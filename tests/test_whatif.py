@@ -33,6 +33,7 @@ CHANGES = (
     "objective=power",
     "limits.gpus=40",
     "spare=1",
+    "policies={queue: [fcfs, sjf]}",
 )
 
 
