@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from prefix_reference import PrefixReference
 from test_simulator import LLM, make_latency, make_pool
 
+from planner.catalog import read_catalog
 from planner.domain import Disturbance, Fleet, Policies
 from planner.errors import InputError
+from planner.files import to_yaml
+from planner.fleetfile import read_fleet
+from planner.output import fleet_document
 from planner.simulator import simulate
 from planner.simulator.metrics import jain_index, tenant_service
 from planner.simulator.replay import NEEDS_CACHE
@@ -333,3 +338,20 @@ def test_service_of_tenants_and_jains_index() -> None:
     assert service.tokens_per_s[1] / service.tokens_per_s[0] == pytest.approx(65 / 33, rel=0.06)
     assert service.jain_index == pytest.approx(1.0, abs=0.01)
     assert jain_index(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
+
+
+def test_policies_come_back_from_the_file_they_are_written_to(tmp_path: Path) -> None:
+    read = tmp_path / "fleet.yaml"
+    read.write_text(
+        "llm: meta-llama/Llama-3.1-70B\n"
+        "workers: [{gpu: h100-80g, tp: 8}]\n"
+        "policies: {prefix_cache: true, routing: e2, queue: dlpm, share_window: 60 s, quantum_tokens: 5000,\n"
+        "  worker_quantum_tokens: 7, priority_groups: 4, balance_ratio: 3, balance_requests: 8,\n"
+        "  eviction_notice: 2 s, explore_decode: 0.7, cache_threshold: 0.5,\n  extend_weight: 2, output_weight: 3,\n"
+        "  tenant_weights: {a: 2, b: 0.5}}\n"
+    )
+    first = read_fleet(read, read_catalog())
+    written = tmp_path / "again.yaml"
+    written.write_text(to_yaml(fleet_document(first)))
+    assert first.policies.tenant_weights == (("a", 2.0), ("b", 0.5))
+    assert read_fleet(written, read_catalog()).policies == first.policies

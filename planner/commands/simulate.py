@@ -119,7 +119,9 @@ def _print_simulation(summary: dict[str, Any], title: str) -> None:
     }
     rates = {key: round(summary[key], 3) for key in ("requests_per_s", "output_tokens_per_s") if summary[key]}
     watts = {"expected_w": round(summary["power"]["expected_w"], 1)} if summary["power"] else {}
-    print_mapping(counts | rates | watts, "")
+    hit_frac = summary["token_hit_frac"]
+    hits = {} if hit_frac is None else {"prompt tokens found cached": f"{100 * hit_frac:.1f} %"}
+    print_mapping(counts | rates | hits | watts, "")
     if summary["slo"]:
         lines = [
             {
