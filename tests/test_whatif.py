@@ -29,7 +29,7 @@ CHANGES = (
     "slo.attainment=0.97",
     "fleet.prices.h100-80g=5 usd/h",
     "fleet.gpus.a100-80g=0",
-    "traffic.rate=25",
+    "traffic.rate=9",
     "objective=power",
     "limits.gpus=40",
     "spare=1",
@@ -92,13 +92,13 @@ def test_prices_of_one_kind_of_gpu_change_no_choice() -> None:
 def test_what_a_limit_costs_is_said_in_money() -> None:
     """The sentences are the finite differences: value of the moved question - value of the plan."""
     study = Study(traffic(), CATALOG)
-    task = question(slo={"ttft": {"p90": "600 ms"}, "tbt": {"p99": "80 ms"}})
+    task = question()
     before = study.ask(task)
     sentences = explain(study, task, before.fleet)
     assert [sentence.split(":")[0] for sentence in sentences] == [
-        "ttft p90 60 ms tighter", "ttft p90 60 ms looser", "tbt p99 10 ms tighter", "tbt p99 10 ms looser",
+        "ttft p90 100 ms tighter", "ttft p90 100 ms looser", "tbt p99 10 ms tighter", "tbt p99 10 ms looser",
     ]  # fmt: skip
-    tighter = plan(question(slo={"ttft": {"p90": "540 ms"}, "tbt": {"p99": "80 ms"}}), traffic(), CATALOG)
+    tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), traffic(), CATALOG)
     more = tighter.certificate.value - before.value
     expected = "the same" if abs(more) < 1e-9 else f"{more:+.4g} USD/h"
     assert expected in sentences[0]
