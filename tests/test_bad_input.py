@@ -265,7 +265,13 @@ QUESTIONS = [
     question(
         "unknown objective", LIMITS, LIMITS + "objective: joy\n", r"slo.yaml: objective: expected one of"
     ),
-    question("throughput", LIMITS, LIMITS + "objective: throughput\n", r"slo.yaml: objective: .*not planned"),
+    question(
+        "endless throughput", LIMITS, LIMITS + "objective: throughput\n", r"slo.yaml: .*without a limit"
+    ),
+    question(
+        "half a robust", LIMITS, LIMITS + "robust: {traffic: half}\n", r"slo.yaml: robust: traffic: .*'half'"
+    ),
+    question("spare racks", LIMITS, LIMITS + "spare: 2 racks\n", r"slo.yaml: spare: .*workers or nodes"),
     question(
         "unknown window", LIMITS, LIMITS + "traffic: {window: noon}\n", r"window: expected .*found 'noon'"
     ),
