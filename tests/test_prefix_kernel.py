@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prefix_reference import PrefixReference
-from test_simulator import LLM, make_latency, make_pool
+from test_simulator import LLM, make_latency, make_pool, make_trace
 
 from planner.catalog import read_catalog
 from planner.domain import Disturbance, Fleet, Policies
@@ -356,3 +356,9 @@ def test_policies_come_back_from_the_file_they_are_written_to(tmp_path: Path) ->
     written.write_text(to_yaml(fleet_document(first)))
     assert first.policies.tenant_weights == (("a", 2.0), ("b", 0.5))
     assert read_fleet(written, read_catalog()).policies == first.policies
+
+
+def test_a_trace_without_block_ids_is_refused() -> None:
+    fleet = Fleet(LLM, (make_pool(make_latency()),), Policies(prefix_cache=True))
+    with pytest.raises(InputError, match="has no block ids"):
+        simulate(fleet, make_trace([0.0], [8], [2]))

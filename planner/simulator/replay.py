@@ -174,6 +174,11 @@ def simulate(
     not know.
     """
     _check_policies(fleet)
+    if fleet.policies.prefix_cache and not trace.has_prefixes:
+        raise InputError(
+            f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "
+            "with prefixes"
+        )
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     runs = 8 * n + 1024 if record else 0
