@@ -266,7 +266,10 @@ QUESTIONS = [
         "unknown objective", LIMITS, LIMITS + "objective: joy\n", r"slo.yaml: objective: expected one of"
     ),
     question(
-        "endless throughput", LIMITS, LIMITS + "objective: throughput\n", r"slo.yaml: .*without a limit"
+        "endless throughput",
+        "{h100-80g: 4}}\n",
+        "[h100-80g]}\nobjective: throughput\n",
+        r"slo.yaml: .*without a limit",
     ),
     question(
         "half a robust", LIMITS, LIMITS + "robust: {traffic: half}\n", r"slo.yaml: robust: traffic: .*'half'"
