@@ -95,8 +95,8 @@ class Case:
     peer_cpu_s: float
 
 
-def simulate_case(case: Case, steps: forms.StepForm) -> tuple[Array, Array]:
-    """TTFT and E2E [s] of each request, by us. GPU and LLM are names only: the step times are `steps`."""
+def fleet_and_trace(case: Case, steps: forms.StepForm) -> tuple[Fleet, Trace]:
+    """A case as the simulator takes it. GPU and LLM are names only: the step times are `steps`."""
     catalog, said = read_catalog(), case.settings
     llm, gpu = catalog.llm(case.setup[1]), catalog.gpu("a100-80g")
     budget = said.token_budget or UNLIMITED
@@ -109,8 +109,13 @@ def simulate_case(case: Case, steps: forms.StepForm) -> tuple[Array, Array]:
         reserve_tokens=said.reserve_tokens, patience_steps=said.max_waiting_steps,
         vidur_restarts=said.vidur_restarts,
     )  # fmt: skip
-    trace = Trace(case.name, case.arrival_s, case.prompt, case.output)
     fleet = Fleet(llm, (Pool("vidur", "mixed", worker, case.replicas),), policies)
+    return fleet, Trace(case.name, case.arrival_s, case.prompt, case.output)
+
+
+def simulate_case(case: Case, steps: forms.StepForm) -> tuple[Array, Array]:
+    """TTFT and E2E [s] of each request, by us."""
+    fleet, trace = fleet_and_trace(case, steps)
     try:
         result = simulate(fleet, trace)
     except InputError as error:
@@ -263,15 +268,19 @@ def compared(case: Case, steps: forms.StepForm, label: str, bounds: Bounds) -> b
     return judge(name, with_tpot(case, *ours), peer, METRICS, bounds, (cpu_s, case.peer_cpu_s))
 
 
-def run(path: Path) -> bool:
-    case = before_restarts(read_case(path), path.parent)
-    layers = read_catalog().llm(case.setup[1]).layers
-    tables, oracle = find(path.parent, case.setup)
-    read = VidurTables.read(tables, layers)
-    exact = forms.VidurTables(
+def exact_steps(case: Case, tables: Path) -> forms.VidurTables:
+    """Vidur's own step times, from its tables."""
+    read = VidurTables.read(tables, read_catalog().llm(case.setup[1]).layers)
+    return forms.VidurTables(
         np.array(read.linear_ms) * 1e-3, np.array(read.prefill_ms) * 1e-3, np.array(read.decode_ms) * 1e-3,
         *read.over,
     )  # fmt: skip
+
+
+def run(path: Path) -> bool:
+    case = before_restarts(read_case(path), path.parent)
+    tables, oracle = find(path.parent, case.setup)
+    exact = exact_steps(case, tables)
     is_kept = compared(case, exact, "Vidur's step times", EXACT)
     is_kept &= compared(case, fitted(oracle), "our fit of its steps", FITTED)
     if case.restarts.any() and case.policy == "sarathi":
