@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from planner.domain import Fleet
 from planner.errors import InputError
-from planner.planning import Problem, expected_share
+from planner.searching import Problem, expected_share
 from planner.simulator.metrics import Verdict
 from planner.slo import Task
 from planner.solvers.level0 import Counts

@@ -25,7 +25,8 @@ from planner.domain import Fleet, Limit
 from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
-from planner.planning import (
+from planner.report import describe
+from planner.searching import (
     Found,
     Problem,
     Progress,
@@ -36,7 +37,6 @@ from planner.planning import (
     search_queues,
     silent,
 )
-from planner.report import describe
 from planner.simulator.metrics import Verdict
 from planner.slo import METRICS, Robust, Task
 from planner.traces import Trace
@@ -78,7 +78,7 @@ class Study:
     _traffic: dict[tuple[object, ...], tuple[Trace, str]] = field(default_factory=dict)
 
     def traffic(self, task: Task) -> tuple[Trace, str]:
-        """`planning.asked_traffic`, once for every traffic."""
+        """`searching.asked_traffic`, once for every traffic."""
         key = (task.rate_rps, task.scale, task.window, task.robust.traffic_frac)
         if key not in self._traffic:
             self._traffic[key] = asked_traffic(self.trace, task, seed=self.seed)
@@ -93,7 +93,7 @@ class Study:
         )  # fmt: skip
 
     def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
-        """The best fleet; raises what `planning.pose` and `planning.search` raise.
+        """The best fleet; raises what `searching.pose` and `searching.search` raise.
 
         Those of `start` are tried first.
         """

@@ -189,7 +189,8 @@ def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The planner's clock stands still for so many looks at it, then all time is over."""
     count = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: 0.0 if next(count) < looks else 1e9)
-    monkeypatch.setattr("planner.planning.time", clock)
+    for module in ("planning", "searching"):
+        monkeypatch.setattr(f"planner.{module}.time", clock)
 
 
 def test_no_plan_in_time_is_one_clear_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

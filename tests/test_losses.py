@@ -14,7 +14,8 @@ from scipy.stats import binom
 from planner.domain import SPOT, Disturbance, Fleet, Policies
 from planner.errors import InfeasibleError
 from planner.oracle import SPOT_RISK_FRAC, Oracle
-from planner.planning import asked_traffic, plan, pose, search
+from planner.planning import plan
+from planner.searching import asked_traffic, pose, search
 from planner.simulator import judge, simulate
 from planner.slo import Spot
 from planner.solvers.level0 import objective

@@ -278,7 +278,7 @@ def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Cata
 def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
     """Random questions; the plan is never below the bound as it comes from the solver."""
     from planner.obliged import obliged
-    from planner.planning import _envelopes
+    from planner.searching import _envelopes
     from planner.solvers.master import Limits, bound
     from planner.workload import to_classes
 

@@ -1,0 +1,379 @@
+"""What a plan says for itself: neighbours that fail, alternatives, what binds, what is assumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.catalog import Catalog
+from planner.domain import (
+    SPOT,
+    Disturbance,
+    Fleet,
+    Gpu,
+    Policies,
+    Slo,
+)
+from planner.errors import PlannerError
+from planner.options import (
+    MAX_NUM_SEQS,
+    OBJECTIVE_UNITS,
+)
+from planner.oracle import SPOT_RISK_FRAC
+from planner.plan import Alternative, Neighbour
+from planner.searching import (
+    Found,
+    Level0,
+    Problem,
+    best_of,
+    counts_of,
+    pose,
+    search_queues,
+    stripped,
+    with_queue,
+)
+from planner.simulator.metrics import Verdict
+from planner.simulator.replay import Simulation
+from planner.slo import Robust, Task
+from planner.solvers.level0 import (
+    Counts,
+    objective,
+)
+from planner.solvers.master import Limits
+from planner.solvers.placement import Placement, place
+from planner.traces import Trace
+from planner.units import show_s
+
+FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
+_NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
+PLACEMENT_S = 10.0
+
+
+def other_queues(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternative, ...]:
+    """What the orders of the queue that were not chosen cost. Where first come first served was asked for
+    alone, what shortest first would save.
+    """
+    chosen, found = best_of(answers)
+    rows = tuple(
+        Alternative(
+            f"queue {problem.oracle.policies.queue}", problem.oracle.fleet(other.best), other.value,
+            f"{_more(other.value, found.value)}, longest TTFT {_longest_ttft(problem, other.best)}",
+        )
+        for problem, other in answers
+        if problem is not chosen
+    )  # fmt: skip
+    if len(chosen.task.queues) == 1 and chosen.oracle.policies.queue == "fcfs":
+        return _shortest_first(chosen, found)
+    return rows
+
+
+def _shortest_first(problem: Problem, found: Found) -> tuple[Alternative, ...]:
+    """What shortest prompts first would save with the plan's own worker types, and whom it would cost."""
+    has_queue = any(limit.metric in ("ttft", "e2e") for limit in problem.slo.limits)
+    if not has_queue or sum(count for _, count in found.best) < 2 or problem.out_of_time():
+        return ()
+    other = with_queue(problem, "sjf")
+    fewer = stripped(found.best, other.oracle) if other.oracle.holds([found.best])[0] else found.best
+    value = objective(fewer)
+    if value >= found.value:
+        return (Alternative("queue sjf, same worker types", None, found.value, "saves nothing"),)
+    note = (
+        f"{_more(value, found.value)}; longest TTFT {_longest_ttft(other, fewer)} instead of "
+        f"{_longest_ttft(problem, found.best)}; ask for it with policies: {{queue: [fcfs, sjf]}}"
+    )
+    return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, note),)
+
+
+def _longest_ttft(problem: Problem, counts: Counts) -> str:
+    simulation, _ = problem.oracle.verdict(problem.oracle.fleet(counts), record=False)
+    return show_s(float(np.nanmax(simulation.ttft_s)))
+
+
+def neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
+    """Every fleet with one worker fewer, simulated to the end; and what relaxing its failing limit saves."""
+    neighbours, sentences = [], []
+    for i, (option, count) in enumerate(best):
+        pool = problem.oracle.fleet(best).pools[i].name
+        fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
+        failing_loss = problem.oracle.failing_loss(fewer)
+        holds, lost = failing_loss is None, failing_loss or fewer
+        after = (
+            "after the losses it must survive, " if sum(n for _, n in lost) < sum(n for _, n in fewer) else ""
+        )
+        roles = {o.role for o, n in lost if n > 0}
+        if not roles or ("prefill" in roles) != ("decode" in roles):
+            reason = f"{after}no worker of this role is left"
+            neighbours.append(Neighbour(pool, option.type.name, False, reason))
+            continue
+        _, verdict = problem.oracle.verdict(problem.oracle.fleet(lost), record=True)
+        why = after + _why(verdict, problem.slo)
+        neighbours.append(Neighbour(pool, option.type.name, holds, why))
+        failing = [line for line in verdict.lines if not line.holds]
+        if (
+            len(failing) == 1
+            and verdict.is_steady
+            and verdict.attainment_holds
+            and not (problem.task.spare_workers or problem.task.spare_nodes or problem.oracle.spot)
+        ):
+            line = failing[0]
+            if line.value_s <= _NEAR * line.limit.limit_s:
+                sentences.append(
+                    f"{line.limit.name} binds the {pool} pool: at {show_s(line.value_s)} instead of "
+                    f"{show_s(line.limit.limit_s)} one worker of {option.type.name} fewer would do, which "
+                    f"saves {option.objective:.4g} {OBJECTIVE_UNITS[problem.task.objective]}"
+                )
+                continue
+        if not holds:
+            sentences.append(f"capacity binds the {pool} pool: with one worker fewer, {why}")
+    return tuple(neighbours), tuple(sentences)
+
+
+def if_steps_take_longer(problem: Problem, fleet: Fleet) -> tuple[str, bool]:
+    """What happens if the fits err to the bad side, all steps longer by their error at once; is it kept?"""
+    latencies = [pool.type.latency for pool in fleet.pools]
+    shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
+    if not any(shares):
+        return "", True
+    pools = tuple(
+        replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(share)))
+        for pool, share in zip(fleet.pools, shares, strict=True)
+    )
+    _, verdict = problem.oracle.verdict(replace(fleet, pools=pools), record=True)
+    share = f"{100 * max(shares):.2g} %"
+    sentence = f"if every step took {share} longer, the error of the fits: {_why(verdict, problem.slo)}"
+    return sentence, verdict.holds
+
+
+def insurance(
+    problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int
+) -> tuple[tuple[Alternative, ...], tuple[str, ...]]:
+    """What a robust plan costs more than one for what is expected, and how it does then."""
+    task = problem.task
+    if task.robust == Robust():
+        return (), ()
+    problem.progress("the plan for what is expected, to price the insurance")
+    expected = pose(
+        replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=problem.deadline,
+        progress=problem.progress,
+    )  # fmt: skip
+    expected, plain = best_of(search_queues(expected))
+    saved = found.value - plain.value
+    unit = OBJECTIVE_UNITS[task.objective]
+    label = "not insured: step times and traffic as expected"
+    row = Alternative(label, expected.oracle.fleet(plain.best), plain.value, _more(plain.value, found.value))
+    counts = counts_of(problem.oracle.fleet(found.best), plain.level0.options)
+    sentences = [
+        f"planned for steps {100 * task.robust.step_times_frac:g} % longer and "
+        f"{100 * task.robust.traffic_frac:g} % more traffic than expected; this insurance costs {saved:.4g} "
+        f"{unit} ({_more(found.value, plain.value)})"
+    ]
+    if counts is not None:
+        _, verdict = expected.oracle.verdict(expected.oracle.fleet(counts), record=True)
+        values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
+        sentences.append(f"if all comes as expected, {values}")
+    return (row,), tuple(sentences)
+
+
+def placement(fleet: Fleet) -> Placement | None:
+    """Workers on the fewest nodes, spot workers on nodes of their own; None where there are too many ways."""
+    pools = tuple(
+        replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, base=pool.type.gpu.base + SPOT)))
+        if pool.type.gpu.name.endswith(SPOT)
+        else pool
+        for pool in fleet.pools
+    )
+    try:
+        return place(replace(fleet, pools=pools), time_limit_s=PLACEMENT_S)
+    except PlannerError:
+        return None
+
+
+def on_spot(problem: Problem, found: Found) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the plan takes for granted of its spot workers, and a run in which they are taken away at once."""
+    fleet, oracle = problem.oracle.fleet(found.best), problem.oracle
+    first = 0
+    sentences: list[str] = []
+    events: list[Disturbance] = []
+    middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
+    for pool, (option, count) in zip(fleet.pools, found.best, strict=True):
+        if terms := oracle.spot.get(option.type.gpu.name):
+            down = oracle.spot_down(option, count)
+            sentences.append(
+                f"{pool.name}: of {count} spot workers {down} may be down at once, more are so in "
+                f"{100 * SPOT_RISK_FRAC:g} % of the time at most ({terms.interruptions_per_h:g} "
+                f"interruptions per worker and hour, back after {show_s(terms.restart_s)}, each on its own); "
+                "the SLO holds without them"
+            )
+            for worker in range(first, first + down):
+                events += [Disturbance(middle_s, "down", worker),
+                           Disturbance(middle_s + terms.restart_s, "up", worker)]  # fmt: skip
+        first += pool.count
+    if not sentences:
+        return (), ()
+    warnings = ["spot workers need nodes of your cloud's spot market: no manifest asks for them"]
+    if events:
+        _, verdict = oracle.verdict(replace(fleet, disturbances=tuple(events)), record=True)
+        sentence = (
+            f"if they go at once in the middle of the trace, their requests begin anew: "
+            f"{_why(verdict, problem.slo)}"
+        )
+        sentences.append(sentence)
+        if not verdict.holds:
+            warnings.append(sentence)
+    return tuple(sentences), tuple(warnings)
+
+
+def _why(verdict: Verdict, slo: Slo) -> str:
+    """Why a fleet fails, in words."""
+    reasons = [
+        f"{line.limit.name} is {show_s(line.value_s)}, {100 * line.kept_frac:.2f} % within "
+        f"{show_s(line.limit.limit_s)} ({100 * line.limit.percentile_frac:g} % needed)"
+        for line in verdict.lines
+        if not line.holds
+    ]
+    if not verdict.attainment_holds:
+        reasons.append(f"{100 * verdict.attainment_frac:.2f} % of requests keep all limits "
+                       f"({100 * (slo.attainment_frac or 1):g} % needed)")  # fmt: skip
+    if not verdict.is_steady:
+        reasons.append("its backlog grows")
+    return "; ".join(reasons) or "keeps the SLO"
+
+
+def used_up(limits: Limits, best: Counts) -> tuple[str, ...]:
+    """Limits of which nothing (or less than one worker) is left."""
+    sentences = []
+    for name, amount in limits.rows():
+        used = sum(limits.use(name, option.type) * count for option, count in best)
+        smallest = min(
+            (limits.use(name, option.type) for option, _ in best if limits.use(name, option.type)), default=0
+        )
+        if smallest and amount - used < smallest:
+            sentences.append(f"{name} is used up: {used:g} of {amount:g}")
+    return tuple(sentences)
+
+
+def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
+    """The best of simpler kinds, and the best known of every single GPU type with mixed pools."""
+    oracle, search = problem.oracle, level0.search
+    rows = []
+    is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
+    is_mixed = all(option.role == "mixed" for option, _ in best)
+    for label, (counts, cost) in (
+        ("one GPU type only", (best, value) if is_one_gpu else level0.one_gpu),
+        ("mixed pools only", (best, value) if is_mixed else level0.mixed),
+        ("one worker type per pool (level 0)", (search.best, search.value)),
+    ):
+        note = "the plan itself" if counts == best else _more(cost, value)
+        if counts is None:
+            note = "no fleet of this kind keeps the SLO within the limits"
+        rows.append(Alternative(label, oracle.fleet(counts) if counts else None, cost, note))
+    for gpu in dict.fromkeys(option.type.gpu.name for option in level0.options):
+        mixed = [
+            option for option in level0.options if option.role == "mixed" and option.type.gpu.name == gpu
+        ]
+        least = min(
+            max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective for o in mixed
+        )
+        if search.is_exhausted:
+            least = max(least, search.value)
+        known = [
+            (o.objective * search.smallest[o.name], o.name, o) for o in mixed if o.name in search.smallest
+        ]
+        cost, _, option = min(known, default=(math.inf, "", mixed[0]))
+        if cost <= least * (1 + 1e-9):  # nothing cheaper is left open
+            counts = ((option, search.smallest[option.name]),)
+            rows.append(Alternative(f"{gpu}, mixed", oracle.fleet(counts), cost, _more(cost, value)))
+        else:
+            rows.append(Alternative(f"{gpu}, mixed", None, least, _more(least, value), at_least=True))
+    return tuple(rows)
+
+
+def _more(cost: float, value: float) -> str:
+    if not math.isfinite(cost) or value <= 0:
+        return "not found"
+    return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
+
+
+def _residences(simulation: Simulation) -> tuple[float, float]:
+    """Seconds of the measured window, and how many mean residence times of a request they are."""
+    window_s = simulation.window_s[1] - simulation.window_s[0]
+    return window_s, window_s / float(np.nanmean(simulation.e2e_s))
+
+
+def warnings(fleet: Fleet, simulation: Simulation) -> tuple[str, ...]:
+    """What the reader must know first: too short a trace, step times that nobody measured."""
+    window_s, residences = _residences(simulation)
+    sentences = []
+    if residences < FEW_RESIDENCES:
+        sentences.append(
+            f"the trace is short: {show_s(window_s)} measured, {residences:.1f} times a request's mean "
+            f"residence where {FEW_RESIDENCES} make a steady state; plan on a longer trace"
+        )
+    for pool in fleet.pools:
+        if not pool.type.latency.basis.startswith(("silicon", "measured")):
+            sentences.append(
+                f"step times of {pool.type.gpu.name} tp{pool.type.tp}: {pool.type.latency.basis}"
+            )
+    return tuple(dict.fromkeys(sentences))
+
+
+def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: bool) -> tuple[str, ...]:
+    task, trace = problem.task, problem.trace
+    work = problem.trusted
+    window_s, residences = _residences(simulation)
+    length = (
+        f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
+    )
+    bases = sorted({worker.latency.basis for worker in problem.types})
+    sentences = [
+        "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
+        "step times: " + "; ".join(bases),
+        "host overhead per step: "
+        + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
+        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, no prefix cache, "
+        f"{_queue_order(problem.oracle.policies)}, join the shortest queue",
+        "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
+        f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, "
+        f"{task.network.transfer}",
+        "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
+        length,
+        f"bound: work at its cheapest rate per token, {100 * (1 - work.whole_frac):.3g} % of requests given "
+        f"up, {work.whole_s - trace.duration_s:.4g} s of slack after the trace; a request that keeps TTFT "
+        "decodes at the pace of the limits on gaps",
+        "beyond level 0 every GPU and TP degree takes part with one token budget per role",
+        "power: the boards' limits, GPUs only",
+    ]
+    if trusts_separation:
+        sentences.append(
+            "a decode pool too small behind instant prefill is too small behind any prefill pool"
+        )
+    return tuple(sentences + ([problem.slo_note] if problem.slo_note else []))
+
+
+def _queue_order(policies: Policies) -> str:
+    order = {
+        "fcfs": "first come first served", "sjf": "shortest prompts first", "ljf": "longest prompts first",
+        "srpt": "shortest prompt and output first",
+    }[policies.queue]  # fmt: skip
+    if policies.queue_window_s < math.inf:
+        order += f" (nobody overtaken by what arrives {show_s(policies.queue_window_s)} later)"
+    return order
+
+
+def prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:
+    prices = []
+    for gpu in gpus:
+        provenance = catalog.provenance.get(gpu.name)
+        is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
+        origin = (
+            "from slo.yaml"
+            if is_own
+            else f"{provenance.price_source}, {provenance.price_date}"
+            if provenance
+            else ""
+        )
+        prices.append(f"{gpu.name} {gpu.price_usd_per_h:g} USD/h ({origin})")
+    return "; ".join(prices)

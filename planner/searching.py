@@ -1,0 +1,627 @@
+"""The search for the best fleet: the loop between the master problem and the simulator.
+
+    pose      question, trace -> worker types, limits, what the SLO obliges       (a Problem)
+    search    level 0, exact (solvers/level0.py); beyond it, master with cuts     (what was Found)
+
+A search may start from fleets that are known, and know what other searches simulated: planner/whatif.py.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.catalog import Catalog
+from planner.domain import (
+    KV_BLOCK_TOKENS,
+    SPOT,
+    Fleet,
+    Gpu,
+    Limit,
+    Llm,
+    Policies,
+    Slo,
+    WorkerType,
+)
+from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.models.memory import kv_cache_tokens
+from planner.obliged import Obliged, obliged
+from planner.options import (
+    MAX_NUM_SEQS,
+    Left,
+    decode_options,
+    floor_s,
+    mixed_options,
+    prefill_options,
+    unreachable,
+    worker_types,
+)
+from planner.oracle import Answers, Oracle, side_by_side
+from planner.slo import Objective, Task
+from planner.solvers.level0 import (
+    Bounded,
+    Counts,
+    Search,
+    first_incumbent,
+    objective,
+    search_one_pool,
+    search_two_pools,
+)
+from planner.solvers.master import Limits, Option, bound, least_workers, promising
+from planner.traces import Trace
+from planner.traffic import rescale, window
+from planner.units import show_s
+from planner.workload import Lengths, distinct_lengths, to_classes
+
+Progress = Callable[[str], None]
+BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
+BEYOND_MOST = 24  # fleets it may try at most
+DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
+BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
+
+
+def silent(_: str) -> None:
+    """A progress reporter that reports nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a search has come, in the objective's unit; None where nothing is known yet."""
+
+    best: float | None
+    bound: float | None
+    simulations: int
+
+
+Watch = Callable[[Standing], None]
+"""Is told the standing after every simulation, from whichever thread ran it."""
+
+
+def unwatched(_: Standing) -> None:
+    """Lets the standings pass."""
+
+
+def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
+    """The requests that must be served, and a sentence on how they came out of the trace."""
+    asked = trace
+    note = trace.name
+    rate_rps = task.rate_rps
+    if more_frac := task.robust.traffic_frac:
+        rate_rps = (trace.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+    if rate_rps is not None:
+        asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
+        note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
+    if more_frac:
+        note += f", {100 * more_frac:g} % more than expected (robust)"
+    asked = window(asked, task.window or "whole")
+    note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
+    if not asked.duration_s > 0:
+        raise InputError(
+            f"{trace.name}: {len(asked)} request(s) at one instant; a plan needs traffic over time"
+        )
+    return asked, note
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What stays the same through all stages of one search."""
+
+    task: Task
+    llm: Llm
+    slo: Slo
+    slo_note: str | None  # how a relative SLO became seconds
+    trace: Trace
+    traffic_note: str
+    longest_tokens: int
+    lengths: Lengths
+    gpus: tuple[Gpu, ...]
+    types: tuple[WorkerType, ...]
+    left: tuple[Left, ...]
+    limits: Limits
+    oracle: Oracle
+    obliged: Obliged  # under any policy: what level 0 starts from
+    trusted: Obliged  # if gaps keep pace with their limit: what the stated bound counts
+    deadline: float
+    progress: Progress
+    watch: Watch
+    lower: float | None = None  # what any fleet costs at least, None if no bound was found
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best fleet, and how far the search came."""
+
+    best: Counts
+    value: float
+    level0: Level0
+    cuts: int
+    beyond_exact: bool
+
+
+def pose(
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    deadline: float = math.inf,
+    progress: Progress = silent,
+    watch: Watch = unwatched,
+    answers: Answers | None = None,
+    asked: tuple[Trace, str] | None = None,
+) -> Problem:
+    """The question, ready to be searched; `deadline` is on time.monotonic's clock.
+
+    `answers` are those of earlier questions; `asked` is what `asked_traffic` gave for one of them, where the
+    traffic is the same. Raises InputError, and InfeasibleError for what no number of workers could cure.
+    """
+    llm = catalog.llm(task.llm)
+    requests, note = asked or asked_traffic(trace, task, seed=seed)
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    if longest > llm.context_tokens:
+        raise InputError(
+            f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
+            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
+        )
+    gpus = task.gpus(catalog)
+    for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
+        types, left = worker_types(
+            llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
+            longer_frac=task.robust.step_times_frac, stages=stages,
+            node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+        )  # fmt: skip
+        if types:
+            break
+    if not types:
+        raise _no_room(llm, left)
+    lengths = distinct_lengths(requests)
+    slo, slo_note = _in_seconds(task, llm, lengths, catalog)
+    if broken := unreachable(slo, types, lengths):
+        raise _out_of_reach(broken)
+    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
+    oracle = Oracle(
+        llm, requests, slo, task.network, Policies(), task.spare_workers, task.spare_nodes, spot,
+        answers or Answers(),
+    )  # fmt: skip
+    return Problem(
+        task, llm, slo, slo_note, requests, note, longest, lengths, gpus, types, left, limits, oracle,
+        obliged(slo, requests), obliged(slo, requests, trust_gaps=True), deadline, progress,
+        watch,
+    )  # fmt: skip
+
+
+def search(problem: Problem, start: Sequence[Fleet] = ()) -> Found:
+    """The best fleet. Those of `start` that still hold are what others must beat.
+
+    Raises InfeasibleError if no fleet within the limits keeps the SLO.
+    """
+    level0 = search_level0(problem, start)
+    if level0.search.best is None:
+        raise _infeasible(problem, level0)
+    _prefer_uncapped(problem, level0)
+    _check_minimal(level0.search, problem.oracle)
+    best, value, cuts, beyond_exact = _beyond(problem, level0)
+    return Found(best, value, level0, cuts, beyond_exact)
+
+
+def with_queue(problem: Problem, queue: str) -> Problem:
+    """The same question with another order of the prompts that wait."""
+    wait_s = math.inf if queue == "fcfs" else problem.task.longest_wait_s
+    policies = replace(problem.oracle.policies, queue=queue, queue_window_s=wait_s)
+    return replace(problem, oracle=replace(problem.oracle, policies=policies))
+
+
+def search_queues(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
+    """`search` under each order of the queue that may be chosen, where it finds a fleet.
+
+    Each begins with the best fleets of those before. Raises InfeasibleError if none finds one.
+    """
+    answers: list[tuple[Problem, Found]] = []
+    errors: list[InfeasibleError] = []
+    for queue in problem.task.queues:
+        asked = with_queue(problem, queue)
+        if len(problem.task.queues) > 1:
+            problem.progress(f"prompts wait in the order {queue}")
+        known = [*start, *(asked.oracle.fleet(found.best) for _, found in answers)]
+        try:
+            answers.append((asked, search(asked, known)))
+        except InfeasibleError as error:
+            errors.append(error)
+    if not answers:
+        raise errors[0]
+    return answers
+
+
+def best_of(answers: Sequence[tuple[Problem, Found]]) -> tuple[Problem, Found]:
+    """The cheapest answer, of equal ones the first."""
+    return min(answers, key=lambda answer: answer[1].value)
+
+
+def lower_bound(problem: Problem) -> float | None:
+    """What any fleet within the limits costs at least, whatever its policy."""
+    task, types = problem.task, problem.types
+    options = [*mixed_options(types, task.objective)]
+    if _link_too_slow(problem) is None:
+        options += [*prefill_options(types, task.objective), *decode_options(types, task.objective)]
+    return bound(
+        _envelopes(options),
+        to_classes(problem.trace),
+        problem.limits,
+        obliged=problem.trusted,
+        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
+        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
+    )
+
+
+def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
+    """A fleet as counts of these options; None if one of its pools is none of them."""
+    named = {option.name: option for option in options}
+    names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.pools if pool.count]
+    if any(name not in named for name, _ in names):
+        return None
+    return tuple((named[name], count) for name, count in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Level0:
+    """The exhausted (or interrupted) search at level 0, and the best of each kind on the way."""
+
+    search: Search
+    options: tuple[Option, ...]
+    bounded: dict[str, Bounded]
+    mixed: tuple[Counts | None, float]
+    one_gpu: tuple[Counts | None, float]
+
+
+def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool = False) -> Level0:
+    """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds."""
+    task = problem.task
+    mixed = mixed_options(problem.types, task.objective)
+    prefill = prefill_options(problem.types, task.objective)
+    decode = decode_options(problem.types, task.objective)
+    bounded = {option.name: _bounded(problem, option) for option in (*mixed, *prefill, *decode)}
+
+    def promising_first(option: Option) -> tuple[float, float]:
+        """By the lower bound; token budgets that would break the tightest limit on gaps last."""
+        worker = option.type
+        full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
+        gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
+        late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
+        likely = bounded[option.name].likely * option.objective
+        return likely * (1.5 if late else 1.0), -worker.max_num_batched_tokens
+
+    oracle = problem.oracle
+    search = Search(problem.limits)
+
+    def enough() -> bool:
+        return problem.out_of_time() or (any_will_do and search.best is not None)
+
+    for fleet in start:
+        counts = counts_of(fleet, (*mixed, *prefill, *decode))
+        if (
+            counts
+            and len({option.role for option, _ in counts}) == len(counts) <= 2
+            and not any(len(counts) == 2 and option.role == "mixed" for option, _ in counts)
+        ):
+            within = problem.limits.broken([(option.type, count) for option, count in counts]) is None
+            if within and oracle.holds([counts])[0]:
+                search.offer(counts)
+
+    def holds(fleets: Sequence[Counts]) -> list[bool]:
+        answers = oracle.holds(fleets)
+        best = search.value if search.best is not None else None
+        problem.watch(Standing(best, problem.lower, oracle.simulations))
+        return answers
+
+    problem.progress(f"level 0: {len(mixed)} mixed pools")
+    ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
+    first_of_kind: dict[tuple[str, int, int], Bounded] = {}
+    for item in ordered:  # of equal offers the first stays, so the most promising come first
+        first_of_kind.setdefault(_shape(item.option), item)
+    if search.best is None:
+        first_incumbent(list(first_of_kind.values()), holds, search, side_by_side, enough)
+    if search.best is not None:
+        leader = search.best[0][0]
+        ordered.sort(key=lambda item: _shape(item.option) != _shape(leader))
+    search_one_pool(ordered, holds, search, side_by_side, enough)
+    best_mixed = (search.best, search.value)
+
+    # TTFT is decided in the prefill pool alone, so that its least count under unlimited decode bounds it
+    pairs = (
+        ("one GPU type", lambda p, d: p.type.gpu.name == d.type.gpu.name),
+        ("two GPU types", lambda p, d: p.type.gpu.name != d.type.gpu.name),
+    )
+    best_one_gpu = best_mixed
+    if reason := _link_too_slow(problem):
+        search.refuted["prefill + decode"] = reason
+        return Level0(search, tuple(mixed), bounded, best_mixed, best_one_gpu)
+    ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
+    ordered_decode = [bounded[option.name] for option in decode]
+    for label, allowed in pairs:
+        problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
+        search_two_pools(
+            ordered_prefill, ordered_decode, holds, oracle.leads, search, side_by_side,
+            enough, allowed, oracle.follows,
+        )  # fmt: skip
+        if label == "one GPU type":
+            best_one_gpu = (search.best, search.value)
+    return Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
+
+
+def _shape(option: Option) -> tuple[str, int, int]:
+    """GPU, TP and PP: what a worker type is but for its engine settings."""
+    return option.type.gpu.name, option.type.tp, option.type.pp
+
+
+def _link_too_slow(problem: Problem) -> str | None:
+    """Whether the link cannot keep up with the KV blocks at any pool sizes: no steady state then."""
+    lengths, network = problem.lengths, problem.task.network
+    seconds = problem.trusted.whole_s
+    blocks = np.ceil(lengths.input_tokens / KV_BLOCK_TOKENS) * lengths.requests * (lengths.output_tokens > 1)
+    bytes_per_s = blocks.sum() * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / seconds
+    if bytes_per_s <= network.bandwidth_bytes_per_s:
+        return None
+    return (
+        f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth is "
+        f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s"
+    )
+
+
+def _bounded(problem: Problem, option: Option) -> Bounded:
+    oracle = problem.oracle
+    least = oracle.enough(option, least_workers(option, problem.lengths, problem.obliged))
+    likely = oracle.enough(option, least_workers(option, problem.lengths, problem.trusted))
+    return Bounded(option, least, problem.limits.most(option.type), likely)
+
+
+def _beyond(problem: Problem, level0: Level0) -> tuple[Counts, float, int, bool]:
+    """Search fleets of any mix under level 0's value; returns (best, value, cuts, exhausted).
+
+    Each GPU and TP degree takes part with the token budget that did best at level 0. The master proposes the
+    fleet expected to carry most for less than the incumbent; a fleet that fails is cut away with everything
+    below it, one that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted
+    in simulated requests, not in seconds, so that the answer does not depend on the machine.
+    """
+    oracle = problem.oracle
+    best, value = level0.search.best, level0.search.value
+    assert best is not None
+    options = _best_settings(problem, level0)
+    shares = [expected_share(option, level0) for option in options]
+    cuts: list[tuple[int, ...]] = []
+    tries = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST))
+    exhausted = False
+    while tries > 0 and not problem.out_of_time():
+        tries -= 1
+        problem.progress(f"beyond level 0: {len(cuts)} cuts, best {value:.6g}")
+        proposal = promising(options, shares, problem.limits, below=value * (1 - 1e-6), cuts=cuts)
+        if proposal is None:
+            exhausted = True
+            break
+        counts, share = proposal
+        if share < BEYOND_SHARE:
+            break
+        fleet = tuple(zip(options, counts, strict=True))
+        if oracle.holds([fleet])[0]:
+            best = stripped(fleet, oracle)
+            value = objective(best)
+        else:
+            cuts.append(counts)
+        problem.watch(Standing(value, problem.lower, oracle.simulations))
+    best = tuple((option, count) for option, count in best if count)
+    return best, value, len(cuts), exhausted
+
+
+def _envelopes(options: Sequence[Option]) -> list[Option]:
+    """One option per role, GPU and TP that is at least as good as each of its token budgets.
+
+    The largest budget has the least u, min f(N)/N being over more N; the most KV tokens are the smallest's.
+    """
+    groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.role, _shape(option)), []).append(option)
+    return [
+        replace(alike[0], type=replace(
+            alike[0].type,
+            max_num_batched_tokens=max(option.type.max_num_batched_tokens for option in alike),
+            kv_tokens=max(option.type.kv_tokens for option in alike),
+        ))
+        for alike in groups.values()
+    ]  # fmt: skip
+
+
+def _best_settings(problem: Problem, level0: Level0) -> list[Option]:
+    """One option per role, GPU and TP: the token budget that needs fewest workers, as far as known."""
+    chosen: dict[tuple[str, tuple[str, int, int]], Option] = {}
+    search = level0.search
+    tbt_s = min((limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"), default=math.inf)
+
+    def rank(option: Option) -> tuple[float, float, float]:
+        worker = option.type
+        late = float(worker.latency.step_s(worker.max_num_batched_tokens)) > 0.9 * tbt_s
+        known = search.smallest.get(option.name, math.inf)
+        return known, float(late and option.role == "mixed"), -worker.max_num_batched_tokens
+
+    for option in level0.options:
+        key = (option.role, _shape(option))
+        if key not in chosen or rank(option) < rank(chosen[key]):
+            chosen[key] = option
+    return list(chosen.values())
+
+
+def expected_share(option: Option, level0: Level0) -> float:
+    """Share of the traffic one worker is expected to carry, from what level 0 learned."""
+    search, bounded = level0.search, level0.bounded
+    if option.name in search.smallest:
+        return 1.0 / search.smallest[option.name]
+    ratios = [search.smallest[name] / bounded[name].likely for name in search.smallest]
+    typical = float(np.median(ratios)) if ratios else 1.5
+    least = max(typical * bounded[option.name].likely, search.beyond.get(option.name, 0) + 0.5)
+    return 1.0 / least
+
+
+def stripped(fleet: Counts, oracle: Oracle) -> Counts:
+    """Take workers away, the dearest first, while the fleet still holds."""
+    counts = {option.name: count for option, count in fleet}
+    options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
+    for option in options:
+        while counts[option.name] > 0:
+            fewer = tuple((o, counts[o.name] - (o is option)) for o, _ in fleet)
+            if not oracle.holds([fewer])[0]:
+                break
+            counts[option.name] -= 1
+    return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
+
+
+def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
+    """Of equal offers take the GPUs without a power cap: they are never slower, and cost the same."""
+    search = level0.search
+    assert search.best is not None
+    named = {option.name: option for option in level0.options}
+    counts = tuple(
+        (named.get(f"{option.role} {replace(option.type, gpu=uncapped).name}", option), count)
+        if (uncapped := _uncapped(option, level0)) is not None
+        else (option, count)
+        for option, count in search.best
+    )
+    is_equal = abs(objective(counts) - search.value) <= 1e-9 * search.value
+    if counts == search.best or not is_equal:
+        return
+    if problem.limits.broken([(option.type, count) for option, count in counts]) is None:
+        if problem.oracle.holds([counts])[0]:
+            search.best = counts
+
+
+def _uncapped(option: Option, level0: Level0) -> Gpu | None:
+    """The GPU of which this option's is a capped variant, if it may be used as well."""
+    base = option.type.gpu.base
+    gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}
+    return gpus.get(base) if base != option.type.gpu.name else None
+
+
+def _check_minimal(search: Search, oracle: Oracle) -> None:
+    """Hold the best fleet of level 0 against its smaller neighbours.
+
+    If one of them holds, more workers have hurt somewhere: the search cannot claim to be exact.
+    """
+    assert search.best is not None
+    smaller = stripped(search.best, oracle)
+    if objective(smaller) < search.value * (1 - 1e-9):
+        search.offer(smaller)
+        search.is_exhausted = False
+        search.refuted["monotonicity"] = "a fleet holds although a larger one of its kind does not"
+
+
+def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tuple[Slo, str | None]:
+    """The SLO with limits in seconds; relative ones against an idle reference worker.
+
+    A slowdown is defined per request; here it becomes one limit for all: the factor times the same percentile
+    of the reference's times. That is stricter for short requests and milder for long ones.
+    """
+    if task.slowdowns is None:
+        return task.slo, None
+    gpu = catalog.gpu(task.slowdowns.gpu)
+    kv_tokens = kv_cache_tokens(llm, gpu, task.slowdowns.tp)
+    if kv_tokens == 0:
+        raise InputError(
+            f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}"
+        )
+    reference = WorkerType(
+        gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS
+    )
+    limits = tuple(
+        Limit(line.metric, line.percentile_frac, line.factor * floor_s(
+            Limit(line.metric, line.percentile_frac, math.inf), reference, lengths))
+        for line in task.slowdowns.limits
+    )  # fmt: skip
+    note = (
+        f"the relative SLO was turned into seconds: each factor times that percentile of an idle {gpu.name} "
+        f"tp{task.slowdowns.tp}, one limit for all requests"
+    )
+    return replace(task.slo, limits=limits), note
+
+
+def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
+    reasons = "; ".join(f"{getattr(item, 'name', '')}: {getattr(item, 'reason', '')}" for item in left[-4:])
+    return InfeasibleError(
+        f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
+        "Add a GPU with more memory, or more GPUs per node",
+        kind="capacity", constraint="memory of one worker", relaxation="a GPU with more memory",
+    )  # fmt: skip
+
+
+def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+    limit, best_s, name = broken[0]
+    also = (
+        f" (also out of reach: {', '.join(other.name for other, _, _ in broken[1:])})" if broken[1:] else ""
+    )
+    return InfeasibleError(
+        f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when idle: "
+        f"the fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; relax "
+        f"{limit.name} to {show_s(best_s)} or more, or add a faster GPU",
+        kind="latency", constraint=limit.name, relaxation=f"{limit.name} >= {best_s:.6g} s",
+    )  # fmt: skip
+
+
+def _infeasible(problem: Problem, level0: Level0) -> PlannerError:
+    """Name what binds and the smallest relaxation.
+
+    Each limit is lifted alone, and the fleet that needs least of it looked for; if no single one is enough,
+    all are lifted. If that does not help either, it is latency that binds.
+    """
+    if not level0.search.is_exhausted:
+        return PlannerError("no fleet was found within the time limit; raise --time-limit")
+    rows = problem.limits.rows()
+    lifted = [(problem.limits.without(name), name) for name, _ in rows]
+    if len(rows) > 1:
+        lifted.append((Limits({name: None for name in problem.limits.stock}), "cost"))
+    ways: list[str] = []
+    constraints: list[str] = []
+    for limits, name in lifted:
+        if ways and limits.rows() == []:
+            break
+        problem.progress("infeasible; looking for the smallest relaxation")
+        wanted: Objective = "power" if name == "power" else "cost" if name == "cost" else "gpus"
+        wider = search_level0(replace(problem, limits=limits, task=replace(problem.task, objective=wanted)))
+        if wider.search.best is not None:
+            broken = _beyond_limits(problem.limits, wider.search.best)
+            constraints += [limit for limit, _ in broken]
+            ways.append(" and ".join(change for _, change in broken))
+        elif not wider.search.is_exhausted:
+            names = ", ".join(limit for limit, _ in rows)
+            return InfeasibleError(
+                f"capacity: no fleet within the limits ({names}) keeps the SLO, and the time limit left no "
+                "room to find out what would; raise --time-limit",
+                kind="capacity", constraint=names, relaxation="unknown: raise --time-limit",
+            )  # fmt: skip
+    if ways:
+        relaxation = ", or ".join(dict.fromkeys(ways))
+        return InfeasibleError(
+            f"capacity: no fleet within the limits keeps the SLO. Raise {relaxation}",
+            kind="capacity", constraint=", ".join(dict.fromkeys(constraints)), relaxation=relaxation,
+        )  # fmt: skip
+    failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
+    return InfeasibleError(
+        f"latency: no number of workers keeps the SLO on this trace, though each limit alone is within reach "
+        f"({failing}). Relax a limit on gaps, or add a faster GPU",
+        kind="latency", constraint=", ".join(limit.name for limit in problem.slo.limits),
+        relaxation="a looser limit on tbt or ttft",
+    )  # fmt: skip
+
+
+def _beyond_limits(limits: Limits, best: Counts) -> list[tuple[str, str]]:
+    """The limits that a fleet exceeds: their names, and "power from 2000 to 5600 W"."""
+    changes = []
+    for name, amount in limits.rows():
+        used = sum(limits.use(name, option.type) * count for option, count in best)
+        if used > amount:
+            unit = {"power": " W", "cost": " USD/h"}.get(name, "")
+            changes.append((name, f"{name} from {amount:g} to {used:g}{unit}"))
+    return changes
