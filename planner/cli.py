@@ -247,7 +247,8 @@ def _print_plan(found: Any, out: Path, *, explain: bool) -> None:
             f"{found.throughput.refuted_rps:g}",
             markup=False,
         )
-    nodes = "" if found.placement is None else f"; {len(found.placement.nodes)} nodes"
+    count = 0 if found.placement is None else len(found.placement.nodes)
+    nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
     console.print(
         f"{found.usd_per_million_tokens:.3g} USD per million tokens, "
         f"{found.usd_per_million_output_tokens:.3g} per million of output{nodes}",
