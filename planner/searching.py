@@ -552,7 +552,7 @@ def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
     reasons = "; ".join(f"{getattr(item, 'name', '')}: {getattr(item, 'reason', '')}" for item in left[-4:])
     return InfeasibleError(
         f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
-        "Add a GPU with more memory, or more GPUs per node",
+        "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)",
         kind="capacity", constraint="memory of one worker", relaxation="a GPU with more memory",
     )  # fmt: skip
 

@@ -347,7 +347,7 @@ INFEASIBLE = [
         "slo: fits on no GPU",
         r"bloom .*fits on no worker in stock.*Add a GPU with more memory",
         {
-            "slo.yaml": "llm: bloom\nslo: {ttft: {p90: 9 s}}\nfleet: {gpus: [l4-24g]}\n",
+            "slo.yaml": "llm: bloom\nslo: {ttft: {p90: 9 s}}\nfleet: {gpus: [l4-24g], pp: [1, 2]}\n",
             "trace.csv": HEADER + "0,9,9\n1,9,9\n",
         },
         code=3,
