@@ -4,8 +4,8 @@
 
 Decode workers behind instant prefill, as in the paper's section 6.4: Llama-2-13B on A100, lengths like
 ShareGPT's, Poisson at 10 ... 160 requests/s; the mean gap of a request (ATGT) is at most 50 ms for 99 % of
-them. KV caches of 20,000 tokens, which bind, and of the whole A100. Nie et al. 2024 (arXiv:2405.06856,
-Figure 12): up to 60 % fewer workers than JSQ at low rates, about 10 % at high ones.
+them. KV caches of 20,000 tokens, which bind, and of the whole A100. Nie et al. 2024
+(arXiv:2405.06856, Figure 12): up to 60 % fewer workers than JSQ, up to 49 % fewer than power of two.
 """
 
 from __future__ import annotations

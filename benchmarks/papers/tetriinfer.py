@@ -48,9 +48,7 @@ def kept_s(result: Simulation) -> float:
 def main() -> None:
     llm = CATALOG.llm(LLM)
     print("mean TTFT [s], JCT [s], GPU seconds, and how much less or more TetriInfer takes")
-    print(
-        "workload   vLLM v0, 16 sequences   vLLM v0, 256            TetriInfer              to 16          to 256"
-    )
+    print("           vLLM v0, 16 sequences   vLLM v0, 256            TetriInfer              to 16, to 256")
     for prefill, decode in (("L", "L"), ("L", "H"), ("H", "L"), ("H", "H"), ("mix", "mix")):
         rows = []
         for seed in range(10):
