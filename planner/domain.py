@@ -14,6 +14,7 @@ from planner.units import percentile_name
 Role = Literal["mixed", "prefill", "decode"]
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
 KV_BLOCK_TOKENS = 16
+MAX_PP = 16  # pipeline stages of a worker
 SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
 
 

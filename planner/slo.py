@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from planner.domain import SPOT, Gpu, Limit, Metric, Network, Slo
+from planner.domain import MAX_PP, SPOT, Gpu, Limit, Metric, Network, Slo
 from planner.errors import CatalogError, InputError
 from planner.files import read_yaml
 from planner.units import quantity
@@ -39,7 +39,6 @@ SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine 
 SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
-MAX_PP = 16
 QUEUES = ("fcfs", "sjf", "ljf", "srpt")
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")

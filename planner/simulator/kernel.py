@@ -41,7 +41,6 @@ from planner.simulator.layout import (
     DONE,
     DOWN,
     FLIP_S,
-    FLIPS,
     FRONT,
     INBOUND,
     LIGHTLLM,
@@ -147,7 +146,6 @@ def flip(state, pool, time_s):
             and state.counters[SIZE + other] > 1 and _is_busy(state, pool)
         ):  # fmt: skip
             worker.role = PREFILL if pool == FRONT else DECODE
-            state.counters[FLIPS] += 1
             load(state, w, 0.0, 0.0, 0.0)
             set_pools(state)
             return

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import MAX_PP
+
 MIXED, PREFILL, DECODE = np.int64(0), np.int64(1), np.int64(2)  # roles
 TTFT, TBT, TPOT, E2E = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2
@@ -22,7 +24,6 @@ NONE = np.int64(-1)
 ZERO, ONE = np.int64(0), np.int64(1)
 BLOCK = 16
 GAP_DEPTH = 64
-MAX_PP = 16
 
 # lists of a worker, first in first out: for blocks to receive KV, for a seat, prompts computed in part
 INBOUND, READY, PARTIAL = np.int64(0), np.int64(1), np.int64(2)
@@ -68,7 +69,6 @@ WORKER = np.dtype(
     [
         ("type", "i8"),
         ("role", "i8"),
-        ("home", "i8"),  # the role it was given
         ("is_up", "i8"),
         ("epoch", "i8"),  # how often it went down
         ("slow", "f8"),  # every step takes this many times as long
@@ -280,8 +280,8 @@ class State(NamedTuple):
 # counters; FRONT and BACK also name the two rows of `pools`, whose lengths follow
 FRONT, BACK = np.int64(0), np.int64(1)
 SIZE, TURN, ROUTING = np.int64(0), np.int64(2), np.int64(4)  # + FRONT or BACK
-ADMITTED, DONE, RUNS, RANDOM_STATE, NEXT_EVENT, LIMBO, FLIPS, LOST = 6, 7, 8, 9, 10, 11, 12, 13
-COUNTERS = 14
+ADMITTED, DONE, RUNS, RANDOM_STATE, NEXT_EVENT, LIMBO, LOST = 6, 7, 8, 9, 10, 11, 12
+COUNTERS = 13
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S = range(5)

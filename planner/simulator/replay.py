@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Limit, Llm, Network, Policies, Pool, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, MAX_PP, Fleet, Limit, Llm, Network, Policies, Pool, WorkerType
 from planner.errors import InputError
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.simulator import cache_layout, kernel, layout, ring, splitwise
@@ -255,8 +255,8 @@ def _check_policies(fleet: Fleet) -> None:
         raise InputError("policies.reserve_tokens is 0, must be > 0 for faster-transformer, which needs it")
     _check_prefix_policies(policies)
     deepest = max(pool.type.pp for pool in fleet.pools)
-    if deepest > layout.MAX_PP:
-        raise InputError(f"pp is {deepest}, must be at most {layout.MAX_PP}")
+    if deepest > MAX_PP:
+        raise InputError(f"pp is {deepest}, must be at most {MAX_PP}")
     if "best-fit" in (policies.routing, policies.decode_routing) and any(
         pool.type.form for pool in fleet.pools
     ):
@@ -359,7 +359,7 @@ def _state(
     count, lane_count = len(kinds), types["lanes"][kinds]
     workers = np.zeros(count, dtype=layout.WORKER)
     workers["type"] = kinds
-    workers["role"] = workers["home"] = [ROLES[pools[kind].role] for kind in kinds]
+    workers["role"] = [ROLES[pools[kind].role] for kind in kinds]
     workers["is_up"], workers["slow"] = 1, 1.0
     workers["lane"] = np.cumsum(lane_count) - lane_count
     workers["head"] = workers["tail"] = workers["waiting"] = layout.NONE

@@ -30,13 +30,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from planner.catalog import Catalog
-from planner.domain import Fleet, Gpu, Llm, Network, Policies, Pool, Role, Slo, WorkerType
+from planner.domain import MAX_PP, Fleet, Gpu, Llm, Network, Policies, Pool, Role, Slo, WorkerType
 from planner.errors import InputError
 from planner.models.forms import DistServeSteps
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.oracle import INSTANT, NO_LINK, side_by_side
-from planner.simulator.layout import MAX_PP
 from planner.solvers.goodput import Rule, Steady, Traffic, goodput
 from planner.solvers.level0 import Bounded, Counts, Search, search_two_pools
 from planner.solvers.master import Limits, Option

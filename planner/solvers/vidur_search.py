@@ -23,11 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.catalog import Catalog
-from planner.domain import Fleet, Gpu, Llm, Metric, Policies, Pool, WorkerType
+from planner.domain import MAX_PP, Fleet, Gpu, Llm, Metric, Policies, Pool, WorkerType
 from planner.errors import InputError
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
-from planner.simulator.layout import MAX_PP
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import Simulation, simulate
 from planner.solvers.goodput import Rule, Traffic, goodput
