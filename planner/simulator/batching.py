@@ -62,7 +62,7 @@ from planner.simulator.slots import (
 
 @kernel_jit
 def start_step(state, l, time_s):
-    """Form the next step, or run of equal steps, on the idle lane l. True if there was something to do."""
+    """Form the next step, or run of equal steps, on the idle lane l, if there is something to do."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -92,11 +92,10 @@ def start_step(state, l, time_s):
         set_time(state, l, np.inf)
         if worker.running == 0:
             worker.idle_since_s = time_s
-        return False
+        return
     if kind.admission == RESERVE_DYNAMIC and (worker.waiting != NONE or worker.head[INBOUND] != NONE):
         is_short = True  # they may find room after any step
     _launch(state, l, time_s, not is_short)
-    return True
 
 
 @kernel_jit
