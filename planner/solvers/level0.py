@@ -168,7 +168,7 @@ def search_one_pool(
                 search.refuted[name] = _by_bound(item, value)
                 return
             start = max(item.least, search.beyond.get(name, 0) + 1)
-            least = _least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item)
+            least = least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item)
             if least is None:
                 simulated = int(most) if math.isfinite(most) else item.too_many
                 search.beyond[name] = max(start - 1, simulated)
@@ -283,7 +283,7 @@ def _without_short_decode_pools(
     def follow(item: Bounded) -> None:
         option = item.option
         most = min(item.most, largest_below(option, search.value, lead_objective))
-        least[option.name] = _least_that_holds(lambda n: follows([((option, n),)])[0], item.least, most, item)
+        least[option.name] = least_that_holds(lambda n: follows([((option, n),)])[0], item.least, most, item)
 
     for wave in _waves(list(decodes.values())):
         run([lambda item=item: follow(item) for item in wave])  # type: ignore[misc]
@@ -322,11 +322,11 @@ def _walk_staircase(
     if corner[0][1] < p.least or corner[1][1] < d.least or not holds([corner])[0]:
         return None
     # the pair is not hopeless: find out how many prefill workers it takes at least
-    least_p = _least_that_holds(lambda n: leads([((p.option, n),)])[0], p.least, corner[0][1], p)
+    least_p = least_that_holds(lambda n: leads([((p.option, n),)])[0], p.least, corner[0][1], p)
     if least_p is None:
         return None
     search.smallest[p.option.name] = least_p
-    least_d = _least_that_holds(lambda n: holds([fleet(corner[0][1], n)])[0], d.least, most_d(least_p), d)
+    least_d = least_that_holds(lambda n: holds([fleet(corner[0][1], n)])[0], d.least, most_d(least_p), d)
     if least_d is None:
         return None
     best: Counts | None = None
@@ -335,7 +335,7 @@ def _walk_staircase(
         high = min(high, most_p(n_d))
         n_p = None
         if high >= least_p:
-            n_p = _least_that_holds(lambda n, n_d=n_d: holds([fleet(n, n_d)])[0], least_p, high, p)  # type: ignore[misc]
+            n_p = least_that_holds(lambda n, n_d=n_d: holds([fleet(n, n_d)])[0], least_p, high, p)  # type: ignore[misc]
         if n_p is not None:
             best = fleet(n_p, n_d)
             value = objective(best)
@@ -351,7 +351,7 @@ _NEAR = 1.05  # and how far it is narrowed afterwards
 _TOO_MANY = 64  # times the likely count: where an unlimited search gives up
 
 
-def _least_that_holds(holds: Callable[[int], bool], least: int, most: float, item: Bounded) -> int | None:
+def least_that_holds(holds: Callable[[int], bool], least: int, most: float, item: Bounded) -> int | None:
     """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not)."""
     failed = least - 1
     if math.isfinite(most):
