@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from planner.catalog import read_catalog
-from planner.charts import BLUE, GREEN, VERMILLION, chart_svg
 from planner.domain import Fleet, Limit, Policies, Pool, WorkerType
+from planner.drawing import BLUE, GREEN, VERMILLION, chart_svg
 from planner.models.memory import kv_cache_tokens
 from planner.simulator.replay import simulate
 from planner.traces import Trace, read_trace

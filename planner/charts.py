@@ -1,41 +1,28 @@
-"""The charts of a plan, drawn by Altair and turned into SVG without a browser.
+"""The charts of traces, plans and comparisons, drawn by Altair; `planner/drawing.py` says how they look.
 
-Every curve is thinned to at most POINTS points before it is drawn, so a chart weighs the same for a
-thousand requests as for a million. Colours are Okabe and Ito's, which stay apart for colour-blind readers.
 Altair is imported inside the functions: it takes most of a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Fleet, Limit, Metric
-from planner.simulator.metrics import gaps_s, request_values_s
+from planner.curves import BINS, Curve, busy_share, in_system, load_edges_s
+from planner.domain import Fleet, Limit
+from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SOFT, VERMILLION
 from planner.simulator.replay import Simulation
 from planner.traces import Trace
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
 
-POINTS = 400
-BINS = 200
 LENGTH_BINS = 40
-MAX_GAPS = 2_000_000  # beyond this the curve of gaps takes every k-th run of engine steps
 WIDTH, HEIGHT = 400, 210
-
-# As drawn for a light page, and the name of the CSS variable that takes its place in a report.
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#e69f00"
-INK, MUTED, SOFT, GRID = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8"
-THEME = {
-    BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple",
-    INK: "--ink", MUTED: "--muted", SOFT: "--soft", GRID: "--grid",
-}  # fmt: skip
-FONT = "Helvetica, Arial, sans-serif"
 METRIC_NAMES = {
     "ttft": "time to first token",
     "tbt": "gap between tokens",
@@ -50,46 +37,6 @@ class Bar:
     value: float
     is_plan: bool = False
     at_least: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A distribution: `share` of the values lie at or below `value_s`. `every` run of steps was taken."""
-
-    value_s: Floats
-    share: Floats
-    every: int = 1
-
-
-def distribution(simulation: Simulation, metric: Metric, at_s: Sequence[float] = ()) -> Curve:
-    """The cumulative distribution of a metric, exact at `at_s`; what never came true keeps it below 1."""
-    if metric == "tbt":
-        return _thinned(*sampled_gaps_s(simulation), at_s)
-    return _thinned(request_values_s(simulation, metric), None, 1, at_s)
-
-
-def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
-    """Gaps between tokens, how many requests saw each, and k where only every k-th run of steps was taken."""
-    if not len(simulation.runs):
-        return np.zeros(0), np.zeros(0), 1
-    every = max(1, -(-int(simulation.runs["steps"].sum()) // MAX_GAPS))
-    return *gaps_s(replace(simulation, runs=simulation.runs[::every])), every
-
-
-def _thinned(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:
-    order = np.argsort(values)
-    values = values[order]
-    count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
-    share = count / count[-1] if len(count) else count
-    last = np.flatnonzero(np.append(values[1:] > values[:-1], True))  # of several equal values
-    last = last[np.isfinite(values[last])] if len(values) else last[:0]
-    values, share = values[last], share[last]
-    tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # evenly spaced in the logarithm of what is above
-    wanted = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
-    at = np.append(np.minimum(np.searchsorted(share, wanted), len(share) - 1),
-                   np.searchsorted(values, at_s, side="right") - 1)  # fmt: skip
-    keep = np.unique(at[at >= 0])
-    return Curve(values[keep], share[keep], every)
 
 
 def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> Any:
@@ -183,44 +130,6 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
             .encode(x="x:Q", y="y:Q", text="text:N"),
         ]  # fmt: skip
     return layers
-
-
-def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
-    """Share of the time between edges that these workers were in a step, (bins,)."""
-    runs = simulation.runs
-    is_step = runs["prefill_tokens"] >= 0  # the others are gaps of single requests, no engine time
-    runs = runs[is_step & np.isin(runs["worker"], workers)]
-    steps, start_s = runs["steps"], runs["start_s"]
-    end_s = start_s + runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2)
-    until = _elapsed(start_s, edges_s) - _elapsed(end_s, edges_s)
-    return np.clip(np.diff(until) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
-
-
-def _elapsed(since_s: Floats, at_s: Floats) -> Floats:
-    """sum over i of max(at - since_i, 0), for every `at`."""
-    ordered = np.sort(since_s)
-    sums = np.concatenate(([0.0], np.cumsum(ordered)))
-    count = np.searchsorted(ordered, at_s)
-    return np.asarray(count * at_s - sums[count])
-
-
-def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
-    """(running, queued) requests at these times."""
-    arrival_s = np.sort(simulation.arrival_s)
-    scheduled_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.queue_s, nan=np.inf))
-    finish_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
-    rejected_s = np.sort(simulation.arrival_s[simulation.status == 1])
-    arrived, scheduled, finished, rejected = (
-        np.searchsorted(times_s, at_s, side="right").astype(float)
-        for times_s in (arrival_s, scheduled_s, finish_s, rejected_s)
-    )
-    return scheduled - finished, arrived - rejected - scheduled
-
-
-def load_edges_s(simulation: Simulation) -> Floats:
-    start_s = float(simulation.arrival_s[0])
-    end_s = max(simulation.end_s, start_s + 1e-3)
-    return np.linspace(start_s, end_s, BINS + 1)
 
 
 def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
@@ -438,50 +347,6 @@ def staircase_chart(
             .encode(x="x:Q", y="y:Q")
         )
     return alt.layer(*layers).properties(width=620, height=300)
-
-
-def chart_svg(chart: Any) -> str:
-    """The chart as SVG for a report: its colours are CSS variables, so it follows light and dark pages.
-
-    No chart clips its marks: the ids of clip paths are counted over the life of the process, so the bytes
-    would differ from run to run.
-    """
-    import vl_convert
-
-    svg: str = vl_convert.vegalite_to_svg(chart_spec(chart))
-    for colour, variable in THEME.items():
-        svg = svg.replace(f'"{colour}"', f'"var({variable},{colour})"')
-    return svg
-
-
-def chart_png(chart: Any, *, scale: float = 2.0) -> bytes:
-    """The chart as an image on white, for a README."""
-    import vl_convert
-
-    spec = chart_spec(chart)
-    spec["config"]["background"] = "#ffffff"
-    spec["padding"] = 12
-    png: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
-    return png
-
-
-def chart_spec(chart: Any) -> dict[str, Any]:
-    """The chart as Vega-Lite with our fonts and colours, for whoever draws it."""
-    axis = {
-        "labelColor": MUTED, "titleColor": MUTED, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID,
-        "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titlePadding": 8,
-        "labelFont": FONT, "titleFont": FONT, "labelOverlap": True,
-    }  # fmt: skip
-    spec: dict[str, Any] = chart.to_dict()
-    spec["config"] = {
-        "background": "transparent",
-        "font": FONT,
-        "view": {"stroke": None},
-        "axis": axis,
-        "legend": {"labelColor": INK, "labelFont": FONT, "labelFontSize": 11, "labelLimit": 200},
-    }
-    spec["padding"] = 4
-    return spec
 
 
 def _rows(**columns: Sequence[Any] | Floats) -> Any:

@@ -201,7 +201,7 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
 
 
 def _print_plan(found: Any, out: Path, *, explain: bool) -> None:
-    from planner.report import answer, promise
+    from planner.words import answer, promise
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate

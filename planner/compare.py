@@ -17,13 +17,16 @@ from html import escape
 from typing import Any
 
 from planner import charts, output
+from planner.curves import Curve, distribution
 from planner.domain import Fleet, Metric, Slo
+from planner.drawing import chart_svg
 from planner.errors import InputError
 from planner.executors import SERIAL, Executor, run
 from planner.outcome import outcome
-from planner.report import describe, page, table
+from planner.page import page, table
 from planner.traces import Trace
 from planner.units import show_s
+from planner.words import describe
 
 DRAWN = 8  # more curves than this cannot be told apart
 NAMES = ("compare.html", "compare.csv", "compare.json")
@@ -46,7 +49,7 @@ class Row:
 
     variant: Variant
     summary: output.Document
-    curves: dict[Metric, charts.Curve]
+    curves: dict[Metric, Curve]
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
@@ -136,7 +139,7 @@ def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> Row:
     found = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
     curves = {
-        metric: charts.distribution(
+        metric: distribution(
             found.simulation, metric, [limit.limit_s for limit in limits if limit.metric == metric]
         )
         for metric in PICTURED
@@ -268,7 +271,7 @@ def _figures(comparison: Comparison) -> str:
         if watched:
             caption += "; a variant that passes above the circle keeps the limit"
         figures.append(
-            f'<figure role="img" aria-label="{escape(caption)}">{charts.chart_svg(chart)}'
+            f'<figure role="img" aria-label="{escape(caption)}">{chart_svg(chart)}'
             f"<figcaption>{escape(caption)}.</figcaption></figure>"
         )
     return "".join(figures)

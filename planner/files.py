@@ -35,6 +35,11 @@ def repository_dir(name: str) -> Path:
     return installed if installed.is_dir() else checkout
 
 
+def package_text(name: str) -> str:
+    """A text that lies beside our code, such as page.css."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
 @contextmanager
 def open_input(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading, unpacking .gz, with one clear line for whatever is not a readable file."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner import manifests
+from planner.curves import spread
 from planner.domain import Fleet, Policies, Slo
 from planner.files import to_yaml
 from planner.fleetfile import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
@@ -23,7 +24,6 @@ from planner.manifests.engine import image as image_of
 from planner.models.latency import StepLatency
 from planner.plan import Plan
 from planner.report import render as render_report
-from planner.report import spread
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation

@@ -22,9 +22,9 @@ from typing import Any, Literal, get_args
 from planner.domain import Fleet
 from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
-from planner.report import describe
 from planner.slo import METRICS, Task
 from planner.whatif import Answer, Study, finite, holds, recast
+from planner.words import describe
 
 Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]
 AXES: tuple[Axis, ...] = get_args(Axis)

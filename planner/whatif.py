@@ -25,7 +25,6 @@ from planner.domain import Fleet, Limit
 from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
-from planner.report import describe
 from planner.searching import (
     Found,
     Problem,
@@ -41,6 +40,7 @@ from planner.simulator.metrics import Verdict
 from planner.slo import METRICS, Robust, Task
 from planner.traces import Trace
 from planner.units import show_s
+from planner.words import describe
 
 BY_FRAC = 0.1
 _DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing

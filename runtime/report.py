@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from planner import charts
+from planner.curves import POINTS as CURVE_POINTS
 from planner.domain import Metric
+from planner.drawing import BLUE, VERMILLION, chart_svg
 from planner.files import to_yaml
 from planner.output import fleet_document, requests_csv
-from planner.report import page, table
+from planner.page import page, table
 from planner.simulator import Verdict
 from planner.units import show_s
 from runtime.compare import Comparison, Run, Steps, corrected
@@ -114,7 +116,7 @@ def _distributions(found: Validation) -> str:
     for metric in METRICS:
         curves = {name: _curve(run, metric, comparison) for name, run in sides.items()}
         if all(len(curve[0]) for curve in curves.values()):
-            svg = charts.chart_svg(_curves_chart(curves, charts.METRIC_NAMES[metric]))
+            svg = chart_svg(_curves_chart(curves, charts.METRIC_NAMES[metric]))
             figures.append(f"<figure>{svg}</figure>")
     return f"<div class=charts>{''.join(figures)}</div>"
 
@@ -124,7 +126,7 @@ def _curve(run: Run, metric: Metric, comparison: Comparison) -> tuple[Floats, Fl
     values, weights = run.values_s(metric, comparison.chosen)
     order = np.argsort(values)
     share = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
-    at = np.unique(np.linspace(0, len(values) - 1, min(len(values), charts.POINTS)).astype(int))
+    at = np.unique(np.linspace(0, len(values) - 1, min(len(values), CURVE_POINTS)).astype(int))
     return values[order][at], share[at] / share[-1] if len(share) else share
 
 
@@ -137,7 +139,7 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
         for name, (values, share) in curves.items()
         for x, y in zip(values.tolist(), share.tolist(), strict=True)
     ]
-    colours = alt.Scale(domain=names, range=[charts.VERMILLION, charts.BLUE])
+    colours = alt.Scale(domain=names, range=[VERMILLION, BLUE])
     dashes = alt.Scale(domain=names, range=[[1, 0], [4, 2]])
     legend = alt.Legend(title=None, orient="top", symbolType="stroke")
     data: Any = alt.Data
@@ -163,7 +165,7 @@ def _scatters(found: Validation) -> str:
         predicted, measured = found.comparison.scatter(metric)
         if len(measured):
             chart = _scatter_chart(measured, predicted, charts.METRIC_NAMES[metric])
-            figures.append(f"<figure>{charts.chart_svg(chart)}</figure>")
+            figures.append(f"<figure>{chart_svg(chart)}</figure>")
     lines = [
         {"metric": metric, "median error": _share(one["median_error_frac"]),
          "within 20 %": _share(one["within_20_percent_frac"])}
@@ -185,7 +187,7 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     data: Any = alt.Data
     dots = (
         alt.Chart(data(values=points))
-        .mark_circle(color=charts.BLUE, size=14, opacity=0.5)
+        .mark_circle(color=BLUE, size=14, opacity=0.5)
         .encode(
             x=alt.X("x:Q", scale=scale, axis=alt.Axis(title=f"{title}, measured [s]", format="~g")),
             y=alt.Y("y:Q", scale=scale, axis=alt.Axis(title="predicted [s]", format="~g")),
@@ -193,7 +195,7 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     )
     diagonal = (
         alt.Chart(data(values=[{"x": low, "y": low}, {"x": high, "y": high}]))
-        .mark_line(color=charts.VERMILLION, strokeDash=[5, 3])
+        .mark_line(color=VERMILLION, strokeDash=[5, 3])
         .encode(x="x:Q", y="y:Q")
     )
     return alt.layer(dots, diagonal).properties(width=charts.HEIGHT * 1.3, height=charts.HEIGHT * 1.3)
@@ -230,7 +232,7 @@ def _kept(verdict: Verdict, k: int) -> str:
 def _steps(found: Validation) -> str:
     if not found.steps:
         return "<p class=note>The engines kept no step log.</p>"
-    figures = [f"<figure>{charts.chart_svg(_steps_chart(one))}</figure>" for one in found.steps]
+    figures = [f"<figure>{chart_svg(_steps_chart(one))}</figure>" for one in found.steps]
     fixes = {one.pool: one for one in found.corrections}
     lines = []
     for one in found.steps:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from planner import charts
 from planner.cli import app
 from planner.compare import DRAWN, NAMES, Comparison, Variant, compare, lines, render, to_json, verdict
+from planner.curves import Curve
 from planner.domain import Fleet, Limit, Pool, Slo, WorkerType
 from planner.errors import InputError
 from planner.executors import Executor
@@ -141,7 +142,7 @@ def test_more_variants_than_can_be_told_apart_are_told_but_not_drawn() -> None:
 
 
 def test_each_of_twelve_curves_has_a_look_of_its_own() -> None:
-    curve = charts.Curve(np.array([0.1, 0.2]), np.array([0.5, 1.0]))
+    curve = Curve(np.array([0.1, 0.2]), np.array([0.5, 1.0]))
     names = [f"n{k}" for k in range(12)]
     chart = charts.comparison_chart(dict.fromkeys(names, curve), "ttft", PROMISE.limits[:1]).to_dict()
     encoding = chart["layer"][0]["encoding"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from plans import a_plan, a_simulation, a_trace, pairs
 
-from planner import charts, report
+from planner import charts, curves, drawing, report
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
 OPTIONAL = {"p", "li", "dt", "dd"}
@@ -118,15 +118,15 @@ def test_a_saturated_fleet_still_has_curves() -> None:
     """Three of four requests never get a token: the curve ends at a quarter."""
     simulation = a_simulation(pairs(), a_trace(4))
     ttft_s = np.array([0.5, np.nan, np.nan, np.nan])
-    curve = charts.distribution(replace(simulation, ttft_s=ttft_s), "ttft", [2.0])
+    curve = curves.distribution(replace(simulation, ttft_s=ttft_s), "ttft", [2.0])
     assert (curve.value_s.tolist(), curve.share.tolist()) == ([0.5], [0.25])
-    assert charts.distribution(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", [2.0]).share.size == 0
+    assert curves.distribution(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", [2.0]).share.size == 0
 
 
 def test_a_curve_keeps_the_share_at_every_limit() -> None:
     """One request in five waits: 80 % at 0.25 s, and the rejected one never gets there."""
-    curve = charts.distribution(a_simulation(pairs(), a_trace(1000)), "ttft")
-    assert len(curve.value_s) <= charts.POINTS
+    curve = curves.distribution(a_simulation(pairs(), a_trace(1000)), "ttft")
+    assert len(curve.value_s) <= curves.POINTS
     assert curve.share[curve.value_s <= 0.25].max() == pytest.approx(0.8)
     assert curve.share.max() == pytest.approx(0.999)
 
@@ -137,13 +137,13 @@ def test_busy_share_counts_each_second_of_a_step_once() -> None:
     runs = simulation.runs[:3].copy()
     runs["worker"], runs["growth_s"], runs["prefill_tokens"] = [0, 0, 1], 0.0, 0
     runs["start_s"], runs["first_s"], runs["steps"] = [0.0, 1.5, 0.0], [0.25, 0.5, 2.0], [4, 1, 1]
-    share = charts.busy_share(replace(simulation, runs=runs), [0], np.array([0.0, 1.0, 2.0, 3.0]))
+    share = curves.busy_share(replace(simulation, runs=runs), [0], np.array([0.0, 1.0, 2.0, 3.0]))
     assert share == pytest.approx([1.0, 0.5, 0.0])
 
 
 def test_requests_in_the_fleet_add_up() -> None:
     """At 1.4 s of one request every third of a second: 5 came, request 4 (at 1.33 s) waits for 1 s."""
-    running, queued = charts.in_system(a_plan().simulation, np.array([1.4]))
+    running, queued = curves.in_system(a_plan().simulation, np.array([1.4]))
     simulation = a_plan().simulation
     finished = (simulation.arrival_s + simulation.e2e_s <= 1.4).sum()
     assert queued == [1]
@@ -152,7 +152,7 @@ def test_requests_in_the_fleet_add_up() -> None:
 
 def test_spread_weighs_and_ranks() -> None:
     """Values 1, 2, 3 seen 8, 1 and 1 times: p50 1, p90 2, p99 3, mean 1.3."""
-    found = report.spread(np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0]))
+    found = curves.spread(np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0]))
     assert found == {"mean": pytest.approx(1.3), "p50": 1.0, "p90": 2.0, "p99": 3.0}
 
 
@@ -162,5 +162,5 @@ def test_importing_the_report_does_not_import_altair() -> None:
 
 
 def test_a_chart_becomes_an_image_for_the_readme() -> None:
-    png = charts.chart_png(charts.bars_chart([charts.Bar("this plan", 10.0, is_plan=True)], "USD/h"))
+    png = drawing.chart_png(charts.bars_chart([charts.Bar("this plan", 10.0, is_plan=True)], "USD/h"))
     assert png.startswith(b"\x89PNG")

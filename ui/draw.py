@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from planner import charts
+from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, PURPLE, SOFT, VERMILLION
 from ui.store import Document, Store, pack
 
 FIGURE_PIXELS = 150
@@ -19,8 +19,8 @@ AXES_PIXELS = 60
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
 DARK = {
-    charts.BLUE: "#56b4e9", charts.VERMILLION: "#f0883e", charts.GREEN: "#3fc79a", charts.PURPLE: "#e08fd0",
-    charts.INK: "#e6eaf0", charts.MUTED: "#98a4b3", charts.SOFT: "#66727f", charts.GRID: "#323b47",
+    BLUE: "#56b4e9", VERMILLION: "#f0883e", GREEN: "#3fc79a", PURPLE: "#e08fd0",
+    INK: "#e6eaf0", MUTED: "#98a4b3", SOFT: "#66727f", GRID: "#323b47",
 }  # fmt: skip
 
 

@@ -25,11 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from planner import charts, compare, files, output, pareto, planning, report, schedulefile
+from planner import charts, compare, drawing, files, output, pareto, planning, report, schedulefile, words
 from planner.catalog import Catalog, read_catalog
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
 from planner.commands.schedule import to_csv, to_json
+from planner.curves import distribution
 from planner.errors import PlannerError
 from planner.fleetfile import read_fleet
 from planner.plan import Plan
@@ -103,24 +104,22 @@ def plan_document(plan: Plan) -> Document:
     """What the pages show of a plan."""
     bars = report.alternatives_chart(plan)
     return output.to_json(plan) | {
-        "answer": report.answer(plan),
-        "promise": report.promise(plan),
-        "headline": report.headline(plan),
-        "workers_line": report.policies_line(plan.fleet),
-        "measured_line": report.measured_line(plan),
-        "proof": report.proof_lines(plan),
+        "answer": words.answer(plan),
+        "promise": words.promise(plan),
+        "headline": words.headline(plan),
+        "workers_line": words.policies_line(plan.fleet),
+        "measured_line": words.measured_line(plan),
+        "proof": words.proof_lines(plan),
         "tables": {
-            "fleet": report.fleet_rows(plan.fleet),
-            "slo": report.slo_rows(plan),
-            "percentiles": report.percentile_rows(plan),
-            "alternatives": report.alternative_rows(plan),
-            "neighbours": report.neighbour_rows(plan),
+            "fleet": words.fleet_rows(plan.fleet),
+            "slo": words.slo_rows(plan),
+            "percentiles": words.percentile_rows(plan),
+            "alternatives": words.alternative_rows(plan),
+            "neighbours": words.neighbour_rows(plan),
         },
         "charts": [_picture(*figure) for figure in report.figures(plan)],
         "alternatives_chart": _picture(*bars),
-        "curves": {
-            metric: asdict(charts.distribution(plan.simulation, metric)) for metric in compare.PICTURED
-        },
+        "curves": {metric: asdict(distribution(plan.simulation, metric)) for metric in compare.PICTURED},
         "limits": [asdict(limit) for limit in plan.slo.limits],
         "rate_rps": plan.trace.rate_rps,
     }
@@ -239,7 +238,7 @@ JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
 
 
 def _picture(chart: Any, caption: str) -> Document:
-    return {"spec": charts.chart_spec(chart), "caption": caption}
+    return {"spec": drawing.chart_spec(chart), "caption": caption}
 
 
 def _plain(value: Any) -> Any:

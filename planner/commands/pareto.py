@@ -81,13 +81,13 @@ def pareto(
 
 def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, bytes]:
     """CSV, JSON and the picture."""
-    from planner import charts
+    from planner.drawing import chart_png
 
     text = io.StringIO()
     rows = csv.DictWriter(text, list(document["steps"][0]), lineterminator="\n")
     rows.writeheader()
     rows.writerows(document["steps"])
-    return text.getvalue(), json.dumps(document, indent=2) + "\n", charts.chart_png(picture(found, document))
+    return text.getvalue(), json.dumps(document, indent=2) + "\n", chart_png(picture(found, document))
 
 
 def picture(found: Frontier, document: dict[str, Any]) -> Any:

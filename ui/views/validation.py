@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from planner import charts
+from planner.drawing import chart_spec
 from planner.errors import InputError, PlannerError
 from planner.files import read_json
 from planner.units import show_s
@@ -82,7 +83,7 @@ def _show(found: Document) -> None:
         )
         draw.chart(
             {
-                "spec": charts.chart_spec(bars),
+                "spec": chart_spec(bars),
                 "caption": "Error of each percentile: predicted over measured, less one.",
             }
         )

@@ -9,7 +9,9 @@ import streamlit as st
 
 from planner import charts
 from planner.compare import PICTURED
+from planner.curves import Curve
 from planner.domain import Limit
+from planner.drawing import chart_spec
 from planner.errors import PlannerError
 from planner.slo import METRICS
 from ui import draw, question
@@ -150,13 +152,13 @@ def _beside(session: Session, old: Document, new: Document, asked: Asked, senten
     found = []
     for metric in PICTURED:
         curves = {
-            name: charts.Curve(np.array(one["value_s"]), np.array(one["share"]))
+            name: Curve(np.array(one["value_s"]), np.array(one["share"]))
             for name, one in (("the plan", old["curves"][metric]), ("what if", new["curves"][metric]))
         }
         limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
         caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, with the limits of the new question."
-        found.append({"spec": charts.chart_spec(chart), "caption": caption})
+        found.append({"spec": chart_spec(chart), "caption": caption})
     draw.pictures(found)
     if st.button("Keep this plan", key="keep_what_if"):
         session.store.add_plan(session.id, f"{asked['llm']}, {sentence}", asked, key)
