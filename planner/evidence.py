@@ -30,10 +30,11 @@ from planner.searching import (
     Problem,
     best_of,
     counts_of,
+    policies_label,
     pose,
-    search_queues,
+    search_policies,
     stripped,
-    with_queue,
+    with_policies,
 )
 from planner.simulator.metrics import Verdict
 from planner.simulator.replay import Simulation
@@ -52,21 +53,22 @@ _NEAR = 3.0  # a limit that would have to grow by more than this is not what bin
 PLACEMENT_S = 10.0
 
 
-def other_queues(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternative, ...]:
-    """What the orders of the queue that were not chosen cost. Where first come first served was asked for
-    alone, what shortest first would save.
+def other_policies(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternative, ...]:
+    """What the policies that were not chosen cost. Where first come first served was asked for alone, what
+    shortest first would save.
     """
     chosen, found = best_of(answers)
+    choices = chosen.task.policies()
     rows = tuple(
         Alternative(
-            f"queue {problem.oracle.policies.queue}", problem.oracle.fleet(other.best), other.value,
+            policies_label(problem.oracle.policies, choices), problem.oracle.fleet(other.best), other.value,
             f"{_more(other.value, found.value)}, longest TTFT {_longest_ttft(problem, other.best)}",
         )
         for problem, other in answers
         if problem is not chosen
     )  # fmt: skip
-    if len(chosen.task.queues) == 1 and chosen.oracle.policies.queue == "fcfs":
-        return _shortest_first(chosen, found)
+    if chosen.task.queues == ("fcfs",):
+        return (*rows, *_shortest_first(chosen, found))
     return rows
 
 
@@ -75,7 +77,7 @@ def _shortest_first(problem: Problem, found: Found) -> tuple[Alternative, ...]:
     has_queue = any(limit.metric in ("ttft", "e2e") for limit in problem.slo.limits)
     if not has_queue or sum(count for _, count in found.best) < 2 or problem.out_of_time():
         return ()
-    other = with_queue(problem, "sjf")
+    other = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
     fewer = stripped(found.best, other.oracle) if other.oracle.holds([found.best])[0] else found.best
     value = objective(fewer)
     if value >= found.value:
@@ -159,7 +161,7 @@ def insurance(
         replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=problem.deadline,
         progress=problem.progress,
     )  # fmt: skip
-    expected, plain = best_of(search_queues(expected))
+    expected, plain = best_of(search_policies(expected))
     saved = found.value - plain.value
     unit = OBJECTIVE_UNITS[task.objective]
     label = "not insured: step times and traffic as expected"

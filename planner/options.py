@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from planner.catalog import Catalog
 from planner.domain import Gpu, Limit, Llm, Slo, WorkerType
 from planner.models.memory import kv_cache_tokens
@@ -108,10 +110,14 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: Lengths) -> float:
-    """The limit's percentile if every request had an idle worker of its own: no fleet of it does better."""
+    """The limit's percentile if every request had an idle worker of its own: no fleet of it does better.
+
+    What other prompts share may have been computed for them, whatever the order in which they are served.
+    """
     n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
-    ttft_s = latency.prefill_s(n, worker.max_num_batched_tokens)
+    own = np.maximum(n - lengths.shared_tokens, 1)
+    ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
     if worker.pp > 1:  # the chunks follow each other through the stages, then the last one is under way alone
         ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
     gaps = output - 1

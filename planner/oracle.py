@@ -221,7 +221,7 @@ class Oracle:
         def fleet() -> Fleet:
             instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256)
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
-            return Fleet(self.llm, pools, self.policies, NO_LINK)
+            return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
 
         key = ("follows", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self.trace, self._fresh, slo)

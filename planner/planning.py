@@ -21,10 +21,10 @@ from planner.searching import (
     lower_bound,
     pose,
     search_level0,
-    search_queues,
+    search_policies,
     silent,
     unwatched,
-    with_queue,
+    with_policies,
 )
 from planner.slo import Task
 from planner.traces import Trace
@@ -63,10 +63,11 @@ def plan(
     )  # fmt: skip
     progress("lower bound over all fleets")
     problem = replace(problem, lower=lower_bound(problem))
-    searched = search_queues(problem)
+    searched = search_policies(problem)
     problem, found = best_of(searched)
-    other_queues = evidence.other_queues(searched)
+    other_policies = evidence.other_policies(searched)
     level0, best, oracle = found.level0, found.best, problem.oracle
+    is_exact = all(each.level0.search.is_exhausted for _, each in searched)
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
     simulation, verdict = oracle.verdict(fleet, record=True)
@@ -80,7 +81,7 @@ def plan(
         value=found.value,
         bound=found.value if problem.lower is None else min(problem.lower, found.value),
         level0=level0.search.value,
-        level0_exact=level0.search.is_exhausted,
+        level0_exact=is_exact,
         beyond_exact=found.beyond_exact,
         universe=tuple(option.name for option in level0.options),
         refuted=(
@@ -100,7 +101,7 @@ def plan(
         seed=seed,
     )  # fmt: skip
     return Plan(
-        status="certified" if level0.search.is_exhausted else "best found",
+        status="certified" if is_exact else "best found",
         fleet=fleet,
         slo=problem.slo,
         trace=problem.trace,
@@ -108,7 +109,9 @@ def plan(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(*evidence.alternatives(problem, level0, best, found.value), *other_queues, *insurance),
+        alternatives=(
+            *evidence.alternatives(problem, level0, best, found.value), *other_policies, *insurance
+        ),
         max_model_len=problem.longest_tokens,
         prices_note=evidence.prices_note(task, catalog, problem.gpus),
         warnings=(
@@ -139,7 +142,8 @@ def _most_traffic(
         progress(f"most traffic: {rate_rps:g} requests/s")
         problem = pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers)
         searched = [
-            search_level0(with_queue(problem, queue), any_will_do=True).search for queue in task.queues
+            search_level0(with_policies(problem, policies), any_will_do=True).search
+            for policies in task.policies()
         ]
         if any(search.best is not None for search in searched):
             return True

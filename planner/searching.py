@@ -41,6 +41,7 @@ from planner.options import (
     worker_types,
 )
 from planner.oracle import Answers, Oracle, side_by_side
+from planner.prefix_hits import PrefixHits
 from planner.slo import Objective, Task
 from planner.solvers.level0 import (
     Bounded,
@@ -118,6 +119,7 @@ class Problem:
     traffic_note: str
     longest_tokens: int
     lengths: Lengths
+    hits: PrefixHits | None  # where prefix caches may be counted on
     gpus: tuple[Gpu, ...]
     types: tuple[WorkerType, ...]
     left: tuple[Left, ...]
@@ -181,9 +183,10 @@ def pose(
             break
     if not types:
         raise _no_room(llm, left)
+    hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     slo, slo_note = _in_seconds(task, llm, lengths, catalog)
-    if broken := unreachable(slo, types, lengths):
+    if broken := unreachable(slo, types, hits.lengths() if hits else lengths):
         raise _out_of_reach(broken)
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
@@ -192,7 +195,7 @@ def pose(
         answers or Answers(),
     )  # fmt: skip
     return Problem(
-        task, llm, slo, slo_note, requests, note, longest, lengths, gpus, types, left, limits, oracle,
+        task, llm, slo, slo_note, requests, note, longest, lengths, hits, gpus, types, left, limits, oracle,
         obliged(slo, requests), obliged(slo, requests, trust_gaps=True), deadline, progress,
         watch,
     )  # fmt: skip
@@ -212,24 +215,38 @@ def search(problem: Problem, start: Sequence[Fleet] = ()) -> Found:
     return Found(best, value, level0, cuts, beyond_exact)
 
 
-def with_queue(problem: Problem, queue: str) -> Problem:
-    """The same question with another order of the prompts that wait."""
-    wait_s = math.inf if queue == "fcfs" else problem.task.longest_wait_s
-    policies = replace(problem.oracle.policies, queue=queue, queue_window_s=wait_s)
-    return replace(problem, oracle=replace(problem.oracle, policies=policies))
+def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:
+    if not task.prefix_cache:
+        return None
+    if not trace.has_prefixes:
+        raise InputError(
+            f"{trace.name}: has no block ids, which policies: prefix_cache needs; drop it from slo.yaml, or "
+            "give a trace with hash_ids or prefix_ids, as Mooncake's"
+        )
+    return PrefixHits.of(trace)
 
 
-def search_queues(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
-    """`search` under each order of the queue that may be chosen, where it finds a fleet.
+def with_policies(problem: Problem, policies: Policies) -> Problem:
+    """The same question to a fleet that works in this way."""
+    lengths = distinct_lengths(problem.trace)
+    if policies.prefix_cache:
+        assert problem.hits is not None
+        lengths = problem.hits.lengths()
+    return replace(problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies))
+
+
+def search_policies(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
+    """`search` under each choice of policies there is, where it finds a fleet.
 
     Each begins with the best fleets of those before. Raises InfeasibleError if none finds one.
     """
     answers: list[tuple[Problem, Found]] = []
     errors: list[InfeasibleError] = []
-    for queue in problem.task.queues:
-        asked = with_queue(problem, queue)
-        if len(problem.task.queues) > 1:
-            problem.progress(f"prompts wait in the order {queue}")
+    choices = problem.task.policies()
+    for policies in choices:
+        asked = with_policies(problem, policies)
+        if len(choices) > 1:
+            problem.progress(policies_label(policies, choices))
         known = [*start, *(asked.oracle.fleet(found.best) for _, found in answers)]
         try:
             answers.append((asked, search(asked, known)))
@@ -238,6 +255,19 @@ def search_queues(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[P
     if not answers:
         raise errors[0]
     return answers
+
+
+def policies_label(policies: Policies, choices: Sequence[Policies]) -> str:
+    """What sets these policies apart from the other choices: "queue sjf", "prefix caches, routing e2"."""
+    parts = []
+    if len({each.prefix_cache for each in choices}) > 1:
+        parts.append("prefix caches" if policies.prefix_cache else "no prefix caches")
+    parts += [
+        f"{name} {getattr(policies, name)}"
+        for name in ("routing", "queue")
+        if len({getattr(each, name) for each in choices}) > 1
+    ]
+    return ", ".join(parts)
 
 
 def best_of(answers: Sequence[tuple[Problem, Found]]) -> tuple[Problem, Found]:
@@ -253,7 +283,7 @@ def lower_bound(problem: Problem) -> float | None:
         options += [*prefill_options(types, task.objective), *decode_options(types, task.objective)]
     return bound(
         _envelopes(options),
-        to_classes(problem.trace),
+        problem.hits.classes() if problem.hits else to_classes(problem.trace),
         problem.limits,
         obliged=problem.trusted,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
@@ -378,7 +408,11 @@ def _link_too_slow(problem: Problem) -> str | None:
 def _bounded(problem: Problem, option: Option) -> Bounded:
     oracle = problem.oracle
     least = oracle.enough(option, least_workers(option, problem.lengths, problem.obliged))
-    likely = oracle.enough(option, least_workers(option, problem.lengths, problem.trusted))
+    likely = least_workers(option, problem.lengths, problem.trusted)
+    if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
+        lengths = problem.hits.lengths(likely * option.type.kv_tokens)
+        likely = least_workers(option, lengths, problem.trusted)
+    likely = oracle.enough(option, likely)
     return Bounded(option, least, problem.limits.most(option.type), likely)
 
 

@@ -5,7 +5,7 @@
     traffic: {rate: 20, scale: superpose, window: busiest 10 min}
     fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s},
             host_overhead: 2 ms}
-    policies: {queue: [fcfs, sjf], longest_wait: 60 s}
+    policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     spare: 1 worker                        # or 1 node
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from planner.domain import MAX_PP, SPOT, Gpu, Limit, Metric, Network, Slo
+from planner.domain import MAX_PP, SPOT, Gpu, Limit, Metric, Network, Policies, Slo
 from planner.errors import CatalogError, InputError
 from planner.files import read_yaml
 from planner.units import quantity
@@ -40,6 +40,8 @@ SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
 QUEUES = ("fcfs", "sjf", "ljf", "srpt")
+ROUTINGS = ("jsq", "least-outstanding", "least-waiting", "power-of-two", "round-robin")
+PREFIX_ROUTINGS = ("prefix-affinity", "min-ttft", "cache-aware", "e2", "d2lpm")
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
@@ -130,6 +132,8 @@ class Task:
     stages: tuple[int, ...] = (1,)  # pipeline stages of a worker that may be chosen
     queues: tuple[str, ...] = ("fcfs",)  # orders of the waiting prompts that may be chosen, best liked first
     longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
+    routings: tuple[str, ...] = ("jsq",)  # that may be chosen; those that look at prefixes need the caches
+    prefix_cache: bool = False  # hits in prefix caches may be counted on
     robust: Robust = Robust()
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
@@ -149,6 +153,20 @@ class Task:
             if (terms := self.spot_terms(gpu)) is not None
         ]
         return (*firm, *on_spot)
+
+    def policies(self) -> tuple[Policies, ...]:
+        """What may be chosen, best liked first: a fleet that does as well without caches comes first."""
+        blind = [name for name in self.routings if name in ROUTINGS] or ["jsq"]
+        caches = [(False, name) for name in blind]
+        caches += [(True, name) for name in self.routings] if self.prefix_cache else []
+        return tuple(
+            Policies(
+                routing=routing, prefix_cache=is_cached, queue=queue,
+                queue_window_s=math.inf if queue == "fcfs" else self.longest_wait_s,
+            )
+            for is_cached, routing in caches
+            for queue in self.queues
+        )  # fmt: skip
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
         """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""
@@ -188,7 +206,9 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     traffic = _section(document, "traffic", ("rate", "scale", "window"), where)
     fleet = _section(document, "fleet", ("gpus", "pp", "network", "prices", "host_overhead"), where)
     limits = _section(document, "limits", ("power", "cost", "gpus"), where)
-    queues, longest_wait_s = _queues(document, where)
+    policies = _section(document, "policies", ("queue", "longest_wait", "prefix_cache", "routing"), where)
+    queues, longest_wait_s = _queues(policies, where)
+    routings, prefix_cache = _routings(policies, where)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
         raise InputError(
@@ -226,6 +246,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         stages=_stages(fleet.get("pp", 1), f"{where}: fleet: pp"),
         queues=queues,
         longest_wait_s=longest_wait_s,
+        routings=routings,
+        prefix_cache=prefix_cache,
         robust=_robust(document, where),
     )
     if task.objective == "throughput":
@@ -396,14 +418,9 @@ def _stages(asked: object, where: str) -> tuple[int, ...]:
     return stages
 
 
-def _queues(document: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:
+def _queues(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:
     """`policies: {queue: [fcfs, sjf], longest_wait: 60 s}`: what may be chosen, and how it is bounded."""
-    section = _section(document, "policies", ("queue", "longest_wait"), where)
-    asked = section.get("queue", "fcfs")
-    names = asked if isinstance(asked, list) and asked else [asked]
-    queues = tuple(_one_of(name, QUEUES, f"{where}: policies: queue") for name in names)
-    if len(set(queues)) < len(queues):
-        raise InputError(f"{where}: policies: queue: found one twice in {asked!r}; name each once")
+    queues = _choices(section, "queue", QUEUES, where)
     longest_wait_s = math.inf
     if "longest_wait" in section:
         longest_wait_s = _positive(section["longest_wait"], "s", f"{where}: policies: longest_wait")
@@ -412,6 +429,33 @@ def _queues(document: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], f
                 f"{where}: policies: longest_wait: fcfs overtakes nobody; drop it, or queue: [fcfs, sjf]"
             )
     return queues, longest_wait_s
+
+
+def _routings(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], bool]:
+    """`policies: {prefix_cache: true, routing: [cache-aware, e2]}`: what may be chosen."""
+    has_cache = section.get("prefix_cache", False)
+    if not isinstance(has_cache, bool):
+        raise InputError(f"{where}: policies: prefix_cache: expected true or false, found {has_cache!r}")
+    if "routing" not in section:
+        return (("cache-aware", "e2") if has_cache else ("jsq",)), has_cache
+    routings = _choices(section, "routing", ROUTINGS + PREFIX_ROUTINGS, where)
+    aware = [name for name in routings if name in PREFIX_ROUTINGS]
+    if aware and not has_cache:
+        raise InputError(
+            f"{where}: policies: routing: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
+            f"of {', '.join(ROUTINGS)}"
+        )
+    return routings, has_cache
+
+
+def _choices(section: Mapping[str, Any], key: str, known: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """One name or a list of names, each once; the first known one where nothing is said."""
+    asked = section.get(key, known[0])
+    names = asked if isinstance(asked, list) and asked else [asked]
+    chosen = tuple(_one_of(name, known, f"{where}: policies: {key}") for name in names)
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"{where}: policies: {key}: found one twice in {asked!r}; name each once")
+    return chosen
 
 
 def _robust(document: Mapping[str, Any], where: str) -> Robust:

@@ -33,7 +33,7 @@ from planner.searching import (
     best_of,
     lower_bound,
     pose,
-    search_queues,
+    search_policies,
     silent,
 )
 from planner.simulator.metrics import Verdict
@@ -98,7 +98,7 @@ class Study:
         Those of `start` are tried first.
         """
         problem = self.pose(task)
-        problem, found = best_of(search_queues(problem, start))
+        problem, found = best_of(search_policies(problem, start))
         fleet = problem.oracle.fleet(found.best)
         return Answer(problem, found, fleet, problem.oracle.verdict(fleet, record=True)[1])
 

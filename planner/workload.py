@@ -14,6 +14,7 @@ from planner.traces import FloatArray, IntArray, Trace
 
 PEAK_WINDOWS_S = (1, 10, 60, 600)
 DISPERSION_WINDOWS_S = (1, 10, 60)
+PROMPT_PARTS = 3  # by prompt length, of requests with as much left to compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,8 @@ class Workload:
 
     Minima are taken for each length alone, so (min_input_tokens, min_output_tokens) is at most as much work
     as any request of the class: what a lower bound may count on. `class_of` (n,) is each request's class.
+    With prefix caches `min_uncached_tokens` of a prompt are still to be computed, and `min_own_tokens` are in
+    no other prompt; without them both are the whole prompt.
     """
 
     requests: IntArray
@@ -173,16 +176,26 @@ class Workload:
     mean_input_tokens: FloatArray
     mean_output_tokens: FloatArray
     class_of: IntArray
+    min_uncached_tokens: IntArray
+    min_own_tokens: IntArray
 
     def __len__(self) -> int:
         return len(self.requests)
 
 
-def to_classes(trace: Trace, inputs: int = 12, outputs: int = 6) -> Workload:
+def to_classes(
+    trace: Trace,
+    inputs: int = 12,
+    outputs: int = 6,
+    *,
+    cached_tokens: IntArray | None = None,
+    shared_tokens: IntArray | None = None,
+) -> Workload:
     """Cut the trace into `inputs` parts by quantiles of input length, each into `outputs` by output length.
 
     Every request is in one class and no class is empty; equal lengths are never parted, so there may be fewer
-    than inputs * outputs classes.
+    than inputs * outputs classes. `cached_tokens` (n,) of each prompt may hit, `shared_tokens` may lie in
+    memory once for several; then the parts are first cut by what is left to compute.
     """
     if inputs < 1 or outputs < 1:
         raise InputError(f"classes: expected at least 1 x 1 buckets, found {inputs} x {outputs}")
@@ -190,10 +203,17 @@ def to_classes(trace: Trace, inputs: int = 12, outputs: int = 6) -> Workload:
         raise TraceError(
             f"{trace.name}: all requests arrive at once, so a class has no rate; use a longer trace"
         )
-    code = _quantile_bucket(trace.input_tokens, inputs) * outputs
-    for bucket in np.unique(code):
-        rows = np.flatnonzero(code == bucket)
-        code[rows] += _quantile_bucket(trace.output_tokens[rows], outputs)
+    uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
+    own = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
+    code = _quantile_bucket(uncached, inputs)
+    cuts = [(trace.output_tokens, outputs)]
+    if cached_tokens is not None:
+        cuts = [(trace.input_tokens, PROMPT_PARTS), (trace.output_tokens, -(-outputs // 2))]
+    for lengths, parts in cuts:
+        code *= parts
+        for bucket in np.unique(code):
+            rows = np.flatnonzero(code == bucket)
+            code[rows] += _quantile_bucket(lengths[rows], parts)
     class_of = np.unique(code, return_inverse=True)[1].astype(np.int64)
 
     order = np.argsort(class_of, kind="stable")
@@ -208,6 +228,8 @@ def to_classes(trace: Trace, inputs: int = 12, outputs: int = 6) -> Workload:
         mean_input_tokens=np.add.reduceat(input_tokens, starts) / requests,
         mean_output_tokens=np.add.reduceat(output_tokens, starts) / requests,
         class_of=class_of,
+        min_uncached_tokens=np.minimum.reduceat(uncached[order], starts),
+        min_own_tokens=np.minimum.reduceat(own[order], starts),
     )
 
 
@@ -215,12 +237,15 @@ def to_classes(trace: Trace, inputs: int = 12, outputs: int = 6) -> Workload:
 class Lengths:
     """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
-    Traces repeat lengths, scaled ones above all, so sums over requests cost little over these.
+    Traces repeat lengths, scaled ones above all, so sums over requests cost little over these. With prefix
+    caches (planner/prefix_hits.py) `cached_tokens` of a prompt hit and `shared_tokens` are in others too.
     """
 
     input_tokens: FloatArray
     output_tokens: FloatArray
     requests: IntArray
+    cached_tokens: FloatArray | float = 0.0
+    shared_tokens: FloatArray | float = 0.0
 
 
 def distinct_lengths(trace: Trace) -> Lengths:

@@ -38,6 +38,7 @@ def one_class(requests: int, input_tokens: int, output_tokens: int) -> Workload:
     return Workload(
         np.array([requests]), one, np.array([input_tokens]), np.array([output_tokens]),
         one * input_tokens, one * output_tokens, np.zeros(requests, np.int64),
+        np.array([input_tokens]), np.array([input_tokens]),
     )  # fmt: skip
 
 

@@ -118,32 +118,48 @@ def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
     return float((latency.step_s(tokens) / tokens).min())
 
 
-def least_seconds(option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Floats:
+def least_seconds(
+    option: Option,
+    input_tokens: npt.ArrayLike,
+    output_tokens: npt.ArrayLike,
+    cached_tokens: npt.ArrayLike = 0.0,
+) -> Floats:
     """u: least seconds of work that requests of these lengths bring to one worker of `option`.
 
     A step of N tokens costs at least N min f/N; pairs, sequences, KV tokens and prefills cost what they cost.
     In a mixed worker both phases share the token budget, in a decode worker a step has at most max_num_seqs.
-    A pipeline of pp stages has up to pp steps under way.
+    A pipeline of pp stages has up to pp steps under way. `cached_tokens` of the prompts hit a prefix cache.
     """
     latency, worker = option.type.latency, option.type
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
+    c = np.asarray(cached_tokens, float)
     most = worker.max_num_seqs if option.role == "decode" else worker.max_num_batched_tokens
     token_s = cheapest_token_s(latency, most)
-    prefill_s = token_s * n + latency.a_s * n * (n + 1) / 2 + latency.e_s
+    prefill_s = token_s * (n - c) + latency.a_s * (n * (n + 1) - c * (c + 1)) / 2 + latency.e_s
     decode_s = gaps * (token_s + latency.b_s) + latency.d_s * gaps * (n + (gaps + 1) / 2)
     if option.role == "prefill":
         return np.asarray(prefill_s / worker.pp)
     return np.asarray((decode_s if option.role == "decode" else prefill_s + decode_s) / worker.pp)
 
 
-def least_token_seconds(option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Floats:
-    """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`."""
+def least_token_seconds(
+    option: Option,
+    input_tokens: npt.ArrayLike,
+    output_tokens: npt.ArrayLike,
+    shared_tokens: npt.ArrayLike = 0.0,
+) -> Floats:
+    """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`.
+
+    `shared_tokens` of the prompts may be another's, in a cache that counts them once; not on decode workers.
+    """
     latency = option.type.latency
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
+    own = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
     if option.role == "prefill":
-        return np.asarray(n / 2 * latency.prefill_s(n, option.type.max_num_batched_tokens) / option.type.pp)
+        prefill_s = latency.prefill_s(own, option.type.max_num_batched_tokens)
+        return np.asarray(own / 2 * prefill_s / option.type.pp)
     step_s = latency.step_s(1, decodes=1, kv_tokens=n + 1)
-    return np.asarray((n + gaps / 2) * gaps * step_s)
+    return np.asarray((own + gaps / 2) * gaps * step_s)
 
 
 def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
@@ -161,11 +177,11 @@ def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
 
     workers = 1.0
     if obliged.prefill_frac > 0:
-        prefill_s = least_seconds(option, n, np.ones_like(n))
+        prefill_s = least_seconds(option, n, np.ones_like(n), lengths.cached_tokens)
         workers = max(workers, least_sum(prefill_s, obliged.prefill_frac) / obliged.prefill_s)
     if obliged.whole_frac > 0:
-        whole_s = least_seconds(option, n, output)
-        held = least_token_seconds(option, n, output) / option.type.kv_tokens
+        whole_s = least_seconds(option, n, output, lengths.cached_tokens)
+        held = least_token_seconds(option, n, output, lengths.shared_tokens) / option.type.kv_tokens
         workers = max(workers, least_sum(whole_s, obliged.whole_frac) / obliged.whole_s)
         workers = max(workers, least_sum(held, obliged.whole_frac) / obliged.whole_s)
     return int(np.ceil(workers - 1e-9))
@@ -274,8 +290,9 @@ def _carry(
         horizon_s, served_frac = obliged.prefill_s, obliged.prefill_frac
     given_up_frac = 1.0 - served_frac
     problem += pulp.lpSum(n) >= 1, "some_worker"
-    u = np.array([least_seconds(option, inputs, outputs) for option in options])
-    m = np.array([least_token_seconds(option, inputs, outputs) for option in options])
+    cached, shared = inputs - workload.min_uncached_tokens, inputs - workload.min_own_tokens
+    u = np.array([least_seconds(option, inputs, outputs, cached) for option in options])
+    m = np.array([least_token_seconds(option, inputs, outputs, shared) for option in options])
     b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * kv_bytes_per_token * (outputs > 1)
     x = [[problem.add_variable(f"x_{k}_{j}", 0) for j in columns] for k in classes]
     d = [problem.add_variable(f"d_{k}", 0) for k in classes]
