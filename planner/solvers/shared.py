@@ -1,0 +1,334 @@
+"""Several LLMs on one stock: the cheapest fleet of each, all of them within limits that they share.
+
+Sets   i  LLM       s  shape of a fleet of i: a worker type, or a prefill and a decode type
+       f  corner of a shape: counts of its workers that are not refuted, while all smaller ones are
+       y  limit: GPUs of a kind, power, cost, GPUs
+Data   w_f   objective of the corner's workers;   a_yf  what they take of limit y;   A_y  what there is
+Vars   x_f in {0, 1}  the LLM of f is served by the workers of f
+
+  min   sum_f w_f x_f
+  s.t.  one_i     sum_{f of i} x_f = 1          for all i
+        limit_y   sum_f a_yf x_f <= A_y         for all y
+
+This is the master of a logic-based Benders decomposition. LLMs share no worker, so the subproblem falls
+apart: does each fleet that was chosen keep the SLO of its LLM (the simulator says). Counts that fail cut off
+all smaller ones of their shape, and the corner moves up its staircase; counts that hold are a fleet to be
+had. A shape begins at the least counts that the SLO obliges (master.least_workers), so nothing is cut that
+could hold, and the optimum of the master bounds every choice of shapes and counts. Once all its corners hold
+it is the answer: exact over these shapes, given that more workers never hurt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pulp
+
+from planner.errors import PlannerError
+from planner.solvers.backend import run as solve
+from planner.solvers.level0 import Bounded, Counts, least_that_holds
+from planner.solvers.master import Limits, Option
+
+Vector = tuple[int, ...]
+Weigh = Callable[[Option], float]
+"""What one worker adds to something that is minimised or limited."""
+Run = Callable[[Sequence[Callable[[], None]]], None]
+"""Executes closures, side by side or not."""
+SLACK = 1e-9  # relative, as at level 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A limit on what the workers of all LLMs take together."""
+
+    name: str
+    amount: float
+    use: Weigh
+
+
+def rows_of(limits: Limits) -> tuple[Row, ...]:
+    """Every limit that is set."""
+
+    def row(name: str, amount: float) -> Row:
+        return Row(name, amount, lambda option: limits.use(name, option.type))
+
+    return tuple(row(name, amount) for name, amount in limits.rows())
+
+
+@dataclass(slots=True, eq=False)
+class Shape:
+    """Fleets of one worker type, or of a pair, and what is known of them from whichever question.
+
+    `holds` says whether counts keep the SLO. `lead` is the prefill pool alone, which must keep the limits on
+    TTFT with unlimited decode; the pairs of one prefill type have it in common. `kind` is the caller's.
+    """
+
+    pools: tuple[Bounded, ...]
+    holds: Callable[[Counts], bool]
+    lead: Shape | None = None
+    kind: object = None
+    failed: list[Vector] = field(default_factory=list)  # none below another
+    held: list[Vector] = field(default_factory=list)  # none above another
+    _start: Vector = ()
+    _corners: list[Vector] = field(default_factory=list)
+
+    def counts(self, vector: Vector) -> Counts:
+        return tuple((pool.option, count) for pool, count in zip(self.pools, vector, strict=True))
+
+    def ask(self, vector: Vector) -> bool:
+        """Whether so many workers hold; simulated only where no earlier answer implies it."""
+        if any(_is_below(known, vector) for known in self.held):
+            return True
+        if any(_is_below(vector, known) for known in self.failed):
+            return False
+        answer = self.holds(self.counts(vector))
+        self.learn(vector, holds=answer)
+        return answer
+
+    def learn(self, vector: Vector, *, holds: bool) -> None:
+        if holds:
+            self.held = [known for known in self.held if not _is_below(vector, known)] + [vector]
+        else:
+            self.failed = [known for known in self.failed if not _is_below(known, vector)] + [vector]
+            self._start = ()
+
+    def corners(self) -> list[Vector]:
+        """The least counts that are not refuted; the same list until something is learned."""
+        start = tuple(pool.least for pool in self.pools)
+        if self.lead is not None:
+            start = (max(start[0], self.lead.corners()[0][0]), *start[1:])
+        if self._start != start:
+            corners = {start}
+            for failed in self.failed:
+                cut = {corner for corner in corners if _is_below(corner, failed)}
+                raised = {(*c[:k], failed[k] + 1, *c[k + 1 :]) for c in cut for k in range(len(start))}
+                corners = (corners - cut) | raised
+                corners = {c for c in corners if not any(_is_below(o, c) for o in corners if o != c)}
+            self._start, self._corners = start, sorted(corners)
+        return self._corners
+
+
+def _is_below(vector: Vector, other: Vector) -> bool:
+    """Nowhere larger."""
+    return all(a <= b for a, b in zip(vector, other, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The best choice found, None if there is none; no choice of these shapes has a value below `bound`.
+
+    `is_exact`: the search came to its end. Then `bound` is the value, or what the value had to stay below.
+    """
+
+    best: tuple[tuple[Shape, Vector], ...] | None
+    value: float
+    bound: float
+    is_exact: bool
+    rounds: int
+
+
+def one_by_one(tasks: Sequence[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
+
+
+def share(
+    llms: Sequence[Sequence[Shape]],
+    rows: Sequence[Row],
+    *,
+    weigh: Weigh = lambda option: option.objective,
+    below: float = math.inf,
+    run: Run = one_by_one,
+    out_of_time: Callable[[], bool] = lambda: False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Shared:
+    """Solve the model above over the shapes of each LLM, for a value strictly `below`.
+
+    `run` executes closures, one for each LLM, which simulate. What they learn stays in the shapes, so that
+    another question about the same shapes costs little.
+    """
+    tables = [_Table(shapes, rows, weigh) for shapes in llms]
+    least = [0.0] * len(tables)  # of what each LLM adds, in any choice better than `upper`
+    best: list[_Column] | None = None
+    upper, bound, rounds = below, 0.0, 0
+
+    def ended(*, is_exact: bool) -> Shared:
+        choice = None if best is None else tuple((column.shape, column.vector) for column in best)
+        return Shared(choice, math.inf if best is None else upper, bound, is_exact, rounds)
+
+    while True:
+        ready = [[column for column in table.columns(math.inf) if column.holds] for table in tables]
+        known = _master(ready, rows)[0] if all(ready) else None
+        if known is not None and (value := sum(column.weight for column in known)) < upper * (1 - SLACK):
+            best, upper = known, value
+        ceilings = [upper - (sum(least) - one) for one in least]
+        columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
+        if not all(columns):
+            bound = upper
+            return ended(is_exact=True)
+        least = [min(column.weight for column in each) for each in columns]
+        chosen, at_least = _master(columns, rows)
+        if chosen is None or at_least >= upper * (1 - SLACK):
+            bound = upper
+            return ended(is_exact=True)
+        bound = max(bound, at_least)
+        unknown = [i for i, column in enumerate(chosen) if not column.holds]
+        if not unknown:
+            best, upper = chosen, sum(column.weight for column in chosen)
+            is_optimal = upper <= bound + SLACK * abs(upper)
+            bound = upper if is_optimal else bound
+            return ended(is_exact=is_optimal)
+        if out_of_time():
+            return ended(is_exact=False)
+        rounds += 1
+        progress(f"several LLMs, round {rounds}: at least {bound:.6g}, best {upper:.6g}")
+
+        def refine(i: int, chosen: list[_Column] = chosen, ceilings: list[float] = ceilings) -> None:
+            tables[i].refine(chosen[i], ceilings[i])
+
+        run([lambda i=i: refine(i) for i in unknown])  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One value of f: counts of a shape, their w_f and a_yf, and whether they are known to hold."""
+
+    shape: Shape
+    vector: Vector
+    weight: float
+    uses: tuple[float, ...]
+    holds: bool
+
+
+class _Table:
+    """The shapes of one LLM under one question: what their workers weigh, and what they take."""
+
+    def __init__(self, shapes: Sequence[Shape], rows: Sequence[Row], weigh: Weigh) -> None:
+        self.amounts = [row.amount * (1 + SLACK) for row in rows]
+        self.weights = {s: [weigh(pool.option) for pool in s.pools] for s in shapes}
+        self.uses = {s: [[row.use(pool.option) for pool in s.pools] for row in rows] for s in shapes}
+        self.known: dict[Shape, tuple[list[Vector], list[Vector], list[_Column]]] = {}
+
+    def columns(self, ceiling: float) -> list[_Column]:
+        """Corners, and fleets that hold, within the limits and of a weight strictly below `ceiling`.
+
+        Of alike ones the first that holds, else the first; none that a fleet which holds makes superfluous.
+        """
+        first: dict[tuple[float, ...], _Column] = {}
+        for shape in self.weights:
+            for column in self._of(shape):
+                key = (column.weight, *column.uses)
+                if column.weight < ceiling * (1 - SLACK) or math.isinf(ceiling):
+                    if key not in first or (column.holds and not first[key].holds):
+                        first[key] = column
+        columns, costs = list(first.values()), np.array(list(first))
+        keep = np.ones(len(columns), bool)
+        for k, column in enumerate(columns):
+            if column.holds and keep[k]:
+                keep &= (costs < costs[k]).any(axis=1)
+                keep[k] = True
+        return [column for column, is_kept in zip(columns, keep, strict=True) if is_kept]
+
+    def _of(self, shape: Shape) -> list[_Column]:
+        """The columns of one shape, made anew where something was learned."""
+        corners, held = shape.corners(), shape.held
+        known = self.known.get(shape)
+        if known is None or known[0] is not corners or known[1] is not held:
+            found = [(vector, True) for vector in held]
+            found += [
+                (vector, False) for vector in corners if vector not in held
+                and all(count <= pool.too_many for count, pool in zip(vector, shape.pools, strict=True))
+            ]  # fmt: skip
+            columns = [
+                _Column(shape, v, _dot(self.weights[shape], v), self._used(shape, v), holds)
+                for v, holds in found
+            ]
+            columns = [
+                column for column in columns
+                if all(used <= amount for used, amount in zip(column.uses, self.amounts, strict=True))
+            ]  # fmt: skip
+            known = self.known[shape] = (corners, held, columns)
+        return known[2]
+
+    def refine(self, column: _Column, ceiling: float) -> None:
+        """Find out whether a corner holds, and if it does not, where the next one is, below `ceiling`.
+
+        Of a pair, most prefill beside most decode workers refute all of it if they fail; else the least
+        decode pool beside most prefill workers is found and, once that is the corner's, its least prefill
+        pool.
+        """
+        shape, corner = column.shape, column.vector
+        pools = shape.pools
+        most = [self._most(shape, k, corner, ceiling) for k in range(len(corner))]
+        if shape.lead is not None:
+            lead = shape.lead
+            if not lead.ask(corner[:1]):
+                least_that_holds(lambda n: lead.ask((n,)), corner[0] + 1, most[0], pools[0])
+                return
+        if shape.ask(corner):
+            return
+        if len(corner) == 1:
+            least_that_holds(lambda n: shape.ask((n,)), corner[0] + 1, most[0], pools[0])
+            return
+        p = int(min(most[0], pools[0].too_many))
+        d = least_that_holds(
+            lambda n: shape.ask((p, n)), corner[1], int(min(most[1], pools[1].too_many)), pools[1]
+        )
+        if d == corner[1]:
+            least_that_holds(lambda n: shape.ask((n, d)), corner[0] + 1, p, pools[0])
+
+    def _most(self, shape: Shape, k: int, vector: Vector, ceiling: float) -> float:
+        """Most workers of one pool beside those of the other, within the limits and below `ceiling`."""
+        others = (*vector[:k], 0, *vector[k + 1 :])
+        most = math.inf
+        for amount, uses, used in zip(self.amounts, self.uses[shape], self._used(shape, others), strict=True):
+            if uses[k] > 0:
+                most = min(most, math.floor((amount - used) / uses[k] + SLACK))
+        if self.weights[shape][k] > 0 and math.isfinite(ceiling):
+            room = ceiling * (1 - SLACK) - _dot(self.weights[shape], others)
+            most = min(most, math.ceil(room / self.weights[shape][k]) - 1)
+        return most
+
+    def _used(self, shape: Shape, vector: Vector) -> tuple[float, ...]:
+        return tuple(_dot(uses, vector) for uses in self.uses[shape])
+
+
+def _dot(each: Sequence[float], vector: Vector) -> float:
+    return sum(one * count for one, count in zip(each, vector, strict=True))
+
+
+def _master(
+    columns: Sequence[Sequence[_Column]], rows: Sequence[Row], *, time_limit_s: float = 20.0
+) -> tuple[list[_Column] | None, float]:
+    """The column chosen for each LLM, None if no choice is within the limits; and what any choice weighs."""
+    problem = pulp.LpProblem("shared", pulp.LpMinimize)
+    x = [
+        [problem.add_variable(f"x_{i}_{f}", 0, 1, cat="Integer") for f in range(len(each))]
+        for i, each in enumerate(columns)
+    ]
+    flat = [
+        (column, x_f)
+        for each, x_i in zip(columns, x, strict=True)
+        for column, x_f in zip(each, x_i, strict=True)
+    ]
+    problem += pulp.lpSum(column.weight * x_f for column, x_f in flat), "weight"
+    for i, x_i in enumerate(x):
+        problem += pulp.lpSum(x_i) == 1, f"one_{i}"
+    for y, row in enumerate(rows):
+        used = pulp.lpSum(column.uses[y] * x_f for column, x_f in flat if column.uses[y])
+        problem += used <= row.amount, f"limit_{y}"
+    outcome = solve(problem, time_limit_s=time_limit_s)
+    if outcome.status == "infeasible":
+        return None, math.inf
+    if outcome.status not in ("optimal", "feasible"):
+        raise PlannerError(
+            f"the solver gave no answer to the master problem of several LLMs in {time_limit_s:g} s"
+        )
+    chosen = [
+        each[max(range(len(each)), key=lambda f, x_i=x_i: x_i[f].value() or 0.0)]  # type: ignore[misc]
+        for each, x_i in zip(columns, x, strict=True)
+    ]
+    return chosen, -math.inf if outcome.bound is None else outcome.bound
