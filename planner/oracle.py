@@ -69,8 +69,8 @@ def is_looser(slo: Slo, other: Slo) -> bool:
 class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
-    `spot` holds the terms of spot workers by the GPU's name. The kernel releases the GIL, so threads use the
-    cores.
+    `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
+    their options. The kernel releases the GIL, so threads use the cores.
     """
 
     llm: Llm
@@ -82,6 +82,7 @@ class Oracle:
     spare_nodes: int = 0
     spot: Mapping[str, Spot] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)
+    told: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
     _prompts: Trace = field(init=False)
@@ -117,7 +118,10 @@ class Oracle:
 
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
-        return [all(self._simulated(left) for left in self._losses(counts)) for counts in fleets]
+        answers = [all(self._simulated(left) for left in self._losses(counts)) for counts in fleets]
+        for counts, answer in zip(fleets, answers, strict=True):
+            self.told[tuple((option.name, count) for option, count in counts)] = answer
+        return answers
 
     def failing_loss(self, counts: Counts) -> Counts | None:
         """What is left of a fleet by the first loss that it does not survive; None if it survives all."""

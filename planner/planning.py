@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner import evidence
@@ -15,6 +16,8 @@ from planner.options import (
 from planner.oracle import Answers
 from planner.plan import Certificate, Plan, Refuted, Throughput
 from planner.searching import (
+    Found,
+    Problem,
     Progress,
     Watch,
     best_of,
@@ -63,8 +66,20 @@ def plan(
     )  # fmt: skip
     progress("lower bound over all fleets")
     problem = replace(problem, lower=lower_bound(problem))
-    searched = search_policies(problem)
+    return certified(search_policies(problem), trace, catalog, seed=seed, throughput=throughput)
+
+
+def certified(
+    searched: Sequence[tuple[Problem, Found]],
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    throughput: Throughput | None = None,
+) -> Plan:
+    """The best of what searches found, with what speaks for it; `trace` is the whole one, as it was read."""
     problem, found = best_of(searched)
+    task, progress = problem.task, problem.progress
     other_policies = evidence.other_policies(searched)
     level0, best, oracle = found.level0, found.best, problem.oracle
     is_exact = all(each.level0.search.is_exhausted for _, each in searched)
