@@ -48,7 +48,7 @@ class Trace:
     values are kept to the last bit. The prompt of request i begins with the blocks
     `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
-    `tenant` indexes `tenants`, which is empty where the trace names none.
+    `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
     `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace. `coarse_s`
     is the step of a clock whose stamps are still to be `spread`, 0 where they need not.
     """
@@ -65,6 +65,8 @@ class Trace:
     dropped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     coarse_s: float = 0.0
+    llm: IntArray = field(default_factory=_no_ids)
+    llms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
@@ -74,7 +76,10 @@ class Trace:
             object.__setattr__(self, "prefix_offsets", np.zeros(n + 1, np.int64))
         if not self.tenant.size:
             object.__setattr__(self, "tenant", np.zeros(n, np.int64))
-        if not len(self.input_tokens) == len(self.output_tokens) == len(self.tenant) == n:
+        if not self.llm.size:
+            object.__setattr__(self, "llm", np.zeros(n, np.int64))
+        lengths = {len(column) for column in (self.input_tokens, self.output_tokens, self.tenant, self.llm)}
+        if lengths != {n}:
             raise TraceError(f"{self.name}: {n} arrivals, but other columns have another length")
         if not (
             self.arrival_s[0] >= 0 and (np.diff(self.arrival_s) >= 0).all() and self.arrival_s[-1] < np.inf
@@ -130,7 +135,16 @@ class Trace:
             prefix_offsets=offsets,
             prefix_ids=self.prefix_ids[ids_at],
             tenant=self.tenant[chosen],
+            llm=self.llm[chosen],
         )
+
+    def of_llm(self, name: str) -> Trace:
+        """The requests to one of `llms`, at their own times."""
+        index = self.llms.index(name)
+        part = self.select(self.llm == index)
+        note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {_shown(name)}"
+        notes = (*(each for each in self.notes if each != _several_llms(self.llm, self.llms)), note)
+        return replace(part, llm=_no_ids(), llms=(), notes=notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,15 +480,10 @@ class _Rows:
                 "more than 100 years; give times in seconds"
             )
         quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
-        if self.llm is not None:
-            llms = Counter(self.texts[self.llm])
-            if len(llms) > 1:
-                shares = (f"{_shown(llm)} {rows / len(ticks):.1%}" for llm, rows in llms.most_common(5))
-                notes.append(f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}")
-        tenant, tenants = _no_ids(), ()
-        if self.tenant is not None:
-            codes, names = pd.factorize(np.array(self.texts[self.tenant], dtype=object))
-            tenant, tenants = codes.astype(np.int64), tuple(names.tolist())
+        tenant, tenants = self._named(self.tenant)
+        llm, llms = self._named(self.llm)
+        if len(llms) > 1:
+            notes.append(_several_llms(llm, llms))
         inputs, outputs = (np.concatenate(parts) for parts in self.tokens)
         offsets, ids, block_tokens = self._prefixes(inputs, notes)
         in_file_order = Trace(
@@ -487,10 +496,19 @@ class _Rows:
             prefix_block_tokens=block_tokens,
             tenant=tenant,
             tenants=tenants,
+            llm=llm,
+            llms=llms,
         )
         everything = np.arange(len(ticks)) if order is None else order
         in_order = in_file_order.select(everything, arrival_s=arrival_s)
         return replace(in_order, dropped=dropped, notes=tuple(notes), coarse_s=quantum_s)
+
+    def _named(self, column: str | None) -> tuple[IntArray, tuple[str, ...]]:
+        """A column of names as indices and the names; empty without such a column."""
+        if column is None:
+            return _no_ids(), ()
+        codes, names = pd.factorize(np.array(self.texts[column], dtype=object))
+        return codes.astype(np.int64), tuple(names.tolist())
 
     def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
         """Positions in order of arrival, None where the file has that order, and a note on it."""
@@ -596,6 +614,13 @@ class _Rows:
             "(RAGPulse's 1_sys_prompt.jsonl to 5_web_search.jsonl)"
         )
         return None
+
+
+def _several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:
+    """The note on a trace of several LLMs, as long as it is not split."""
+    counts = Counter(dict(zip(llms, np.bincount(llm, minlength=len(llms)).tolist(), strict=True)))
+    shares = (f"{_shown(name)} {rows / len(llm):.1%}" for name, rows in counts.most_common(5))
+    return f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}"
 
 
 def clock_quantum_s(arrival_s: FloatArray) -> float | None:
