@@ -34,7 +34,7 @@ ANSWER = b'data: {"choices":[{"index":0,"text":"","token_ids":[7]}]}\n\ndata: [D
 
 class Backend:
     def __init__(self, name: str, url: str) -> None:
-        self.url = url
+        self.url, self.identity = url, ""
         self.load = Load(name, "mixed", 1_000_000, 1e-5, 1e-5, 0.0)
 
 

@@ -1,4 +1,5 @@
-"""`vllm serve` with two things more: it ends with its parent, and its engine core keeps a step log.
+"""`vllm serve` with three things more: it ends with its parent, its engine core keeps a step log, and every
+answer bears the name that its parent gave to this start of the engine.
 
     FLEETPLAN_STEP_LOG=steps.jsonl python -m runtime.launch serve --model ...
 
@@ -12,11 +13,15 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 STEP_LOG = "FLEETPLAN_STEP_LOG"
 STEP_CPU = "FLEETPLAN_STEP_CPU"  # set where the engine core's own thread computes
 PARENT = "FLEETPLAN_PARENT"
+IDENTITY = "FLEETPLAN_IDENTITY"  # of this start of the engine, in the header of each of its answers
+IDENTITY_HEADER = "X-Fleetplan-Engine"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -26,6 +31,33 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
             sys.exit("the process that started this engine is gone")
+
+
+Message = MutableMapping[str, Any]
+
+
+class Signed:
+    """ASGI middleware for `vllm serve --middleware`: answers say which start of which engine they come from.
+
+    vLLM binds its port with SO_REUSEPORT, so another vLLM may listen on the very same one.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self.app = app
+        self.header = (IDENTITY_HEADER.lower().encode(), os.environ.get(IDENTITY, "").encode())
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        async def signed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), self.header]}
+            await send(message)
+
+        await self.app(scope, receive, signed)
 
 
 if __name__ in ("__main__", "__mp_main__"):

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.models.latency import StepLatency
-from runtime.launch import STEP_LOG, end_with_parent
+from runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, end_with_parent
 from runtime.steplog import StepLog
 
 TOKEN_IDS = 997  # every token's id is its place in the request's context, modulo this
@@ -151,7 +151,9 @@ class Server:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.identity = os.environ.get(IDENTITY, "")
         self.app = web.Application(client_max_size=64 * 2**20)
+        self.app.on_response_prepare.append(self._sign)
         self.app.add_routes(
             [
                 web.post("/v1/completions", self._complete),
@@ -159,6 +161,9 @@ class Server:
                 web.get("/metrics", self._metrics),
             ]
         )
+
+    async def _sign(self, _: web.Request, answer: web.StreamResponse) -> None:
+        answer.headers[IDENTITY_HEADER] = self.identity
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         body = json.loads(await http.read())

@@ -30,6 +30,7 @@ from aiohttp import web
 
 from planner.domain import Policies
 from planner.errors import InputError
+from runtime.launch import IDENTITY_HEADER
 from runtime.routing import POLICIES, Dice, Load, Policy, fits, priority
 
 LOG = logging.getLogger("fleetplan.router")
@@ -47,9 +48,10 @@ REMOTE_DECODE = {
 
 
 class Backend(Protocol):
-    """A worker as the router uses it: where it listens, and what it has to do."""
+    """A worker as the router uses it: where it listens, by what its answers are known, what it has to do."""
 
     url: str
+    identity: str
     load: Load
 
 
@@ -294,8 +296,10 @@ class Router:
         headers = {"Content-Type": "application/json", "X-Request-Id": asked.id}
         try:
             # a file, because aiohttp warns of bytes that are large
-            body = io.BytesIO(raw)
+            body, identity = io.BytesIO(raw), worker.identity  # a restart gives it another one
             async with self.client.post(worker.url + asked.path, data=body, headers=headers) as upstream:
+                if upstream.headers.get(IDENTITY_HEADER, "") != identity:
+                    raise WorkerError(f"{worker.load.name}: another server answered on its port")
                 if upstream.status >= 500:
                     raise WorkerError(f"{worker.load.name} answered {upstream.status}")
                 yield upstream

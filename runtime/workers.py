@@ -2,8 +2,9 @@
 
 A worker that exits, or whose /health does not answer three times in a row, is killed with all its children
 and started again on another port, after a pause that doubles with every failure; one that fails too often
-in a row is given up. Engines are sessions of their own: Ctrl-C in the terminal reaches only us, and we stop
-them; if we are killed ourselves, the kernel ends them (runtime/launch.py).
+in a row is given up. Every start of an engine has a name of its own, which all its answers bear: what another
+server answers on the same port counts for nothing. Engines are sessions of their own: Ctrl-C in the terminal
+reaches only us, and we stop them; if we are killed ourselves, the kernel ends them (runtime/launch.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -29,7 +31,7 @@ import aiohttp
 from planner.domain import Fleet, Pool
 from planner.errors import InputError
 from planner.manifests import engine
-from runtime.launch import PARENT, STEP_CPU, STEP_LOG
+from runtime.launch import IDENTITY, IDENTITY_HEADER, PARENT, STEP_CPU, STEP_LOG
 from runtime.routing import Load, load_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -113,6 +115,8 @@ class Worker:
         self.load: Load = load_of(place.name, place.pool.role, place.pool.type)
         self.load.is_up = False
         self.url = ""
+        self.identity = ""  # of this start: its answers bear it
+        self.stranger = ""  # what answered without it
         self.starts = 0
         self.gave_up = ""
         self.settled = asyncio.Event()  # up for the first time, or given up
@@ -154,11 +158,12 @@ class Worker:
     async def _start(self) -> None:
         self.starts += 1
         port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        self.url, self.identity, self.stranger = f"http://127.0.0.1:{port}", secrets.token_hex(16), ""
         command = self.commands(self.place, port)
         steps = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
         environment = {
             **os.environ, **command.environment, STEP_LOG: str(steps), PARENT: str(os.getpid()),
+            IDENTITY: self.identity,
         }  # fmt: skip
         with self.log.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
@@ -175,6 +180,8 @@ class Worker:
                     return f"did not start ({_ending(self._exit)})"
                 if await self._is_healthy(client):
                     return ""
+                if self.stranger:
+                    return self.stranger
                 await asyncio.sleep(min(0.1 * self.patience.health_every_s, 0.25))
         return f"did not answer /health within {self.patience.start_s:g} s"
 
@@ -190,6 +197,8 @@ class Worker:
                     if exit_task.done():
                         return f"died ({_ending(exit_task.result())})"
                     misses = 0 if await self._is_healthy(client) else misses + 1
+                    if self.stranger:
+                        return self.stranger
                     if misses >= self.patience.health_failures:
                         return f"did not answer /health {misses} times"
         finally:
@@ -205,7 +214,11 @@ class Worker:
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
         try:
             async with client.get(self.url + "/health") as answer:
-                return answer.status == 200
+                if answer.headers.get(IDENTITY_HEADER) != self.identity:
+                    self.stranger = (
+                        f"another server answers on its port ({self.url}), not the engine started there"
+                    )
+                return answer.status == 200 and not self.stranger
         except (aiohttp.ClientError, TimeoutError):
             return False
 
@@ -288,7 +301,8 @@ def vllm_commands(
     def command(place: Place, port: int) -> Command:
         told = engine.settings(place.pool, fleet, max_model_len)
         environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
-        more: list[str] = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
+        more: list[str] = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log",
+                           "--middleware", "runtime.launch.Signed"]  # fmt: skip
         if is_dummy:
             more += ["--load-format", "dummy", "--skip-tokenizer-init"]
             environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

@@ -50,6 +50,7 @@ class Backend:
 
     load: Load
     url: str
+    identity: str = ""
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from runtime_fakes import LATENCY, MODEL, fleet_of, random_trace
+from runtime_fakes import LATENCY, MODEL, engines, fleet_of, random_trace
 
 from planner.domain import Fleet
 from planner.errors import InputError
@@ -25,7 +25,7 @@ from planner.traces import Trace
 from runtime import workers
 from runtime.replay import Journal, JournalFile, replay
 from runtime.router import Router, listening
-from runtime.workers import Command, Patience, Worker, Workers, places, rehearsal_commands, started
+from runtime.workers import Command, Patience, Place, Worker, Workers, places, rehearsal_commands, started
 
 QUICK = Patience(
     start_s=60.0, stop_s=5.0, health_every_s=0.1, health_timeout_s=0.5, health_failures=3, backoff_s=0.1
@@ -139,6 +139,30 @@ def test_a_port_that_is_taken_costs_one_start(tmp_path: Path, monkeypatch: pytes
         journal, events, _ = replayed(fleet_of(("w", "mixed", 1)), trace, tmp_path)
     assert all(sent.status == "finished" for sent in journal.sent.values())
     assert events[0].startswith("w-0 did not start") and "w-0 up after start 2" in events
+
+
+def test_a_foreign_server_on_the_port_is_not_taken_for_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine of somebody else is healthy on the first port while ours still loads: it is refused by name,
+    and ours serves everything from the second."""
+    free, loading = workers.free_port, Command([sys.executable, "-c", "import time; time.sleep(60)"], {})
+    ports: list[int] = []
+    monkeypatch.setattr(workers, "free_port", lambda: ports.pop() if ports else free())
+    starts = iter([lambda *_: loading])
+
+    def commands(place: Place, port: int) -> Command:
+        return next(starts, rehearsal_commands())(place, port)
+
+    async def run() -> tuple[list[str], str]:
+        async with engines(["mixed"]) as others:
+            ports.append(int(others[0].url.rpartition(":")[2]))
+            async with started(places(fleet_of(("w", "mixed", 1)), tmp_path, None), commands, QUICK) as group:
+                return [what for _, _, what in group.events], group.workers[0].url
+
+    events, url = asyncio.run(run())
+    assert events[0].startswith("another server answers on its port") and events[1] == "up after start 2"
+    assert url not in events[0]
 
 
 def test_clients_that_leave_at_random_disturb_nobody(tmp_path: Path) -> None:

@@ -138,6 +138,25 @@ def test_a_worker_that_fails_before_the_answer_began_costs_only_a_retry(how: str
     asyncio.run(run())
 
 
+def test_a_foreign_server_on_a_workers_port_answers_for_nobody() -> None:
+    """It answers 200 with tokens, but not under the name that this start of the engine was given: the request
+    goes to the engine that does; nothing of the foreign answer reaches the client."""
+
+    async def foreign(_: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"index": 0, "text": "", "token_ids": [1, 1, 1, 1, 1]}]})
+
+    async def run() -> None:
+        async with engines(["mixed"]) as good, a_server(foreign) as other:
+            backends = [replace(other, identity="the name given to our engine"), *good]
+            async with routed(backends, Policies(routing="round-robin")) as (router, url):
+                status, answer, headers = await post(url, a_body())
+                assert (status, headers[WORKER_HEADER]) == (200, "mixed-0")
+                assert answer["choices"][0]["token_ids"] == [20, 21, 22, 23, 24]
+                assert router.outcomes == {"answered": 1, "retries": 1}
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_breaks_ends_with_an_error() -> None:
     """Two tokens, then the connection is gone: the client gets both and an error event."""
 
