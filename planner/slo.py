@@ -180,18 +180,27 @@ def read_task(path: Path, catalog: Catalog) -> Task:
 
 def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
     """slo.yaml as a mapping, for `parse_task`; a config.json beside it is given its whole path."""
-    document = read_yaml(path)
+    return with_config(read_yaml(path), path.parent, catalog)
+
+
+def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> dict[str, Any]:
+    """The same with the whole path of `llm` where that is a config.json in `folder`, that of slo.yaml."""
     llm = document.get("llm")
     if isinstance(llm, str) and llm and llm.lower() not in catalog.llm_aliases:
-        beside = path.parent / llm  # a config.json beside slo.yaml
+        beside = folder / llm
         if not is_path(llm) and is_path(str(beside)):
-            document = {**document, "llm": str(beside)}
-    return document
+            return {**document, "llm": str(beside)}
+    return dict(document)
 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
     """The same from a mapping, as the UI holds it; `where` opens every error message."""
     known = ("llm", "slo", "preset", "traffic", "fleet", "policies", "objective", "limits", "spare", "robust")
+    if "llms" in document:
+        raise InputError(
+            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
+            "anything else write one of them into a file of its own, with the fleet it may use"
+        )
     refuse_unknown(document, known, where)
     if not isinstance(document.get("llm"), str):
         found = repr(document["llm"]) if "llm" in document else "nothing"
