@@ -145,8 +145,8 @@ def _with_traces(
     without = [entry.name for entry in entries if entry.trace is None]
     if without and common is None:
         raise InputError(
-            f"{path}: llms: {', '.join(without)}: no trace of its own; add trace: FILE there, or give --trace FILE "
-            "with a column `model`"
+            f"{path}: llms: {', '.join(without)}: no trace of its own; add trace: FILE there, or give "
+            "--trace FILE with a column `model`"
         )
     if common is not None and not without:
         raise InputError(f"--trace {common}: every entry of llms has a trace of its own; drop one of the two")

@@ -153,7 +153,7 @@ def share(
     tables = [_Table(shapes, rows, weigh) for shapes in llms]
     least = [0.0] * len(tables)  # of what each LLM adds, in any choice better than `upper`
     best: list[_Column] | None = None
-    upper, bound, rounds = below, 0.0, 0
+    upper, bound, rounds, said = below, 0.0, 0, ""
 
     def ended(*, is_exact: bool) -> Shared:
         choice = None if best is None else tuple((column.shape, column.vector) for column in best)
@@ -184,7 +184,8 @@ def share(
         if out_of_time():
             return ended(is_exact=False)
         rounds += 1
-        progress(f"several LLMs, round {rounds}: at least {bound:.6g}, best {upper:.6g}")
+        if (standing := f"several LLMs: at least {bound:.6g}, best {upper:.6g}") != said:
+            progress(said := standing)
 
         def refine(i: int, chosen: list[_Column] = chosen, ceilings: list[float] = ceilings) -> None:
             tables[i].refine(chosen[i], ceilings[i])
