@@ -17,6 +17,7 @@ rows that name the entry, else those that name its LLM.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,10 +48,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """The parts in the order of the file; `notes` are what a reader must know of the traces."""
+    """The parts in the order of the file; `notes` are what a reader must know of the traces in `files`."""
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
+    files: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class _Entry:
 
 
 def has_several_llms(path: Path) -> bool:
-    """Whether this slo.yaml asks for several LLMs."""
-    return "llms" in read_yaml(path)
+    """Whether this slo.yaml asks for several LLMs; False for what is no file, such as a pipe."""
+    return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113 - silent about any name
 
 
 def read_question(path: Path, trace: Path | None, catalog: Catalog, *, seed: int = 0) -> Question:
@@ -170,7 +172,7 @@ def _with_traces(
         parts.append(
             Part(entry.name, entry.task, read[source] if name is None else read[source].of_llm(name))
         )
-    return Question(tuple(parts), _left_over(read, common, taken))
+    return Question(tuple(parts), _left_over(read, common, taken), tuple(read))
 
 
 def _rows_of(entry: _Entry, trace: Trace, catalog: Catalog, where: str) -> str | None:

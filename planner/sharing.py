@@ -177,8 +177,8 @@ def plan_together(
         binding=binding,
         assumptions=(
             "no worker serves two LLMs, and the fleets do not disturb each other",
-            "level 0: every LLM has one worker type, or one prefill and one decode type; the options, and what "
-            "else is assumed, are in its own certificate.json",
+            "level 0: every LLM has one worker type, or one prefill and one decode type; its own "
+            "certificate.json has the options, and what else is assumed",
             "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
         ),
         warnings=(
@@ -348,8 +348,8 @@ def _price_of_sharing(
         more = plan.certificate.value - found.value
         if more > CHEAPER_FRAC * found.value:
             sentences.append(
-                f"{part.name} gives way: {plan.certificate.value:.6g} {unit} instead of the {found.value:.6g} "
-                f"it would cost with all of the fleet for itself ({more:.4g} more)"
+                f"{part.name} gives way: {plan.certificate.value:.6g} {unit}, which is {more:.4g} more than "
+                "with all of the fleet for itself"
             )
     return tuple(sentences)
 
