@@ -125,8 +125,8 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
             .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
             .encode(x="x:Q", y="y:Q"),
             alt.Chart(_rows(x=[at_s], y=[0.06], text=[text]))
-            .mark_text(color=colour, align="right" if near_end else "left", dx=-6 if near_end else 6,
-                       fontSize=11)
+            .mark_text(color=INK, fontSize=11, align="right" if near_end else "left",
+                       dx=-6 if near_end else 6)
             .encode(x="x:Q", y="y:Q", text="text:N"),
         ]  # fmt: skip
     return layers
@@ -246,7 +246,7 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
     endless = alt.Chart(_rows(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
     text = f"endless cache: {100 * endless_frac:.1f} %"
     label = alt.Chart(_rows(x=sizes[:1], y=[endless_frac], text=[text])).mark_text(
-        color=VERMILLION, align="left", dy=-8, fontSize=11
+        color=INK, align="left", dy=-8, fontSize=11
     )
     return alt.layer(line, endless.encode(y="y:Q"), label.encode(x="x:Q", y="y:Q", text="text:N")).properties(
         width=WIDTH, height=HEIGHT
@@ -281,7 +281,7 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
 
 
 def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
-    """What the plan and its alternatives cost; an open bar is a lower bound."""
+    """A bar per name, which stands above it; an open bar with dashes is a lower bound."""
     import altair as alt
 
     rows = [
@@ -289,21 +289,64 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
             "label": bar.label,
             "value": round(bar.value, 4),
             "kind": "the plan" if bar.is_plan else "at least" if bar.at_least else "alternative",
-            "text": f"{'≥ ' if bar.at_least else ''}{bar.value:,.2f}".removesuffix(".00"),
+            "text": f"{bar.label}: {'≥ ' if bar.at_least else ''}{bar.value:,.2f}".removesuffix(".00"),
         }
         for bar in bars
     ]
     kinds, colours = ["the plan", "alternative", "at least"], [BLUE, SOFT, GRID]
-    most = max((bar.value for bar in bars), default=1.0) or 1.0
     base = alt.Chart(_data(rows)).encode(
-        y=alt.Y("label:N", sort=None, axis=alt.Axis(title=None, labelLimit=280, ticks=False, domain=False)),
-        x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(domain=[0, most * 1.12])),
+        y=alt.Y("label:N", sort=None, axis=None),
+        x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(zero=True)),
     )
-    drawn = base.mark_bar(height=16, stroke=MUTED, strokeWidth=0.6).encode(
-        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=colours), legend=None)
+    drawn = base.mark_bar(height=12, yOffset=8, stroke=MUTED, strokeWidth=0.8).encode(
+        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=colours), legend=None),
+        strokeDash=alt.StrokeDash("kind:N", legend=None,
+                                  scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [3, 2]])),
+    )  # fmt: skip
+    text = base.mark_text(align="left", dy=-7, color=INK, fontSize=11).encode(x=alt.value(2), text="text:N")
+    return alt.layer(drawn, text).properties(width=560, height=38 * max(len(rows), 1))
+
+
+def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
+    """Fleets by (USD/h, kW): a square for the chosen one, names where no other beats them in both."""
+    import altair as alt
+
+    def is_beaten(name: str) -> bool:
+        return any(
+            all(theirs <= ours for theirs, ours in zip(other, dots[name], strict=True))
+            and other != dots[name]
+            for other in dots.values()
+        )
+
+    rows = [
+        {
+            "x": cost, "y": power_kw, "name": name,
+            "kind": "the plan" if name == chosen else "another" if is_beaten(name) else "not beaten",
+        }
+        for name, (cost, power_kw) in dots.items()
+    ]  # fmt: skip
+    kinds = ["the plan", "not beaten", "another"]
+    most = max(cost for cost, _ in dots.values()) or 1.0
+    base = alt.Chart(_data(rows)).encode(
+        x=alt.X("x:Q", axis=alt.Axis(title="cost [USD/h]", tickCount=6),
+                scale=alt.Scale(domain=[0, 1.25 * most], nice=False)),
+        y=alt.Y("y:Q", axis=alt.Axis(title="provisioned power [kW]", tickCount=6),
+                scale=alt.Scale(zero=True)),
+    )  # fmt: skip
+    drawn = base.mark_point(filled=True, size=75, opacity=1).encode(
+        color=alt.Color("kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[BLUE, VERMILLION, SOFT])),
+        shape=alt.Shape("kind:N", legend=None,
+                        scale=alt.Scale(domain=kinds, range=["square", "circle", "circle"])),
+        tooltip=[alt.Tooltip("name:N", title="title"),
+                 alt.Tooltip("x:Q", title="cost [USD/h]", format=",.2f"),
+                 alt.Tooltip("y:Q", title="provisioned power [kW]", format=",.1f")],
+    )  # fmt: skip
+    names = (
+        base.transform_filter("datum.kind !== 'another'")
+        .mark_text(align="left", dx=8, color=INK, fontSize=11, limit=170)
+        .encode(text="name:N")
     )
-    text = base.mark_text(align="left", dx=5, color=INK, fontSize=11).encode(text="text:N")
-    return alt.layer(drawn, text).properties(width=560, height=26 * max(len(rows), 1))
+    return alt.layer(drawn, names).properties(width=560, height=260)
 
 
 def staircase_chart(
@@ -378,7 +421,7 @@ def _legend(entries: int, *, columns: int = 4) -> Any:
 def _scale(names: Sequence[str]) -> Any:
     import altair as alt
 
-    colours = [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, INK]
+    colours = [BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE]
     return alt.Scale(domain=list(names), range=[colours[k % len(colours)] for k in range(len(names))])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from planner.commands.allocate import allocate
 from planner.commands.common import (
     CatalogOption,
     JsonOption,
+    PngOption,
     Progress,
     SeedOption,
     SloOption,
@@ -141,6 +143,7 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Plan again around every limit: what does each one cost?")
     ] = False,
+    png: PngOption = False,
     json_output: JsonOption = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
@@ -160,7 +163,7 @@ def plan(
         typer.echo("plan: a plan needs all of --slo FILE, --trace FILE and -o DIR; see plan --help", err=True)
         raise typer.Exit(2)
 
-    from planner import files, output, planning
+    from planner import figures, files, output, planning
     from planner.oracle import Answers
     from planner.slo import read_task
     from planner.traces import read_trace
@@ -180,13 +183,26 @@ def plan(
         if explain:
             found = _explained(found, task, Study(requests, known, seed, time_limit, progress, answers))
         progress("writing the report")
-        files.write_files(out, output.render(found), outdated=output.OUTDATED)
+        command = _repeat(slo, trace, catalog, seed, time_limit, explain=explain)
+        pictures = output.pictures(figures.every(found)) if png else {}
+        written: dict[str, str | bytes] = {**output.render(found, command=command), **pictures}
+        files.write_files(out, written, outdated=output.OUTDATED)
     if json_output:
         print_json(output.to_json(found) | {"directory": str(out)})
     else:
         _print_plan(found, out, explain=explain)
     if not found.certificate.level0_exact:
         raise typer.Exit(4)
+
+
+def _repeat(
+    slo: Path, trace: Path, catalog: Path | None, seed: int, time_limit_s: float, *, explain: bool
+) -> str:
+    """What makes this plan again, where the files are at hand; folders are nobody's business."""
+    words = ["plan", "--slo", slo.name, "--trace", trace.name, "--seed", str(seed)]
+    words += ["--time-limit", f"{time_limit_s:g}", *(["--explain"] if explain else [])]
+    words += [*(["--catalog", catalog.name] if catalog else []), "-o", "out/"]
+    return shlex.join(words)
 
 
 def _explained(found: Plan, task: Task, study: Study) -> Plan:

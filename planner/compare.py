@@ -19,10 +19,11 @@ from typing import Any
 from planner import charts, output
 from planner.curves import Curve, distribution
 from planner.domain import Fleet, Metric, Slo
-from planner.drawing import chart_svg
+from planner.drawing import Figure
 from planner.errors import InputError
 from planner.executors import SERIAL, Executor, run
 from planner.outcome import outcome
+from planner.page import charts as drawn
 from planner.page import page, table
 from planner.traces import Trace
 from planner.units import show_s
@@ -32,6 +33,7 @@ DRAWN = 8  # more curves than this cannot be told apart
 NAMES = ("compare.html", "compare.csv", "compare.json")
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
 PICTURED: tuple[Metric, ...] = ("ttft", "tbt")
+OUTDATED = tuple(f"charts/{metric}.png" for metric in PICTURED)
 PERCENTILES = ("p50", "p90", "p99")
 
 
@@ -244,9 +246,9 @@ def _html(comparison: Comparison) -> str:
         [
             f"<header><p class=eyebrow>{len(comparison.rows)} variants on the same requests</p>",
             f"<h1>{escape(verdict(comparison))}</h1><p class=lead>{escape(traffic)}.</p></header>",
-            f"<section><h2>How late</h2><div class=charts>{_figures(comparison)}</div></section>",
+            f"<section><h2>How late</h2>{drawn(figures(comparison))}</section>",
             "<section><h2>Side by side</h2>",
-            table(head, told, numeric=range(1, len(head))),
+            table(head, told, caption="Variants", numeric=range(1, len(head))),
             f"<ul class=note>{notes}</ul></section>",
         ]
     )
@@ -257,24 +259,20 @@ def _html(comparison: Comparison) -> str:
     return page("Comparison of fleets", body, footer)
 
 
-def _figures(comparison: Comparison) -> str:
-    """TTFT and TBT side by side; nothing where no request got that far."""
+def figures(comparison: Comparison) -> list[Figure]:
+    """Distributions of TTFT and TBT; none where no request got that far."""
     limits = comparison.slo.limits if comparison.slo is not None else ()
-    figures = []
+    found = []
     for metric in PICTURED:
         curves = {row.variant.name: row.curves[metric] for row in comparison.rows[:DRAWN]}
         if not any((curve.value_s > 0).any() for curve in curves.values()):
             continue
         watched = [limit for limit in limits if limit.metric == metric]
-        chart = charts.comparison_chart(curves, metric, watched)
         caption = f"Distribution of the {charts.METRIC_NAMES[metric]}: further left is sooner"
         if watched:
             caption += "; a variant that passes above the circle keeps the limit"
-        figures.append(
-            f'<figure role="img" aria-label="{escape(caption)}">{chart_svg(chart)}'
-            f"<figcaption>{escape(caption)}.</figcaption></figure>"
-        )
-    return "".join(figures)
+        found.append(Figure(metric, charts.comparison_chart(curves, metric, watched), f"{caption}."))
+    return found
 
 
 def _csv(comparison: Comparison) -> str:

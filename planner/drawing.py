@@ -1,21 +1,37 @@
 """How a chart of Altair looks, and what becomes of it: Vega-Lite, SVG, PNG; without a browser.
 
-Colours are Okabe and Ito's, which stay apart for colour-blind readers. Altair and vl-convert are imported
-inside the functions: they take most of a second.
+Colours are Okabe and Ito's, which stay apart for colour-blind readers (orange darker, to be seen on white).
+Altair and vl-convert are imported inside the functions: they take most of a second.
 """
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
+from planner.files import cached_text
+
 # As drawn for a light page, and the name of the CSS variable that takes its place in a report.
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#e69f00"
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
 INK, MUTED, SOFT, GRID = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8"
 THEME = {
-    BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple",
+    BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple", ORANGE: "--orange",
     INK: "--ink", MUTED: "--muted", SOFT: "--soft", GRID: "--grid",
 }  # fmt: skip
 FONT = "Helvetica, Arial, sans-serif"
+GUIDE = "guide"  # style of a line that is no data, such as a diagonal
+PNG_COLUMNS = 76  # of a caption's text
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart of Altair with its caption; `name` is that of its file, unique on a page."""
+
+    name: str
+    chart: Any
+    caption: str
 
 
 def chart_spec(chart: Any) -> dict[str, Any]:
@@ -37,26 +53,137 @@ def chart_spec(chart: Any) -> dict[str, Any]:
     return spec
 
 
+def themed(text: str) -> str:
+    """SVG or a specification with CSS variables for our colours, so that it follows light and dark pages."""
+    for colour, variable in THEME.items():
+        text = text.replace(f'"{colour}"', f'"var({variable},{colour})"')
+    return text
+
+
 def chart_svg(chart: Any) -> str:
-    """The chart as SVG for a report: its colours are CSS variables, so it follows light and dark pages.
+    """The chart as SVG for a report.
 
     No chart clips its marks: the ids of clip paths are counted over the life of the process, so the bytes
     would differ from run to run.
     """
     import vl_convert
 
-    svg: str = vl_convert.vegalite_to_svg(chart_spec(chart))
-    for colour, variable in THEME.items():
-        svg = svg.replace(f'"{colour}"', f'"var({variable},{colour})"')
-    return svg
+    return themed(vl_convert.vegalite_to_svg(chart_spec(chart)))
 
 
-def chart_png(chart: Any, *, scale: float = 2.0) -> bytes:
-    """The chart as an image on white, for a README."""
+def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:
+    """The chart as an image on white with its caption above it."""
     import vl_convert
 
-    spec = chart_spec(chart)
+    spec = chart_spec(figure.chart)
     spec["config"]["background"] = "#ffffff"
     spec["padding"] = 12
+    spec["title"] = {
+        "text": textwrap.wrap(figure.caption, PNG_COLUMNS), "anchor": "start", "frame": "group",
+        "color": INK, "font": FONT, "fontSize": 12, "fontWeight": "normal", "offset": 12,
+    }  # fmt: skip
     png: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
     return png
+
+
+def live_spec(chart: Any) -> dict[str, Any]:
+    """The chart as Vega-Lite that answers to the pointer and fills the width it is given.
+
+    The point of a line next to the pointer tells its values, and so does every bar and dot; a click on names
+    in the legend shows those alone; where there are lines, the horizontal axis moves and zooms.
+    """
+    spec = chart_spec(chart)
+    parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
+    has_lines = any(_is_data_line(part) for part in parts)
+    axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
+    spec["layer"] = [_live_part(part, axes, k) for k, part in enumerate(parts)]
+    if has_lines:
+        if axes["x"].pop("values", None):
+            axes["x"]["tickCount"] = 6
+        for part in spec["layer"]:
+            for inner in part.get("layer", [part]):
+                inner["mark"]["clip"] = True
+        lines = next(part for part in spec["layer"] if "layer" in part)
+        lines["layer"][0].setdefault("params", []).append(_ZOOM)
+    spec["width"] = "container"
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    return spec
+
+
+# only a mouse drags, and only a pinch or Ctrl with the wheel zooms: fingers and wheels move the page
+_ZOOM = {
+    "name": "zoom",
+    "select": {
+        "type": "interval",
+        "encodings": ["x"],
+        "zoom": "wheel![event.ctrlKey || event.metaKey]",
+        "translate": "[pointerdown[event.pointerType === 'mouse'], window:pointerup] > window:pointermove!",
+    },
+    "bind": "scales",
+}
+
+
+def _is_data_line(part: dict[str, Any]) -> bool:
+    mark = part["mark"]
+    return bool(mark["type"] == "line" and mark.get("style") != GUIDE)
+
+
+def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, Any]:
+    mark, encoding = part["mark"], part["encoding"]
+    if mark["type"] in ("bar", "point", "circle"):
+        return part | {"encoding": {"tooltip": _tooltip(encoding, axes)} | encoding}
+    if not _is_data_line(part):
+        return part
+    dash = {key: encoding.pop(key) for key in ("strokeDash",) if key in encoding}
+    line: dict[str, Any] = {"mark": mark, "encoding": dash}
+    if encoding.get("color", {}).get("legend"):
+        names = {"type": "point", "fields": [encoding["color"]["field"]], "toggle": "true"}
+        line["params"] = [{"name": f"shown{k}", "select": names, "bind": "legend"}]
+        line["encoding"] = dash | {"opacity": {"condition": {"param": f"shown{k}", "value": 1}, "value": 0.1}}
+    near = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
+    points = {
+        "mark": {
+            "type": "point",
+            "filled": True,
+            "size": 55,
+            **{c: mark[c] for c in ("color",) if c in mark},
+        },
+        "encoding": {
+            "opacity": {"condition": {"param": f"near{k}", "empty": False, "value": 1}, "value": 0},
+            "tooltip": _tooltip(encoding, axes),
+        },
+        "params": [{"name": f"near{k}", "select": near}],
+    }
+    data = {"data": part["data"]} if "data" in part else {}
+    return data | {"encoding": encoding, "layer": [line, points]}
+
+
+def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the axes say of a point, with their units; the name of its line is the heading."""
+    found = []
+    for channel in ("x", "y"):
+        if "field" in encoding.get(channel, {}) and (title := axes[channel].get("title")):
+            number = ".4~p" if axes[channel].get("format") == "%" else ",.4~r"
+            value = {"field": encoding[channel]["field"], "type": "quantitative"}
+            found.append(value | {"title": title, "format": number})
+    if "field" in encoding.get("color", {}):
+        found.insert(0, {"field": encoding["color"]["field"], "type": "nominal", "title": "title"})
+    return found
+
+
+def vega_runtime() -> str:
+    """Vega, Vega-Lite and vega-embed as one JavaScript that sets window.vegaEmbed; kept once it was made."""
+    import vl_convert
+
+    versions = (
+        version("vl-convert-python"),
+        vl_convert.get_vega_version(),
+        vl_convert.get_vega_embed_version(),
+    )
+    code = cached_text(
+        f"vega-{'-'.join(versions)}.js", lambda: vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+    )
+    return (
+        f"/* Vega {versions[1]} and Vega-Lite (BSD-3-Clause, University of Washington Interactive Data Lab) "
+        f"with d3 (ISC, Mike Bostock): https://vega.github.io */\n{code}"
+    )

@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +38,24 @@ def repository_dir(name: str) -> Path:
 def package_text(name: str) -> str:
     """A text that lies beside our code, such as page.css."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def cached_text(name: str, make: Callable[[], str]) -> str:
+    """What `make` gives, kept in the user's cache under a name that tells all it depends on.
+
+    Without a place to keep it, it is made every time.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home
+        return make()
+    kept = folder / "fleetplan" / name
+    with suppress(OSError, UnicodeDecodeError):
+        return kept.read_text(encoding="utf-8")
+    text = make()
+    with suppress(InputError):
+        write_file(kept, text)
+    return text
 
 
 @contextmanager

@@ -10,13 +10,15 @@ import dataclasses
 import io
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from planner import manifests
+from planner import figures, manifests
 from planner.curves import spread
 from planner.domain import Fleet, Policies, Slo
+from planner.drawing import Figure, chart_png
 from planner.files import to_yaml
 from planner.fleetfile import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
 from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
@@ -35,21 +37,29 @@ CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cach
                "decode_worker", "queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s", "preemptions",
                "status")  # fmt: skip
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
-OUTDATED = tuple(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names)
+OUTDATED = (
+    *(f"charts/{name}.png" for name in figures.NAMES),
+    *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
+)
 _CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
 _CSV_CHUNK = 50_000
 
 
-def render(plan: Plan) -> dict[str, str]:
-    """Everything `plan -o DIR` writes: path relative to DIR -> content."""
+def render(plan: Plan, *, command: str = "") -> dict[str, str]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
     deployments = manifests.render(plan.fleet, plan.max_model_len).files
     return {
         "plan.yaml": plan_yaml(plan),
         "certificate.json": certificate_json(plan),
         "requests.csv": requests_csv(plan.simulation),
-        "report.html": render_report(plan),
+        "report.html": render_report(plan, command=command),
         **{f"manifests/{path}": text for path, text in deployments.items()},
     }
+
+
+def pictures(found: Iterable[Figure]) -> dict[str, bytes]:
+    """Every chart as a PNG with its caption: path -> content."""
+    return {f"charts/{figure.name}.png": chart_png(figure) for figure in found}
 
 
 def plan_yaml(plan: Plan) -> str:

@@ -1,22 +1,31 @@
-"""A self-contained HTML page: light and dark, fit to print, readable on a phone."""
+"""A self-contained HTML page: light and dark, fit to print, readable on a phone.
+
+Every chart is there twice: as an SVG, which needs no script and is what is printed, and as a Vega-Lite
+specification, which page.js draws in the SVG's place so that it answers to the pointer.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from planner.drawing import Figure, chart_svg, live_spec, themed, vega_runtime
 from planner.files import package_text
 
 
 def page(title: str, body: str, footer: str) -> str:
     """A self-contained HTML page in the report's style; `body` is HTML, the others are text."""
-    style = package_text("page.css")
+    scripts = [vega_runtime(), package_text("page.js")] if "<figure" in body else []
+    scripts = [script.replace("</script", r"<\/script") for script in scripts]
     return (
         f'<!doctype html>\n<html lang=en>\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n"
-        f"<footer>{escape(footer)}</footer>\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{package_text('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}\n<footer>{escape(footer)}</footer>\n</main>\n"
+        + "".join(f"<script>{script}</script>\n" for script in scripts)
+        + "</body>\n</html>\n"
     )
 
 
@@ -24,24 +33,56 @@ def section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
 
+def charts(figures: Iterable[Figure]) -> str:
+    """Charts two by two; one below the other where the page is narrow."""
+    drawn = "".join(chart(figure) for figure in figures)
+    return f"<div class=charts>{drawn}</div>" if drawn else ""
+
+
+def chart(figure: Figure, *, wide: bool = False) -> str:
+    """A chart with its caption, which is also its name for those who do not see it."""
+    spec = themed(json.dumps(live_spec(figure.chart), separators=(",", ":"))).replace("<", r"\u003c")
+    name = escape(f"chart-{figure.name}")
+    return (
+        f'<figure{" class=wide" if wide else ""}><div class=still role=img aria-labelledby="{name}">'
+        f"{chart_svg(figure.chart)}</div>"
+        f'<div class=live role=img aria-labelledby="{name}"></div>'
+        f'<script type="application/json">{spec}</script>'
+        f'<figcaption id="{name}">{escape(figure.caption)}</figcaption></figure>'
+    )
+
+
 def table(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
+    caption: str,
     numeric: Iterable[int] = (),
     skip: Iterable[int] = (),
 ) -> str:
-    """An HTML table of text; the columns `numeric` without `skip` are set to the right."""
+    """An HTML table of text; the columns `numeric` without `skip` are set to the right.
+
+    Its first column names the rows. `caption` is read aloud, not seen: a heading says as much.
+    """
     right = set(numeric) - set(skip)
 
-    def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=n' if k in right else ''}>{escape(text)}</{tag}>" for k, text in enumerate(row)
-        )
+    def cell(k: int, tag: str, text: str, more: str = "") -> str:
+        return f"<{tag}{more}{' class=n' if k in right else ''}>{escape(text)}</{tag}>"
 
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
-    return f"<div class=scroll><table>{top}<tbody>{body}</tbody></table></div>"
+    top = "".join(cell(k, "th", name, " scope=col") if name else "<td></td>" for k, name in enumerate(head))
+    body = "".join(
+        "<tr>"
+        + "".join(
+            cell(k, "td", text, f' data-of="{escape(name)}"') if k else cell(k, "th", text, " scope=row")
+            for k, (name, text) in enumerate(zip(head, row, strict=True))
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class=scroll tabindex=0 role=group aria-label="{escape(caption)}"><table>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def bullets(lines: Iterable[str], otherwise: str = "") -> str:

@@ -4,57 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from planner import charts
-from planner.curves import distribution
-from planner.domain import Fleet, Metric
-from planner.drawing import chart_svg
-from planner.manifests.engine import VLLM_VERSION, running
-from planner.page import bullets, page, section, table
+from planner import figures, rows, words
+from planner.page import bullets, chart, charts, page, section, table
 from planner.plan import Plan
-from planner.units import show_s
-from planner.words import (
-    HOURS_PER_MONTH,
-    alternative_rows,
-    answer,
-    counted,
-    fleet_rows,
-    headline,
-    measured_line,
-    neighbour_rows,
-    node_rows,
-    percent,
-    percentile_rows,
-    policies_line,
-    promise,
-    proof_lines,
-    slo_rows,
-)
+from planner.words import counted
+
+CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
-def render(plan: Plan) -> str:
-    """The whole page."""
-    title = f"Fleet plan for {plan.fleet.llm.name}"
+def render(plan: Plan, *, command: str = "") -> str:
+    """The whole page; `command` is what made the plan, to be repeated."""
     body = "\n".join(
         [
             f"<header><p class=eyebrow>Fleet plan · {escape(plan.fleet.llm.name)}</p>",
-            f"<h1>{escape(answer(plan))}</h1>",
-            f"<p class=lead>{escape(promise(plan))}</p>",
+            f"<h1>{escape(words.answer(plan))}</h1>",
+            f"<p class=lead>{escape(words.promise(plan))}</p>",
             *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
             "</header>",
-            _figures(plan),
-            section("Fleet", _fleet_table(plan.fleet) + _nodes(plan)),
-            section("What was promised, and what the simulation says", _slo_table(plan)),
-            section("How it runs", _charts(plan)),
+            headline(words.headline(plan)),
+            section("Fleet", _fleet(plan)),
+            section(
+                "What it costs and draws",
+                table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,)),
+            ),
+            section("What was promised, and what the simulation says", _slo(plan)),
+            section("How it runs", _running(plan)),
             section("What else it could be", _alternatives(plan)),
             section("What binds", bullets(plan.certificate.binding, "No single limit binds.")),
             section("What was proved, and over what", _proof(plan)),
             section("Where the figures come from", _sources(plan)),
+            section("Do it again", _again(command)),
         ]
     )
     return page(
-        title,
+        f"Fleet plan for {plan.fleet.llm.name}",
         body,
         f"Written by fleetplan from a simulation of {counted(len(plan.trace), 'request')}, seed "
         f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what was proved; "
@@ -62,105 +46,62 @@ def render(plan: Plan) -> str:
     )
 
 
-def _figures(plan: Plan) -> str:
+def headline(cells: Sequence[tuple[str, str, str]]) -> str:
+    """The figures one asks for first: name, value, note."""
     return "<dl class=figures>" + "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
-        for name, value, note in headline(plan)
+        for name, value, note in cells
     ) + "</dl>"  # fmt: skip
 
 
-def _fleet_table(fleet: Fleet) -> str:
-    return table(*fleet_rows(fleet), numeric=range(2, 10), skip=(3,)) + (
-        f"<p class=note>{escape(policies_line(fleet))}</p>"
-    )
-
-
-def _nodes(plan: Plan) -> str:
-    if plan.placement is None:
-        return ""
+def _fleet(plan: Plan) -> str:
+    fleet = table(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=range(2, 10), skip=(3,))
+    text = f"{fleet}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
     placement = plan.placement
+    if placement is None:
+        return text
     count = len(placement.nodes)
     fewest = "no placement needs fewer" if count == placement.bound else f"at least {placement.bound}"
     note = f"On {counted(count, 'node')} ({fewest})."
     if placement.cross_frac is not None:
-        note += f" {percent(placement.cross_frac)} of the KV blocks go from one node to another."
-    rows = table(*node_rows(plan), numeric=(0, 3))
-    return f"<div class=below>{rows}</div><p class=note>{escape(note)}</p>"
+        note += f" {words.percent(placement.cross_frac)} of the KV blocks go from one node to another."
+    nodes = table(*rows.node_rows(plan), caption="Workers on nodes", numeric=(1, 3))
+    return f"{text}<div class=below>{nodes}</div><p class=note>{escape(note)}</p>"
 
 
-def _slo_table(plan: Plan) -> str:
-    note = f"<p class=note>{escape(measured_line(plan))}</p>"
-    percentiles = table(*percentile_rows(plan), numeric=range(1, 5))
-    return table(*slo_rows(plan), numeric=range(2, 5)) + note + f"<div class=below>{percentiles}</div>"
+def _slo(plan: Plan) -> str:
+    percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
+    return (
+        table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
+        + f"<p class=note>{escape(words.measured_line(plan))}</p><div class=below>{percentiles}</div>"
+    )
 
 
-def figures(plan: Plan) -> list[tuple[Any, str]]:
-    """Altair charts of latencies and load, each with its caption."""
-    simulation = plan.simulation
-    found: list[tuple[Any, str]] = []
-    always: list[Metric] = ["ttft", "tbt"]
-    for metric in dict.fromkeys(always + [limit.metric for limit in plan.slo.limits]):
-        limits = [limit for limit in plan.slo.limits if limit.metric == metric]
-        curve = distribution(simulation, metric, [limit.limit_s for limit in limits])
-        name = charts.METRIC_NAMES[metric]
-        if len(curve.value_s) < 2:
-            continue
-        caption = f"Distribution of the {name}"
-        if limits:
-            shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
-            caption += f"; the curve passes above the circle where {shown} is kept"
-        if curve.every > 1:
-            caption += f" (one run of engine steps in {curve.every})"
-        found.append((charts.distribution_chart(curve, metric, limits), f"{caption}."))
-    busy = charts.busy_chart(plan.fleet, simulation)
-    if busy is not None:
-        found.append((busy, "How busy the workers of each pool are."))
-    found.append((charts.queue_chart(simulation), "Requests in the fleet: in a batch, or waiting for one."))
-    return found
-
-
-def _charts(plan: Plan) -> str:
-    return "<div class=charts>" + "".join(
-        f'<figure role="img" aria-label="{escape(caption)}">{chart_svg(chart)}'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-        for chart, caption in figures(plan)
-    ) + "</div>"  # fmt: skip
-
-
-def alternatives_chart(plan: Plan) -> tuple[Any, str]:
-    """The same as bars, with its caption."""
-    certificate = plan.certificate
-    bars = [charts.Bar("this plan", certificate.value, is_plan=True)]
-    bars += [
-        charts.Bar(alternative.label, alternative.objective, at_least=alternative.at_least)
-        for alternative in plan.alternatives
-        if 0 <= alternative.objective < float("inf") and alternative.fleet != plan.fleet
-    ]
-    caption = f"{certificate.unit} of the plan (blue) and its alternatives; an open bar is a lower bound."
-    return charts.bars_chart(bars, certificate.unit), caption
+def _running(plan: Plan) -> str:
+    usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 7))
+    return f"{charts(figures.running(plan))}<div class=below>{usage}</div>"
 
 
 def _alternatives(plan: Plan) -> str:
     if not plan.alternatives:
         return "<p>No other fleet was compared.</p>"
-    chart, caption = alternatives_chart(plan)
-    return (
-        table(*alternative_rows(plan), numeric=(2, 3))
-        + f'<figure class=wide role="img" aria-label="{escape(caption)}">{chart_svg(chart)}'
-        + f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
+    drawn = "".join(chart(figure, wide=True) for figure in figures.alternatives(plan))
+    return table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3)) + drawn
 
 
 def _proof(plan: Plan) -> str:
     certificate = plan.certificate
-    refuted = table(("Ruled out", "How we know"), [(r.label, r.reason) for r in certificate.refuted])
+    neighbours = table(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
+    ruled_out = [(refuted.label, refuted.reason) for refuted in certificate.refuted]
+    refuted = table(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
+    assumed = bullets(certificate.assumptions, "Nothing beyond the simulator's rules.")
     return (
-        bullets(proof_lines(plan))
-        + ("<h3>Neighbours</h3>" + table(*neighbour_rows(plan)) if certificate.neighbours else "")
-        + "<h3>Over these fleets</h3>" + _universe(certificate.universe)
-        + "<h3>Assuming</h3>" + bullets(certificate.assumptions, "Nothing beyond the simulator's rules.")
-        + (f"<details><summary>{counted(len(certificate.refuted), 'kind')} of fleet ruled out</summary>"
-           f"{refuted}</details>" if certificate.refuted else "")
+        bullets(words.proof_lines(plan))
+        + (f"<h3>Neighbours</h3>{neighbours}" if certificate.neighbours else "")
+        + f"<h3>Over these fleets</h3>{_universe(certificate.universe)}"
+        + f"<h3>Assuming</h3>{assumed}"
+        + (f"<details><summary>{counted(len(ruled_out), 'kind')} of fleet ruled out</summary>"
+           f"{refuted}</details>" if ruled_out else "")
     )  # fmt: skip
 
 
@@ -174,43 +115,23 @@ def _universe(lines: Sequence[str]) -> str:
 
 
 def _sources(plan: Plan) -> str:
-    rows = []
-    for pool in running(plan.fleet):
-        latency = pool.type.latency
-        guess = latency.mape_frac is None
-        error = "no measured error" if latency.mape_frac is None else percent(latency.mape_frac)
-        basis = latency.basis
-        if guess and "roofline" in basis.lower():
-            basis = f"⚠ {basis} (from catalog figures, nothing was profiled)"
-        rows.append((pool.name, pool.type.name, basis, error))
     trace = plan.trace
-    facts = [
-        f"Traffic: {plan.traffic_note}.",
-        f"{counted(len(trace), 'request')} over {show_s(trace.duration_s)}, {trace.rate_rps:.3g} requests/s; "
-        f"prompts of {trace.input_tokens.mean():,.0f} tokens and answers of "
-        f"{trace.output_tokens.mean():,.0f} on average, {plan.max_model_len:,} tokens the longest request.",
+    notes = [
         *(f"{note}." if note[-1:] not in ".!?" else note for note in trace.notes),
-        *(f"Left out: {counted(rows, 'row')}, {reason}." for reason, rows in trace.dropped.items() if rows),
-        f"Prices: {plan.prices_note}. A month is {HOURS_PER_MONTH} hours.",
-        f"Engine: vLLM {VLLM_VERSION}.",
-        _power(plan),
+        *(f"Left out: {counted(left, 'row')}, {reason}." for reason, left in trace.dropped.items() if left),
     ]
-    head = ("Pool", "Worker type", "Step times from", "Held-out error")
-    return table(head, rows) + bullets(facts)
+    return table(*rows.source_rows(plan), caption="How every figure was obtained") + (
+        f"<div class=below>{bullets(notes)}</div>" if notes else ""
+    )
 
 
-def _power(plan: Plan) -> str:
-    provisioned = f"Power: {plan.fleet.power_w / 1e3:,.1f} kW provisioned is the GPUs' limit"
-    power = plan.power
-    if power is None:
-        return f"{provisioned}, not what they draw."
-    energy = ""
-    if power.requests:
-        request, tokens = (f"{joules:,.0f} J" for joules in (power.request_j, power.thousand_tokens_j))
-        energy = f", {request} per request and {tokens} per 1000 output tokens"
-    drawn = f"{power.mean_w / 1e3:,.1f} kW in the measured window{energy}"
+def _again(command: str) -> str:
+    made = (
+        f"<p>The plan, from its question and its trace:</p><pre><code>{escape(command)}</code></pre>"
+        if command
+        else ""
+    )
     return (
-        f"{provisioned}; they are expected to draw {drawn}, "
-        f"of which {percent(power.idle_w / power.mean_w)} at rest. This is {power.basis}: see "
-        "docs/power-and-lengths.md for its error. Hosts, network and cooling come on top."
+        f"{made}<p>Its simulation, in the folder of this report; add <code>--slo FILE</code> to judge it:</p>"
+        f"<pre><code>{CHECK}</code></pre>"
     )

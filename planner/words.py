@@ -1,20 +1,19 @@
-"""A plan in words and tables of text, for the report, the command line and the browser alike."""
+"""A plan in words, for the report, the command line and the browser alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.curves import PERCENTILES, sampled_gaps_s, spread
-from planner.domain import SPOT, Fleet, Limit, Pool
+from planner.domain import Fleet, Limit, Pool
 from planner.manifests.engine import is_capped, running
-from planner.plan import Alternative, Plan
-from planner.simulator.metrics import Line, measured
-from planner.units import percentile_name, show_s
+from planner.plan import Plan
+from planner.simulator.metrics import Line
+from planner.units import show_s
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
-HOURS_PER_MONTH = 730
+HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
 WHAT = {
     "ttft": "of requests get their first token within",
     "tbt": "of the gaps between tokens are at most",
@@ -78,32 +77,6 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def fleet_rows(fleet: Fleet) -> Rows:
-    """A line per pool."""
-    rows: list[tuple[str, ...]] = [
-        (
-            pool.name, pool.role, str(pool.count), f"{pool.type.gpus} × {pool.type.gpu.name}",
-            f"{pool.count * pool.type.gpus}", f"{pool.type.max_num_batched_tokens:,}",
-            f"{pool.type.max_num_seqs:,}", f"{pool.type.kv_tokens:,}",
-            f"{pool.count * pool.type.power_w / 1e3:,.1f}", f"{pool.count * pool.type.price_usd_per_h:,.2f}",
-        )
-        for pool in running(fleet)
-    ]  # fmt: skip
-    head = (
-        "Pool",
-        "Role",
-        "Workers",
-        "Each",
-        "GPUs",
-        "Tokens per step",
-        "Sequences",
-        "KV tokens",
-        "kW",
-        "USD/h",
-    )
-    return head, rows
-
-
 def policies_line(fleet: Fleet) -> str:
     """How the fleet batches and routes, and what its power caps mean."""
     policies, network = fleet.policies, fleet.network
@@ -117,45 +90,6 @@ def policies_line(fleet: Fleet) -> str:
     return f"{text}." + "".join(
         f" {name} means nvidia-smi -pl {gpu.power_w:g} on its nodes." for name, gpu in capped.items()
     )
-
-
-def slo_rows(plan: Plan) -> Rows:
-    """A line per promise: what was asked, what the simulation says, the verdict."""
-    rows: list[tuple[str, ...]] = [
-        (
-            limit_text(line.limit), line.limit.name, show_s(line.limit.limit_s), _value(line),
-            percent(line.kept_frac), _verdict_word(line.holds),
-        )
-        for line in plan.verdict.lines
-    ]  # fmt: skip
-    verdict = plan.verdict
-    if plan.slo.attainment_frac is not None:
-        needed, found = percent(plan.slo.attainment_frac), percent(verdict.attainment_frac)
-        rows.append(
-            (f"{needed} of requests keep all limits at once", "attainment", needed, found, found,
-             _verdict_word(verdict.attainment_holds))
-        )  # fmt: skip
-    return ("Promise", "Name", "Limit", "Simulated", "Kept by", "Verdict"), rows
-
-
-def node_rows(plan: Plan) -> Rows:
-    """Nodes that hold the same, and what each of them holds."""
-    alike: dict[tuple[str, str], int] = {}
-    idle: dict[tuple[str, str], int] = {}
-    gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
-    for node in plan.placement.nodes if plan.placement else ():
-        held: dict[str, int] = {}
-        for part in node.parts:
-            whole = "" if part.last - part.first + 1 == part.pp else f", stages {part.first} to {part.last}"
-            held[part.pool + whole] = held.get(part.pool + whole, 0) + 1
-        key = (node.kind, ", ".join(f"{count} × {name}" for name, count in held.items()))
-        alike[key] = alike.get(key, 0) + 1
-        used = sum(len(part.gpus) for part in node.parts)
-        idle[key] = gpus_per_node[node.kind.removesuffix(SPOT)] - used
-    rows: list[tuple[str, ...]] = [
-        (f"{count}", kind, held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
-    ]
-    return ("Nodes", "Of", "Workers on each", "GPUs idle on each"), rows
 
 
 def measured_line(plan: Plan) -> str:
@@ -172,78 +106,12 @@ def measured_line(plan: Plan) -> str:
     return steady + rejected + window
 
 
-def percentile_rows(plan: Plan) -> Rows:
-    """Every metric's spread, whether promised or not."""
-    simulation = plan.simulation
-    inside = measured(simulation)
-    several = inside & (simulation.output_tokens > 1)
-    gaps, seen, every = sampled_gaps_s(simulation)
-    about = "≈ " if every > 1 else ""
-    spreads = (
-        ("Queue", "", spread(simulation.queue_s[inside])),
-        ("Time to first token", "", spread(simulation.ttft_s[inside])),
-        ("Gap between tokens", about, spread(gaps, seen)),
-        ("Mean gap of a request", "", spread(simulation.tpot_s[several])),
-        ("End-to-end time", "", spread(simulation.e2e_s[inside])),
-    )
-    head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
-    rows = [
-        (name, *(f"{mark}{_seconds(seconds)}" for seconds in found.values())) for name, mark, found in spreads
-    ]
-    return head, rows
+def value_text(line: Line) -> str:
+    return seconds_text(line.value_s) if line.value_s == line.value_s else "not recorded"
 
 
-def _value(line: Line) -> str:
-    return _seconds(line.value_s) if line.value_s == line.value_s else "not recorded"
-
-
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     return "never" if seconds == float("inf") else show_s(seconds)
-
-
-def _verdict_word(holds: bool) -> str:
-    return "✓\u00a0kept" if holds else "✗\u00a0missed"
-
-
-def alternative_rows(plan: Plan) -> Rows:
-    """The plan and what else it could be."""
-    certificate = plan.certificate
-    head = ("Alternative", "Fleet", certificate.unit, "Against the plan", "Note")
-    rows: list[tuple[str, ...]] = [
-        ("This plan", describe(plan.fleet), amount(certificate.value, certificate.unit), "", "")
-    ]
-    rows += [
-        (
-            alternative.label,
-            _fleet_of(alternative),
-            _objective(alternative, certificate.unit),
-            _difference(alternative, certificate.value),
-            alternative.note,
-        )
-        for alternative in plan.alternatives
-    ]
-    return head, rows
-
-
-def _fleet_of(alternative: Alternative) -> str:
-    if alternative.fleet is not None:
-        return describe(alternative.fleet)
-    return "none for less" if alternative.at_least else "none"
-
-
-def _objective(alternative: Alternative, unit: str) -> str:
-    if not abs(alternative.objective) < float("inf"):
-        return "–"
-    return f"{'≥ ' if alternative.at_least else ''}{amount(alternative.objective, unit)}"
-
-
-def _difference(alternative: Alternative, value: float) -> str:
-    if not abs(alternative.objective) < float("inf") or not value:
-        return "–"
-    more = alternative.objective / value - 1
-    if abs(more) < 5e-4:
-        return "no less" if alternative.at_least else "the same"
-    return f"{'at least ' if alternative.at_least else ''}{more:+.1%}".replace("%", " %")
 
 
 def proof_lines(plan: Plan) -> list[str]:
@@ -281,15 +149,6 @@ def proof_lines(plan: Plan) -> list[str]:
         f"{certificate.seed}.",
     ]
     return lines
-
-
-def neighbour_rows(plan: Plan) -> Rows:
-    """Every fleet with one worker fewer, and why it fails."""
-    head = ("One worker fewer of", "Type", "Holds", "Why")
-    return head, [
-        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", n.reason)
-        for n in plan.certificate.neighbours
-    ]
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -14,13 +14,15 @@ import numpy.typing as npt
 from planner import charts
 from planner.curves import POINTS as CURVE_POINTS
 from planner.domain import Metric
-from planner.drawing import BLUE, VERMILLION, chart_svg
+from planner.drawing import BLUE, GUIDE, VERMILLION, Figure
 from planner.files import to_yaml
 from planner.output import fleet_document, requests_csv
-from planner.page import page, table
+from planner.page import charts as drawn
+from planner.page import page, section, table
+from planner.report import headline
 from planner.simulator import Verdict
 from planner.units import show_s
-from runtime.compare import Comparison, Run, Steps, corrected
+from runtime.compare import Comparison, Run, corrected
 from runtime.document import document, rows, signed, verdict
 from runtime.validate import Validation
 
@@ -54,13 +56,16 @@ def _html(found: Validation) -> str:
         f"<h1>{escape('The prediction agrees' if found.comparison.agrees else 'The prediction is off')}</h1>",
         *(f"<p class=lead>{escape(text)}</p>" for text in lead),
         "</header>",
-        _figures(told),
-        _section("Predicted and measured", _table(rows(found), numeric=range(1, 7)) + _errors_note(told)),
-        _section("Distributions", _distributions(found)),
-        _section("The promise", _slo(found)),
-        _section("Request by request", _scatters(found)),
-        _section("Step by step", _steps(found)),
-        _section("Engines", _engines(told)),
+        _headline(told),
+        section(
+            "Predicted and measured",
+            _table(rows(found), "Predicted and measured", range(1, 7)) + _errors_note(told),
+        ),
+        section("Distributions", drawn(_distributions(found))),
+        section("The promise", _slo(found)),
+        section("Request by request", _by_request(found)),
+        section("Step by step", _steps(found)),
+        section("Engines", _engines(told)),
     ]
     footer = (
         f"Measured on {told['machine'].get('device', '?')}; requests.csv holds every request as measured, "
@@ -69,19 +74,16 @@ def _html(found: Validation) -> str:
     return page(f"Validation of {fleet.llm.name}", "\n".join(body), footer)
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
-
-
-def _table(lines: Sequence[Mapping[str, Any]], numeric: Iterable[int] = ()) -> str:
+def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
     if not lines:
         return "<p class=note>None.</p>"
-    return table(list(lines[0]), [[str(value) for value in line.values()] for line in lines], numeric=numeric)
+    cells = [[str(value) for value in line.values()] for line in lines]
+    return table(list(lines[0]), cells, caption=caption, numeric=numeric)
 
 
-def _figures(told: Mapping[str, Any]) -> str:
+def _headline(told: Mapping[str, Any]) -> str:
     lost = told["requests"] - told["finished"] - told["rejected"] - told["failed"]
-    cells = [
+    return headline([
         ("Requests", str(told["requests"]), f"{told['finished']} finished, {told['rejected']} rejected, "
          f"{told['failed']} failed, {lost} lost"),
         ("Attainment", _share(told["attainment"]["measured"] if told["slo"] else None),
@@ -89,11 +91,7 @@ def _figures(told: Mapping[str, Any]) -> str:
         ("Times", "engine" if told["times"] != "client" else "client", f"taken from the {told['times']}"),
         ("Outside the engine", show_s(told["outside_engine_s"]["p50"] or math.nan),
          "median from the client's send to the engine's receipt"),
-    ]  # fmt: skip
-    return "<dl class=figures>" + "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
-        for name, value, note in cells
-    ) + "</dl>"  # fmt: skip
+    ])  # fmt: skip
 
 
 def _share(frac: float | None) -> str:
@@ -109,16 +107,22 @@ def _errors_note(told: Mapping[str, Any]) -> str:
     )
 
 
-def _distributions(found: Validation) -> str:
+def figures(found: Validation) -> list[Figure]:
+    """All charts of the page."""
+    return [*_distributions(found), *_scatters(found), *_step_charts(found)]
+
+
+def _distributions(found: Validation) -> list[Figure]:
     comparison = found.comparison
     sides = {"measured": comparison.measured, "predicted": comparison.predicted}
-    figures = []
+    pictured = []
     for metric in METRICS:
         curves = {name: _curve(run, metric, comparison) for name, run in sides.items()}
         if all(len(curve[0]) for curve in curves.values()):
-            svg = chart_svg(_curves_chart(curves, charts.METRIC_NAMES[metric]))
-            figures.append(f"<figure>{svg}</figure>")
-    return f"<div class=charts>{''.join(figures)}</div>"
+            name = charts.METRIC_NAMES[metric]
+            caption = f"Distribution of the {name}, as measured and as predicted."
+            pictured.append(Figure(metric, _curves_chart(curves, name), caption))
+    return pictured
 
 
 def _curve(run: Run, metric: Metric, comparison: Comparison) -> tuple[Floats, Floats]:
@@ -158,20 +162,28 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
     )  # fmt: skip
 
 
-def _scatters(found: Validation) -> str:
-    figures = []
+def _scatters(found: Validation) -> list[Figure]:
+    pictured = []
     metrics: tuple[Metric, ...] = ("ttft", "e2e")
     for metric in metrics:
         predicted, measured = found.comparison.scatter(metric)
         if len(measured):
-            chart = _scatter_chart(measured, predicted, charts.METRIC_NAMES[metric])
-            figures.append(f"<figure>{chart_svg(chart)}</figure>")
+            name = charts.METRIC_NAMES[metric]
+            caption = f"The {name} of each request: on the line, prediction and measurement are equal."
+            pictured.append(
+                Figure(f"{metric}-by-request", _scatter_chart(measured, predicted, name), caption)
+            )
+    return pictured
+
+
+def _by_request(found: Validation) -> str:
     lines = [
         {"metric": metric, "median error": _share(one["median_error_frac"]),
          "within 20 %": _share(one["within_20_percent_frac"])}
         for metric, one in document(found)["scatter"].items()
     ]  # fmt: skip
-    return f"<div class=charts>{''.join(figures)}</div><div class=below>{_table(lines, (1, 2))}</div>"
+    errors = _table(lines, "Errors request by request", (1, 2))
+    return f"{drawn(_scatters(found))}<div class=below>{errors}</div>"
 
 
 def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
@@ -195,7 +207,7 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     )
     diagonal = (
         alt.Chart(data(values=[{"x": low, "y": low}, {"x": high, "y": high}]))
-        .mark_line(color=VERMILLION, strokeDash=[5, 3])
+        .mark_line(color=VERMILLION, strokeDash=[5, 3], style=GUIDE)
         .encode(x="x:Q", y="y:Q")
     )
     return alt.layer(dots, diagonal).properties(width=charts.HEIGHT * 1.3, height=charts.HEIGHT * 1.3)
@@ -222,7 +234,7 @@ def _slo(found: Validation) -> str:
             zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
         )
     ]  # fmt: skip
-    return _table(lines, (1, 2, 3))
+    return _table(lines, "Limits", (1, 2, 3))
 
 
 def _kept(verdict: Verdict, k: int) -> str:
@@ -232,7 +244,6 @@ def _kept(verdict: Verdict, k: int) -> str:
 def _steps(found: Validation) -> str:
     if not found.steps:
         return "<p class=note>The engines kept no step log.</p>"
-    figures = [f"<figure>{chart_svg(_steps_chart(one))}</figure>" for one in found.steps]
     fixes = {one.pool: one for one in found.corrections}
     lines = []
     for one in found.steps:
@@ -256,11 +267,18 @@ def _steps(found: Validation) -> str:
         "medians of the second half of the run, with the fit as it was and with one corrected by the first "
         "half.</p>"
     )
-    return f"<div class=charts>{''.join(figures)}</div><div class=below>{_table(lines)}</div>{note}"
+    return f"{drawn(_step_charts(found))}<div class=below>{_table(lines, 'Errors step by step')}</div>{note}"
 
 
-def _steps_chart(one: Steps) -> Any:
-    return _scatter_chart(one.table.y, one.predicted_s, f"step of {one.pool}")
+def _step_charts(found: Validation) -> list[Figure]:
+    return [
+        Figure(
+            f"steps-{k}",
+            _scatter_chart(one.table.y, one.predicted_s, f"step of {one.pool}"),
+            f"Each engine step of {one.pool}: on the line, prediction and measurement are equal.",
+        )
+        for k, one in enumerate(found.steps)
+    ]
 
 
 def _engines(told: Mapping[str, Any]) -> str:
@@ -272,7 +290,7 @@ def _engines(told: Mapping[str, Any]) -> str:
     loads = [load for part in told["parts"] for load in part["load_average"]]
     note = f"<p class=note>Load average of the machine: {min(loads):.1f} to {max(loads):.1f}.</p>"
     return (
-        _table(lines, range(2, 9))
+        _table(lines, "Engines", range(2, 9))
         + note
         + "".join(
             f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"

@@ -28,7 +28,7 @@ from planner import files
 from planner.domain import Fleet, Policies, Slo
 from planner.errors import InputError, PlannerError
 from planner.manifests.engine import running
-from planner.output import fleet_document
+from planner.output import fleet_document, pictures
 from planner.simulator import simulate
 from planner.traces import Trace
 from runtime.compare import (
@@ -156,8 +156,9 @@ def validate(
     *,
     tolerances: Tolerances | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    png: bool = False,
 ) -> Validation:
-    """Measure what `out` lacks, compare, and write all files.
+    """Measure what `out` lacks, compare, and write all files; with `png` every chart as a picture too.
 
     Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
     """
@@ -177,9 +178,9 @@ def validate(
             )
     progress("comparing")
     found = analyse(wanted, out, tolerances or Tolerances())
-    from runtime.report import render
+    from runtime.report import figures, render
 
-    files.write_files(out, render(found))
+    files.write_files(out, {**render(found), **(pictures(figures(found)) if png else {})})
     return found
 
 

@@ -106,7 +106,7 @@ def plan_tabs(document: Document, store: Store, key: str, command: str) -> None:
             st.markdown("**One worker fewer**")
             table(*tables["neighbours"])
     with others:
-        chart(document["alternatives_chart"])
+        pictures(document["alternatives_charts"])
         table(*tables["alternatives"])
     with proof:
         bullets(document["proof"])

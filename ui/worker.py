@@ -25,7 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from planner import charts, compare, drawing, files, output, pareto, planning, report, schedulefile, words
+from planner import (
+    charts,
+    compare,
+    drawing,
+    figures,
+    files,
+    output,
+    pareto,
+    planning,
+    rows,
+    schedulefile,
+    words,
+)
 from planner.catalog import Catalog, read_catalog
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
@@ -102,7 +114,7 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def plan_document(plan: Plan) -> Document:
     """What the pages show of a plan."""
-    bars = report.alternatives_chart(plan)
+    bars = figures.alternatives(plan)
     return output.to_json(plan) | {
         "answer": words.answer(plan),
         "promise": words.promise(plan),
@@ -111,14 +123,14 @@ def plan_document(plan: Plan) -> Document:
         "measured_line": words.measured_line(plan),
         "proof": words.proof_lines(plan),
         "tables": {
-            "fleet": words.fleet_rows(plan.fleet),
-            "slo": words.slo_rows(plan),
-            "percentiles": words.percentile_rows(plan),
-            "alternatives": words.alternative_rows(plan),
-            "neighbours": words.neighbour_rows(plan),
+            "fleet": rows.fleet_rows(plan.fleet),
+            "slo": rows.slo_rows(plan),
+            "percentiles": rows.percentile_rows(plan),
+            "alternatives": rows.alternative_rows(plan),
+            "neighbours": rows.neighbour_rows(plan),
         },
-        "charts": [_picture(*figure) for figure in report.figures(plan)],
-        "alternatives_chart": _picture(*bars),
+        "charts": [_picture(figure.chart, figure.caption) for figure in figures.running(plan)],
+        "alternatives_charts": [_picture(figure.chart, figure.caption) for figure in bars],
         "curves": {metric: asdict(distribution(plan.simulation, metric)) for metric in compare.PICTURED},
         "limits": [asdict(limit) for limit in plan.slo.limits],
         "rate_rps": plan.trace.rate_rps,

@@ -37,6 +37,9 @@ CatalogOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", readable=False, help="The file to write.")]
+PngOption = Annotated[
+    bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
+]
 RateOption = Annotated[
     float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
 ]

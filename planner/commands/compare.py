@@ -15,6 +15,7 @@ from planner.commands.common import (
     AddressOption,
     CatalogOption,
     JsonOption,
+    PngOption,
     Progress,
     RateOption,
     ScaleOption,
@@ -63,6 +64,7 @@ def compare(
         str, typer.Option("--executor", help="Where the variants are simulated: serial, loky, ray or dask.")
     ] = "serial",
     address: AddressOption = None,
+    png: PngOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Simulate several fleets, or one under several policies, on the same requests: one table, one picture.
@@ -70,9 +72,10 @@ def compare(
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
     """
     from planner import files
-    from planner.compare import NAMES, Variant, lines, render, to_json, verdict
+    from planner.compare import NAMES, OUTDATED, Variant, figures, lines, render, to_json, verdict
     from planner.compare import compare as compare_variants
     from planner.executors import Executor
+    from planner.output import pictures
     from planner.traces import read_trace
 
     where = Executor(executor, address)
@@ -92,7 +95,8 @@ def compare(
         found = compare_variants(variants, requests, promise, seed=seed, executor=where)
         if out is not None:
             progress("drawing")
-            files.write_files(out, render(found))
+            written: dict[str, str | bytes] = {**render(found), **(pictures(figures(found)) if png else {})}
+            files.write_files(out, written, outdated=OUTDATED)
     if json_output:
         print_json(to_json(found))
         return

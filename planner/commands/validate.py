@@ -15,6 +15,7 @@ from planner.commands.common import (
     TRACE_HELP,
     CatalogOption,
     JsonOption,
+    PngOption,
     Progress,
     RateOption,
     ScaleOption,
@@ -74,6 +75,7 @@ def validate(
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
+    png: PngOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
@@ -106,7 +108,11 @@ def validate(
             engine=engine, config=config, weights=weights, notes=notes,
         )  # fmt: skip
         found = run(
-            wanted, out, tolerances=_tolerances(engine, tolerance_p50, tolerance_p90), progress=progress
+            wanted,
+            out,
+            tolerances=_tolerances(engine, tolerance_p50, tolerance_p90),
+            progress=progress,
+            png=png,
         )
         told = document(found)
     if json_output:

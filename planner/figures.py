@@ -1,0 +1,64 @@
+"""The charts of a plan, each with its caption: for the report, its PNG files and the browser alike."""
+
+from __future__ import annotations
+
+from planner import charts
+from planner.curves import distribution
+from planner.domain import Metric
+from planner.drawing import Figure
+from planner.plan import Plan
+from planner.units import show_s
+
+ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")
+NAMES = (*charts.METRIC_NAMES, "busy", "load", "alternatives", "cost-and-power")
+
+
+def every(plan: Plan) -> list[Figure]:
+    return [*running(plan), *alternatives(plan)]
+
+
+def running(plan: Plan) -> list[Figure]:
+    """How late, how busy, how many at once: what the simulation says of the plan."""
+    simulation = plan.simulation
+    found: list[Figure] = []
+    for metric in dict.fromkeys([*ALWAYS, *(limit.metric for limit in plan.slo.limits)]):
+        limits = [limit for limit in plan.slo.limits if limit.metric == metric]
+        curve = distribution(simulation, metric, [limit.limit_s for limit in limits])
+        if len(curve.value_s) < 2:
+            continue
+        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}"
+        if limits:
+            shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
+            caption += f"; the curve passes above the circle where {shown} is kept"
+        if curve.every > 1:
+            caption += f" (one run of engine steps in {curve.every})"
+        found.append(Figure(metric, charts.distribution_chart(curve, metric, limits), f"{caption}."))
+    if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:
+        found.append(Figure("busy", busy, "How busy the workers of each pool are."))
+    load = charts.queue_chart(simulation)
+    return [*found, Figure("load", load, "Requests in the fleet: in a batch, or waiting for one.")]
+
+
+def alternatives(plan: Plan) -> list[Figure]:
+    """What else the fleet could be: as bars of the objective, and by cost and power."""
+    certificate = plan.certificate
+    others = [a for a in plan.alternatives if a.fleet != plan.fleet]
+    bars = [charts.Bar("this plan", certificate.value, is_plan=True)]
+    bars += [
+        charts.Bar(other.label, other.objective, at_least=other.at_least)
+        for other in others
+        if 0 <= other.objective < float("inf")
+    ]
+    if len(bars) == 1:
+        return []
+    caption = f"{certificate.unit} of the plan and its alternatives; ≥ marks a lower bound."
+    found = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
+    fleets = {"this plan": plan.fleet} | {a.label: a.fleet for a in others if a.fleet is not None}
+    dots = {name: (fleet.price_usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
+    if len(set(dots.values())) > 2:
+        caption = (
+            "The same fleets by cost and provisioned power. Nothing lies both left of and below a fleet with "
+            "a name: cheaper costs power, and the other way round."
+        )
+        found.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
+    return found

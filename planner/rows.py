@@ -1,0 +1,278 @@
+"""A plan as tables of text, for the report and the browser alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.curves import PERCENTILES, sampled_gaps_s, spread
+from planner.domain import KV_BLOCK_TOKENS, SPOT, Fleet, Pool
+from planner.manifests.engine import VLLM_VERSION, running
+from planner.plan import Alternative, Plan
+from planner.simulator.energy import run_seconds
+from planner.simulator.metrics import Line, measured
+from planner.units import percentile_name, show_s
+from planner.words import (
+    HOURS_PER_MONTH,
+    HOURS_PER_YEAR,
+    amount,
+    counted,
+    describe,
+    limit_text,
+    percent,
+    seconds_text,
+    usd,
+    value_text,
+)
+
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""A table of text: its head and its lines."""
+
+
+def fleet_rows(fleet: Fleet) -> Rows:
+    """A line per pool."""
+    rows: list[tuple[str, ...]] = [
+        (
+            pool.name, pool.role, str(pool.count), f"{pool.type.gpus} × {pool.type.gpu.name}",
+            f"{pool.count * pool.type.gpus}", f"{pool.type.max_num_batched_tokens:,}",
+            f"{pool.type.max_num_seqs:,}", f"{pool.type.kv_tokens:,}",
+            f"{pool.count * pool.type.power_w / 1e3:,.1f}", f"{pool.count * pool.type.price_usd_per_h:,.2f}",
+        )
+        for pool in running(fleet)
+    ]  # fmt: skip
+    head = (
+        "Pool",
+        "Role",
+        "Workers",
+        "Each",
+        "GPUs",
+        "Tokens per step",
+        "Sequences",
+        "KV tokens",
+        "kW",
+        "USD/h",
+    )
+    return head, rows
+
+
+def slo_rows(plan: Plan) -> Rows:
+    """A line per promise: what was asked, what the simulation says, the verdict."""
+    rows: list[tuple[str, ...]] = [
+        (
+            limit_text(line.limit), line.limit.name, show_s(line.limit.limit_s), value_text(line),
+            _margin(line), percent(line.kept_frac), _verdict_word(line.holds),
+        )
+        for line in plan.verdict.lines
+    ]  # fmt: skip
+    verdict = plan.verdict
+    if plan.slo.attainment_frac is not None:
+        needed, found = percent(plan.slo.attainment_frac), percent(verdict.attainment_frac)
+        rows.append(
+            (f"{needed} of requests keep all limits at once", "attainment", needed, found, "", found,
+             _verdict_word(verdict.attainment_holds))
+        )  # fmt: skip
+    return ("Promise", "Name", "Limit", "Simulated", "Margin", "Kept by", "Verdict"), rows
+
+
+def _margin(line: Line) -> str:
+    """How far below the limit, as a share of it."""
+    left = 1 - line.value_s / line.limit.limit_s
+    return f"{100 * abs(left):.0f}\u00a0% {'left' if left >= 0 else 'over'}" if np.isfinite(left) else "–"
+
+
+def _verdict_word(holds: bool) -> str:
+    return "✓\u00a0kept" if holds else "✗\u00a0missed"
+
+
+def percentile_rows(plan: Plan) -> Rows:
+    """Every metric's spread, whether promised or not."""
+    simulation = plan.simulation
+    inside = measured(simulation)
+    several = inside & (simulation.output_tokens > 1)
+    gaps, seen, every = sampled_gaps_s(simulation)
+    about = "≈ " if every > 1 else ""
+    spreads = (
+        ("Queue", "", spread(simulation.queue_s[inside])),
+        ("Time to first token", "", spread(simulation.ttft_s[inside])),
+        ("Gap between tokens", about, spread(gaps, seen)),
+        ("Mean gap of a request", "", spread(simulation.tpot_s[several])),
+        ("End-to-end time", "", spread(simulation.e2e_s[inside])),
+    )
+    head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
+    rows = [
+        (name, *(f"{mark}{seconds_text(seconds)}" for seconds in found.values()))
+        for name, mark, found in spreads
+    ]
+    return head, rows
+
+
+def cost_rows(plan: Plan) -> Rows:
+    """What the fleet costs and draws, and how we know."""
+    price, power = plan.fleet.price_usd_per_h, plan.power
+    tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
+    over = "price over the tokens of this traffic"
+    found: list[tuple[str, ...]] = [
+        ("Price per hour", usd(price), "the GPUs' prices, all of them all the time"),
+        (f"Price per month of {HOURS_PER_MONTH} h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
+        (f"Price per year of {HOURS_PER_YEAR:,} h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
+        ("Price per million tokens", f"{tokens:.3g} USD", f"{over}, prompts and answers"),
+        ("Price per million output tokens", f"{output_tokens:.3g} USD", f"{over}, answers alone"),
+        ("Power, provisioned", _kw(plan.fleet.power_w), "the GPUs' limits; hosts, network, cooling on top"),
+    ]
+    if power is not None:
+        at_rest = f"{percent(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
+        month = f"{power.mean_w * HOURS_PER_MONTH / 1e3:,.0f} kWh"
+        found += [
+            ("Power, expected", _kw(power.mean_w), at_rest),
+            (f"Energy per month of {HOURS_PER_MONTH} h", month, "expected power all the time"),
+        ]
+    if power is not None and power.requests:
+        share = "expected power, shared among the requests of the measured window"
+        found += [
+            ("Energy per request", f"{power.request_j:,.0f} J", share),
+            ("Energy per 1000 output tokens", f"{power.thousand_tokens_j:,.0f} J", share),
+        ]
+    return ("Figure", "Value", "How we know"), found
+
+
+def _kw(watts: float) -> str:
+    return f"{watts / 1e3:,.1f} kW"
+
+
+def usage_rows(plan: Plan) -> Rows:
+    """How busy each pool is; batches and KV cache where the simulation kept a record of its steps."""
+    simulation, power = plan.simulation, plan.power
+    span_s = simulation.end_s - float(simulation.arrival_s[0])
+    head = ("Pool", "Busy", "Busiest worker", "Tokens per step", "Decodes in a step", "Fullest KV cache",
+            "Expected of provisioned power")  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    first = 0
+    for pool in running(plan.fleet):
+        workers = slice(first, first + pool.count)
+        first += pool.count
+        busy = simulation.worker_busy_s[workers] / span_s
+        steps = simulation.worker_steps[workers].sum()
+        tokens = simulation.worker_tokens[workers].sum() / steps if steps else 0.0
+        decodes = fullest = drawn = "–"
+        if power is not None:
+            runs = simulation.runs
+            runs = runs[(runs["worker"] >= workers.start) & (runs["worker"] < workers.stop)]
+            runs = runs[runs["prefill_tokens"] >= 0]  # the others are gaps of single requests
+            seconds = run_seconds(runs)
+            if seconds.sum() > 0:
+                decodes = f"{np.average(runs['decodes'], weights=seconds):,.1f}"
+                fullest = percent(float(runs["blocks"].max()) * KV_BLOCK_TOKENS / pool.type.kv_tokens)
+            watts = power.worker_w[workers].sum() / (pool.count * pool.type.power_w)
+            drawn = percent(float(watts))
+        rows.append(
+            (pool.name, percent(float(busy.mean())), percent(float(busy.max())),
+             f"{tokens:,.0f}", decodes, fullest, drawn)
+        )  # fmt: skip
+    return head, rows
+
+
+def node_rows(plan: Plan) -> Rows:
+    """Nodes that hold the same, and what each of them holds."""
+    alike: dict[tuple[str, str], int] = {}
+    idle: dict[tuple[str, str], int] = {}
+    gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
+    for node in plan.placement.nodes if plan.placement else ():
+        held: dict[str, int] = {}
+        for part in node.parts:
+            whole = "" if part.last - part.first + 1 == part.pp else f", stages {part.first} to {part.last}"
+            held[part.pool + whole] = held.get(part.pool + whole, 0) + 1
+        key = (node.kind, ", ".join(f"{count} × {name}" for name, count in held.items()))
+        alike[key] = alike.get(key, 0) + 1
+        used = sum(len(part.gpus) for part in node.parts)
+        idle[key] = gpus_per_node[node.kind.removesuffix(SPOT)] - used
+    rows: list[tuple[str, ...]] = [
+        (kind, f"{count}", held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
+    ]
+    return ("Nodes of", "Nodes", "Workers on each", "GPUs idle on each"), rows
+
+
+def alternative_rows(plan: Plan) -> Rows:
+    """The plan and what else it could be."""
+    certificate = plan.certificate
+    head = ("Alternative", "Fleet", certificate.unit, "Against the plan", "Note")
+    rows: list[tuple[str, ...]] = [
+        ("This plan", describe(plan.fleet), amount(certificate.value, certificate.unit), "", "")
+    ]
+    rows += [
+        (
+            alternative.label,
+            _fleet_of(alternative),
+            _objective(alternative, certificate.unit),
+            _difference(alternative, certificate.value),
+            alternative.note,
+        )
+        for alternative in plan.alternatives
+    ]
+    return head, rows
+
+
+def _fleet_of(alternative: Alternative) -> str:
+    if alternative.fleet is not None:
+        return describe(alternative.fleet)
+    return "none for less" if alternative.at_least else "none"
+
+
+def _objective(alternative: Alternative, unit: str) -> str:
+    if not abs(alternative.objective) < float("inf"):
+        return "–"
+    return f"{'≥ ' if alternative.at_least else ''}{amount(alternative.objective, unit)}"
+
+
+def _difference(alternative: Alternative, value: float) -> str:
+    if not abs(alternative.objective) < float("inf") or not value:
+        return "–"
+    more = alternative.objective / value - 1
+    if abs(more) < 5e-4:
+        return "no less" if alternative.at_least else "the same"
+    return f"{'at least ' if alternative.at_least else ''}{more:+.1%}".replace("%", " %")
+
+
+def neighbour_rows(plan: Plan) -> Rows:
+    """Every fleet with one worker fewer, and why it fails."""
+    head = ("One worker fewer of", "Type", "Holds", "Why")
+    return head, [
+        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", n.reason)
+        for n in plan.certificate.neighbours
+    ]
+
+
+def source_rows(plan: Plan) -> Rows:
+    """How every kind of figure was obtained: given, catalog, measured, fitted, simulated or solved."""
+    trace, certificate = plan.trace, plan.certificate
+    start_s, end_s = plan.simulation.window_s
+    traffic = (
+        f"{plan.traffic_note}: {counted(len(trace), 'request')} over {show_s(trace.duration_s)}, "
+        f"{trace.rate_rps:.3g} requests/s; prompts of {trace.input_tokens.mean():,.0f} tokens and answers of "
+        f"{trace.output_tokens.mean():,.0f} on average, {plan.max_model_len:,} tokens the longest request"
+    )
+    simulated = (
+        f"every request and engine step, seed {certificate.seed}; measured from {show_s(start_s)} to "
+        f"{show_s(end_s)} of the trace"
+    )
+    memory = "the catalog's GPU memory less weights and activations, in blocks of 16"
+    found: list[tuple[str, ...]] = [
+        ("Traffic", "given", traffic),
+        ("Prices", "catalog, or your own", plan.prices_note),
+        *(_step_times(pool) for pool in running(plan.fleet)),
+        ("KV tokens of a worker", "computed", memory),
+        ("Latencies, shares, load", "simulated", simulated),
+        ("Lower bound", "solved", "a mixed-integer program that no policy escapes; see docs/formulations.md"),
+    ]
+    if plan.power is not None:
+        found.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))
+    found.append(("Deployment", "rendered", f"for vLLM {VLLM_VERSION}"))
+    return ("Figure", "How", "From"), found
+
+
+def _step_times(pool: Pool) -> tuple[str, ...]:
+    latency = pool.type.latency
+    is_guess = latency.mape_frac is None and "roofline" in latency.basis.lower()
+    how = "⚠ computed from catalog figures, nothing was profiled" if is_guess else "measured and fitted"
+    error = "no measured error"
+    if latency.mape_frac is not None:
+        error = f"held-out error {percent(latency.mape_frac)}"
+    return f"Step times of {pool.name} ({pool.type.name})", how, f"{latency.basis}; {error}"
