@@ -177,41 +177,14 @@ class Measurement:
 
 def compare(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) -> Comparison:
     """Simulate what was sent on `fleet` (the run's own, or one with corrected fits) and compare."""
-    parts = [_part(run, part, fleet, slo) for part in run.journal.parts if _outcomes(run, part)]
+    parts = [one_part(run, part, fleet, slo) for part in run.journal.parts if outcomes(run, part)]
     if not parts:
         raise InputError("no request has ended: nothing was measured")
-    return _compared(parts, slo, tolerances)
+    return compared(parts, slo, tolerances)
 
 
-def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) -> Comparison | None:
-    """The comparison on each engine's own clock, which stands still while the machine is busy with others.
-
-    Every mixed worker is simulated by itself with the requests it had: what is compared is batching and step
-    times, not routing. None where engines do not note CPU seconds.
-    """
-    parts = []
-    for pool in running(fleet):
-        one = replace(fleet, pools=(replace(pool, count=1),)) if pool.role == "mixed" else None
-        for number in range(pool.count):
-            name = f"{pool.name}-{number}"
-            if one is None or name not in run.logs or not run.logs[name].has_cpu:
-                return None
-            for part in run.journal.parts:
-                sent = {
-                    sent.request: replace(sent, workers=(f"{pool.name}-0",))
-                    for sent in _outcomes(run, part)
-                    if sent.workers == (name,) and sent.status == "finished"
-                }
-                if not sent:
-                    continue
-                log, start_s = run.logs[name].on_its_own_clock(part.start_s)
-                alone = Part(part.part, start_s, tuple(sent))
-                own = Measurement(one, run.trace, Journal((alone,), sent), {f"{pool.name}-0": log})
-                parts.append(_part(own, alone, one, slo))
-    return _compared(parts, slo, tolerances) if parts else None
-
-
-def _compared(parts: Sequence[tuple[Run, Run]], slo: Slo, tolerances: Tolerances) -> Comparison:
+def compared(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances) -> Comparison:
+    """(predicted, measured) parts, one after the other, as one comparison."""
     predicted, observed = (_joined([part[side] for part in parts]) for side in (0, 1))
     chosen = measured(observed.requests)
     chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)
@@ -227,7 +200,8 @@ def _compared(parts: Sequence[tuple[Run, Run]], slo: Slo, tolerances: Tolerances
     return Comparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
 
-def _outcomes(run: Measurement, part: Part) -> list[Sent]:
+def outcomes(run: Measurement, part: Part) -> list[Sent]:
+    """What became of the requests of `part`, as far as they have ended in it."""
     return [
         run.journal.sent[request]
         for request in part.requests
@@ -235,7 +209,7 @@ def _outcomes(run: Measurement, part: Part) -> list[Sent]:
     ]
 
 
-def _part(run: Measurement, part: Part, fleet: Fleet, slo: Slo) -> tuple[Run, Run]:
+def one_part(run: Measurement, part: Part, fleet: Fleet, slo: Slo) -> tuple[Run, Run]:
     """(predicted, measured) of one part, over the requests that have an outcome.
 
     Requests without one were in flight when it was interrupted: they count as load, sent when they were due.
@@ -255,12 +229,14 @@ def _part(run: Measurement, part: Part, fleet: Fleet, slo: Slo) -> tuple[Run, Ru
     asked = run.trace.select(np.array(part.requests)[order], arrival_s=start_s[order])
     asked = replace(asked, output_tokens=tokens[order])
     simulation = simulate(fleet, asked, limits=slo.limits, record=True)
-    known = {sent.request: sent for sent in _outcomes(run, part)}
+    known = {sent.request: sent for sent in outcomes(run, part)}
     keep = np.array([part.requests[k] in known for k in order])
-    outcomes = [known[part.requests[k]] for k in order if part.requests[k] in known]
-    predicted = replace(simulation, **{name: getattr(simulation, name)[keep] for name in PER_REQUEST})
+    ended = [known[part.requests[k]] for k in order if part.requests[k] in known]
+    predicted = replace(
+        simulation, **{name: getattr(simulation, name)[keep] for name in _columns(simulation)}
+    )
     window_s = measured_window(asked)
-    observed, gaps = _observed(run, part, predicted, outcomes, served, slo, window_s)
+    observed, gaps = _observed(run, part, predicted, ended, served, slo, window_s)
     return Run(predicted, *gaps_s(simulation)), Run(observed, gaps, np.ones(len(gaps)))
 
 
@@ -279,24 +255,24 @@ def _observed(
     run: Measurement,
     part: Part,
     like: Simulation,
-    outcomes: Sequence[Sent],
+    ended: Sequence[Sent],
     served: Mapping[tuple[int, int], Mapping[str, Served]],
     slo: Slo,
     window_s: tuple[float, float],
 ) -> tuple[Simulation, Floats]:
-    """The outcomes in the simulator's form, and the gaps between tokens that ended in the window."""
-    n = len(outcomes)
+    """What became of requests, in the simulator's form; the gaps between tokens that ended in the window."""
+    n = len(ended)
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
     }
     numbers = {name: k for k, name in enumerate(like.worker_names)}
     workers = np.full((n, 2), -1)
-    preemptions = np.zeros(n, dtype=np.int64)
-    status = np.array([{"finished": 0, "rejected": 1, "failed": 2}[sent.status] for sent in outcomes])
+    preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    status = np.array([{"finished": 0, "rejected": 1, "failed": 2}[sent.status] for sent in ended])
     all_gaps: list[Floats] = []
     violations = np.zeros(len(slo.limits), dtype=np.int64)
     counted = np.zeros(len(slo.limits), dtype=np.int64)
-    for k, sent in enumerate(outcomes):
+    for k, sent in enumerate(ended):
         if sent.workers:
             workers[k] = numbers.get(sent.workers[0], -1), numbers.get(sent.workers[-1], -1)
         if sent.status != "finished":
@@ -309,6 +285,7 @@ def _observed(
         if len(gaps):
             values["tpot_s"][k], values["tbt_max_s"][k] = gaps.mean(), gaps.max()
         preemptions[k] = sum(engine.preemptions for engine in logged.values())
+        cached[k] = logged[sent.workers[0]].cached_tokens if sent.workers[0] in logged else 0
         all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
     for j, limit in enumerate(slo.limits):
@@ -319,8 +296,9 @@ def _observed(
     return (
         replace(
             like, **values, prefill_worker=workers[:, 0], decode_worker=workers[:, 1],
-            preemptions=preemptions, status=status, violations=violations, counted=counted, complete=True,
-            runs=like.runs[:0], end_s=max(sent.end_s for sent in outcomes), window_s=window_s,
+            preemptions=preemptions, cached_tokens=None if like.cached_tokens is None else cached,
+            status=status, violations=violations, counted=counted, complete=True,
+            runs=like.runs[:0], end_s=max(sent.end_s for sent in ended), window_s=window_s,
             worker_busy_s=np.array([0.0 if s is None else s.t_s.sum() for s in steps]),
             worker_steps=np.array([0 if s is None else len(s) for s in steps]),
             worker_tokens=np.array(
@@ -336,6 +314,11 @@ def _steps_of(log: EngineLog, part: Part) -> pd.DataFrame:
     return log.steps[log.steps.start_s >= part.start_s]
 
 
+def _columns(simulation: Simulation) -> tuple[str, ...]:
+    """Names of what it holds per request."""
+    return PER_REQUEST if simulation.cached_tokens is None else (*PER_REQUEST, "cached_tokens")
+
+
 def _joined(runs: Sequence[Run]) -> Run:
     """Parts one after the other."""
     if len(runs) == 1:
@@ -345,7 +328,8 @@ def _joined(runs: Sequence[Run]) -> Run:
         arrivals.append(run.requests.arrival_s + shift_s)
         shift_s = float(arrivals[-1][-1])
     whole: dict[str, Any] = {
-        name: np.concatenate([getattr(run.requests, name) for run in runs]) for name in PER_REQUEST
+        name: np.concatenate([getattr(run.requests, name) for run in runs])
+        for name in _columns(runs[0].requests)
     }
     whole["arrival_s"] = np.concatenate(arrivals)
     last = runs[-1].requests

@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from planner.units import percentile_name, show_s
 from runtime.compare import Comparison, outside_s
+from runtime.own_clock import stolen_frac
 from runtime.replay import lateness_s
 from runtime.validate import Validation
 
 Floats = npt.NDArray[np.float64]
+STOLEN_FRAC = 0.03  # of an engine's time: beyond it the verdict says that the machine was busy
 STATUSES = ("finished", "rejected", "failed")
 
 
@@ -34,6 +36,11 @@ def document(found: Validation) -> dict[str, Any]:
         "times": "engines' step logs" if run.is_timed_by_engines else "client",
         "outside_engine_s": {"p50": _quantile(outside, 0.5), "p99": _quantile(outside, 0.99)},
         "client_late_s": lateness_s(sent),
+        "stolen_frac": stolen(found),
+        "prefix_hits": {
+            "predicted_frac": comparison.predicted.requests.token_hit_frac,
+            "measured_frac": comparison.measured.requests.token_hit_frac,
+        },
         "tolerances": {
             "p50_frac": comparison.tolerances.p50_frac,
             "p90_frac": comparison.tolerances.p90_frac,
@@ -90,7 +97,20 @@ def verdict(found: Validation) -> str:
         text += f" The SLO was {'kept' if found.slo_holds else 'MISSED'} on the engines"
         predicted = comparison.predicted_verdict.holds
         text += f", and {'kept' if predicted else 'missed'} in the simulation."
+    if (most := max(stolen(found).values(), default=0.0)) > STOLEN_FRAC and not comparison.agrees:
+        text += (
+            f" The machine was not idle: others ran in {100 * most:.0f} % of the time of an engine's steps, "
+            "which queues multiply; without interruptions (see there) is the fairer comparison."
+        )
     return text
+
+
+def stolen(found: Validation) -> dict[str, float]:
+    """Of each engine that notes CPU seconds: the share of its steps' time that the machine gave to others."""
+    run = found.measurement
+    return {
+        name: stolen_frac(log, run.journal.parts[0].start_s) for name, log in run.logs.items() if log.has_cpu
+    }
 
 
 def _reasons(found: Validation) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ class Served:
     scheduled_s: float
     token_s: npt.NDArray[np.float64]
     preemptions: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,11 @@ class EngineLog:
             return np.asarray(np.interp(at, wall_s, own_s) + np.minimum(at - start_s, 0.0))
 
         requests = {
-            name: Served(
-                float(own(one.queued_s)), float(own(one.scheduled_s)), own(one.token_s), one.preemptions
+            name: replace(
+                one,
+                queued_s=float(own(one.queued_s)),
+                scheduled_s=float(own(one.scheduled_s)),
+                token_s=own(one.token_s),
             )
             for name, one in self.requests.items()
         }
@@ -80,7 +84,11 @@ def read_step_logs(paths: Iterable[Path]) -> EngineLog:
                 steps.append([*row["step"], *row.get("cpu", (np.nan, np.nan)), row.get("waited", np.nan)])
             else:
                 requests[row["request"]] = Served(
-                    row["queued_s"], row["scheduled_s"], np.array(row["token_s"]), row["preemptions"]
+                    row["queued_s"],
+                    row["scheduled_s"],
+                    np.array(row["token_s"]),
+                    row["preemptions"],
+                    row["cached_tokens"],
                 )
     table = pd.DataFrame(steps, columns=[*STEP_COLUMNS, *CPU_COLUMNS]).sort_values(
         "start_s", ignore_index=True

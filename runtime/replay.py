@@ -1,6 +1,7 @@
 """Sends a trace's requests to the router at their own times, whatever comes back (open loop).
 
-Every prompt is made of token ids of its own, so no prefix cache helps and no tokenizer is needed; every
+Every prompt is made of token ids of its own, so no prefix cache helps and no tokenizer is needed; where the
+plan counts on prefix caches, prompts begin with the same ids where the trace's blocks are the same. Every
 answer has exactly the trace's length (ignore_eos). What happens to each request goes into a journal, line by
 line, so that a run that is interrupted can go on with the requests that are missing.
 """
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,10 +127,14 @@ async def replay(
     part: int = 0,
     key: str | None = None,
     seed: int = 0,
+    shares_prefixes: bool = False,
     timeout_s: float = TIMEOUT_S,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
-    """Send these `requests` of the trace, the first one LEAD_S from now; returns when each has ended."""
+    """Send these `requests` of the trace, the first one LEAD_S from now; returns when each has ended.
+
+    With `shares_prefixes` prompts are the trace's as `trace_prompt` makes them, else each is unique.
+    """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
@@ -148,7 +154,7 @@ async def replay(
 
         try:
             for request in requests:
-                body = _body(trace, request, model, seed)
+                body = _body(trace, request, model, seed, shares_prefixes)
                 due_s = float(trace.arrival_s[request]) - first_s
                 await asyncio.sleep(max(start_s + due_s - time.monotonic(), 0.0))
                 journal.write({"part": part, "sends": request})
@@ -165,12 +171,13 @@ async def replay(
     return done
 
 
-def _body(trace: Trace, request: int, model: str, seed: int) -> bytes:
-    outputs = int(trace.output_tokens[request])
+def _body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
+    inputs, outputs = int(trace.input_tokens[request]), int(trace.output_tokens[request])
+    ids = trace_prompt(trace, request, seed) if shares_prefixes else prompt(inputs, request, seed)
     return json.dumps(
         {
             "model": model,
-            "prompt": prompt(int(trace.input_tokens[request]), request, seed),
+            "prompt": ids,
             "max_tokens": outputs, "min_tokens": outputs, "ignore_eos": True, "temperature": 0,
             "stream": True, "return_token_ids": True,
         }
@@ -183,6 +190,25 @@ def prompt(tokens: int, request: int, seed: int) -> list[int]:
     own = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
     ids[:2] = own[-min(tokens, 2) :]
     return ids.tolist()  # type: ignore[no-any-return]
+
+
+def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
+    """The trace's blocks, each the same token ids wherever its id stands, then ids of the request's own."""
+    first, last = trace.prefix_offsets[request : request + 2]
+    shared = [
+        _block(block, trace.prefix_block_tokens, seed) for block in trace.prefix_ids[first:last].tolist()
+    ]
+    inputs = int(trace.input_tokens[request])
+    ids = [token for block in shared for token in block][:inputs]
+    return ids + (prompt(inputs - len(ids), request, seed) if len(ids) < inputs else [])
+
+
+@lru_cache(maxsize=100_000)
+def _block(block: int, tokens: int, seed: int) -> tuple[int, ...]:
+    rng = np.random.default_rng(
+        (seed, block % 2**64, tokens)
+    )  # three numbers: no prompt of its own begins so
+    return tuple((rng.integers(TOKENS, size=tokens) + FIRST_TOKEN).tolist())
 
 
 async def _send(

@@ -5,11 +5,13 @@ engine core itself writes them down, one JSON object per line:
 
     {"step": [start_s, end_s, n_prefill, prefill_tokens, cached_tokens, prefill_pairs, n_decode, kv_tokens],
      "cpu": [0.52, 0.53], "waited": 1}
-    {"request": "r7", "queued_s": 1.2, "scheduled_s": 1.3, "token_s": [1.4, 1.41], "preemptions": 0}
+    {"request": "r7", "queued_s": 1.2, "scheduled_s": 1.3, "token_s": [1.4, 1.41], "preemptions": 0,
+     "cached_tokens": 0}
 
 Times are CLOCK_MONOTONIC, which all processes of a machine share. A step starts when it was scheduled or the
 one before it ended, whichever came later (engines schedule ahead), and ends when its tokens are on the
-host. A request is written when it has finished. On a CPU, where the engine's own thread computes, `cpu` are
+host. A request is written when it has finished; `cached_tokens` are those it did not have to compute when it
+was first scheduled. On a CPU, where the engine's own thread computes, `cpu` are
 that thread's CPU seconds when the step was scheduled and when it ended: what is missing to the wall's, others
 took. `waited` is 1 where the step found the engine without work before.
 
@@ -32,6 +34,7 @@ class _Request:
     queued_s: float
     scheduled_s: float = -1.0
     preemptions: int = 0
+    cached_tokens: int = 0
     token_s: list[float] = field(default_factory=list)
 
 
@@ -47,9 +50,9 @@ class StepLog:
     def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
         self.requests[name] = _Request(prompt_tokens, now_s)
 
-    def scheduled(self, name: str, now_s: float) -> None:
+    def scheduled(self, name: str, now_s: float, cached_tokens: int = 0) -> None:
         if (request := self.requests.get(name)) and request.scheduled_s < 0:
-            request.scheduled_s = now_s
+            request.scheduled_s, request.cached_tokens = now_s, cached_tokens
 
     def preempted(self, name: str) -> None:
         if request := self.requests.get(name):
@@ -97,6 +100,7 @@ class StepLog:
                 "scheduled_s": round(request.scheduled_s, 6),
                 "token_s": request.token_s,
                 "preemptions": request.preemptions,
+                "cached_tokens": request.cached_tokens,
             }
         )
         self.stream.flush()
@@ -135,8 +139,8 @@ def _hook_scheduler(scheduler: Any, log: StepLog, with_cpu: bool) -> None:
         now_s, cpu_s = time.monotonic(), time.thread_time()
         output = schedule(*args, **kwargs)
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        for name in computed:
-            log.scheduled(name, now_s)
+        for name, tokens in computed.items():
+            log.scheduled(name, now_s, tokens)
         cached = output.scheduled_cached_reqs
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for name in getattr(output, "preempted_req_ids", None) or ():
@@ -144,6 +148,8 @@ def _hook_scheduler(scheduler: Any, log: StepLog, with_cpu: bool) -> None:
         if output.total_num_scheduled_tokens:
             chunks = [(name, n, computed[name]) for name, n in output.num_scheduled_tokens.items()]
             planned[id(output)] = now_s, cpu_s, chunks
+        else:  # all requests wait for KV from elsewhere
+            log.has_waited = True
         return output
 
     def updated(output: Any, *args: Any, **kwargs: Any) -> Any:

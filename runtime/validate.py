@@ -41,9 +41,9 @@ from runtime.compare import (
     corrected,
     corrections,
     steps,
-    undisturbed,
 )
 from runtime.enginelog import read_step_logs
+from runtime.own_clock import undisturbed
 from runtime.replay import JournalFile, prompt, replay
 from runtime.router import Router, Settings, listening
 from runtime.workers import (
@@ -61,7 +61,10 @@ from runtime.workers import (
 EngineKind = Literal["vllm", "rehearsal"]
 WARM_UPS = 4  # requests per worker before the traffic
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-_COUNTED = ("prompt_tokens_total", "generation_tokens_total", "num_preemptions_total", "kv_cache_usage_perc")
+_COUNTED = (
+    "prompt_tokens_total", "generation_tokens_total", "num_preemptions_total", "kv_cache_usage_perc",
+    "prefix_cache_queries_total", "prefix_cache_hits_total",
+)  # fmt: skip
 
 
 class InterruptedRunError(PlannerError):
@@ -82,10 +85,19 @@ class Wanted:
     seed: int = 0
     notes: tuple[str, ...] = ()
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the plan counts on prefix caches: prompts then share what the trace's do, else nothing."""
+        return self.fleet.policies.prefix_cache
+
     def identity(self) -> dict[str, Any]:
         """What two runs must share for one to go on where the other ended."""
         digest = hashlib.sha256(json.dumps(fleet_document(self.fleet), sort_keys=True).encode())
-        for column in (self.trace.arrival_s, self.trace.input_tokens, self.trace.output_tokens):
+        trace = self.trace
+        columns = [trace.arrival_s, trace.input_tokens, trace.output_tokens]
+        if self.shares_prefixes:
+            columns += [trace.prefix_offsets, trace.prefix_ids]
+        for column in columns:
             digest.update(np.ascontiguousarray(column).tobytes())
         return {
             "sha256": digest.hexdigest(), "engine": self.engine, "config": str(self.config or ""),
@@ -243,7 +255,7 @@ async def _measure(
             try:
                 await replay(
                     wanted.trace, missing, url, wanted.fleet.llm.name, journal, part=part, seed=wanted.seed,
-                    progress=progress,
+                    shares_prefixes=wanted.shares_prefixes, progress=progress,
                 )  # fmt: skip
             finally:
                 record = {
@@ -269,6 +281,10 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
         if isinstance(value, str) and value != (own := getattr(ours, name)):
             raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
     if wanted.engine == "rehearsal":
+        if policies.prefix_cache:
+            raise InputError(
+                "policies.prefix_cache is true: a rehearsal's engines keep no prefixes, vLLM does"
+            )
         return rehearsal_commands(), None
     if not is_installed():
         raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")

@@ -17,7 +17,7 @@ from runtime_fakes import CATALOG, LATENCY, fleet_of, random_trace
 
 from planner import cli
 from planner.commands.validate import _own_slo
-from planner.domain import Fleet, Limit, Policies, Slo
+from planner.domain import Fleet, Limit, Network, Policies, Slo
 from planner.errors import InputError
 from planner.files import read_yaml, to_yaml
 from planner.fleetfile import read_fleet
@@ -34,10 +34,10 @@ from runtime.compare import (
     corrections,
     outside_s,
     steps,
-    undisturbed,
 )
 from runtime.enginelog import read_step_logs
-from runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt
+from runtime.own_clock import undisturbed
+from runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt, trace_prompt
 from runtime.steplog import StepLog
 from runtime.validate import Wanted, engine_commands, slice_of, validate
 
@@ -279,6 +279,50 @@ def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
     assert own.measured.requests.ttft_s == pytest.approx(step_s, abs=2e-6)
 
 
+def test_the_engines_of_a_pair_agree_each_on_its_own_clock(tmp_path: Path) -> None:
+    """One prompt per 100 ms, alone in both engines; each prefill and each decode step waits 20 ms for the
+    machine. On the wall far off; on their own clocks the TTFT is that of the prefill, the gaps are those of
+    the decode engine, whose E2E is three steps: the first token again."""
+    fleet = replace(fleet_of(("p", "prefill", 1), ("d", "decode", 1)), network=Network(1e30))
+    trace = Trace("even", np.linspace(0.0, 3.9, 40), np.full(40, 50), np.full(40, 3))
+    prefill_s = float(LATENCY.step_s(50, 1275, prefills=1))
+    logs = {name: StepLog(tmp_path / f"{name}.1.steps.jsonl") for name in ("p-0", "d-0")}
+    cpu_s, sent = {"p-0": 0.0, "d-0": 0.0}, {}
+
+    def step(name: str, request: str, chunk: tuple[int, int], t_s: float, begin_s: float) -> float:
+        end_s = begin_s + t_s + 0.02
+        logs[name].step(begin_s, end_s, [(request, *chunk)], (cpu_s[name], cpu_s[name] + t_s))
+        logs[name].token(request, 1, end_s)
+        cpu_s[name] += t_s
+        return end_s
+
+    for i, arrival_s in enumerate(trace.arrival_s.tolist()):
+        name, now_s = f"p0r{i}", 100 + arrival_s
+        logs["p-0"].queued(name, 50, now_s)
+        logs["p-0"].scheduled(name, now_s)
+        token_s = [now_s := step("p-0", name, (50, 0), prefill_s, now_s)]
+        logs["p-0"].finished(name)
+        logs["d-0"].queued(name, 50, now_s)
+        logs["d-0"].scheduled(name, now_s)
+        for k in range(3):
+            decode_s = float(LATENCY.step_s(1, 0, 1, 50 + k))
+            token_s.append(now_s := step("d-0", name, (1, 49 + k), decode_s, now_s))
+        logs["d-0"].finished(name)
+        ends = tuple(at_s - 100 for at_s in token_s)
+        sent[i] = replace(sent_of(i, arrival_s, ends[1:]), workers=("p-0", "d-0"))
+    for log in logs.values():
+        log.stream.close()
+    read = {name: read_step_logs(tmp_path.glob(f"{name}.*")) for name in logs}
+    run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(40))),), sent), read)
+    own = undisturbed(run, fleet, NO_SLO, Tolerances(0.01, 0.01))
+    assert not compare(run, fleet, NO_SLO, Tolerances()).agrees
+    assert own is not None and own.agrees
+    found = {(row.metric, row.percentile_frac): row.measured_s for row in own.rows}
+    assert found["ttft", 0.5] == pytest.approx(prefill_s, abs=2e-6)
+    assert found["tpot", 0.5] == pytest.approx(float(LATENCY.step_s(1, 0, 1, 51)), rel=0.01)
+    assert found["e2e", 0.5] == pytest.approx(3 * found["tpot", 0.5], rel=0.01)
+
+
 def test_prompts_share_no_beginning_and_have_their_length() -> None:
     """2000 prompts: all first pairs of tokens differ; ids 3 to 999; the same again for the same seed."""
     prompts = [prompt(8, request, 0) for request in range(2000)]
@@ -286,6 +330,21 @@ def test_prompts_share_no_beginning_and_have_their_length() -> None:
     assert {len(ids) for ids in prompts} == {8} and {len(prompt(n, 5, 0)) for n in (1, 2, 3)} == {1, 2, 3}
     assert min(map(min, prompts)) >= 3 and max(map(max, prompts)) <= 999
     assert prompt(8, 5, 0) == prompts[5] != prompt(8, 5, 1)
+
+
+def test_prompts_share_the_trace_s_blocks_and_nothing_else() -> None:
+    """Blocks of 16, prompts of 40, 40, 20 and 40 tokens: 0 and 1 share both blocks, 0 and 2 the first and a
+    piece of the second, 3 has the same blocks the other way round. What follows is each prompt's own."""
+    trace = Trace(
+        "blocks", np.zeros(4), np.array([40, 40, 20, 40]), np.ones(4, np.int64),
+        prefix_offsets=np.array([0, 2, 4, 6, 8]), prefix_ids=np.array([7, 8, 7, 8, 7, 8, 8, 7]),
+        prefix_block_tokens=16,
+    )  # fmt: skip
+    first, second, short, turned = (trace_prompt(trace, request, 0) for request in range(4))
+    assert [len(ids) for ids in (first, second, short, turned)] == [40, 40, 20, 40]
+    assert first[:32] == second[:32] and first[32:34] != second[32:34]
+    assert short == first[:20] and turned[:32] == first[16:32] + first[:16]
+    assert trace_prompt(trace, 0, 0) == first and trace_prompt(trace, 0, 1)[:32] != first[:32]
 
 
 def test_a_slice_has_the_requests_of_its_workers() -> None:
