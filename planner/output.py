@@ -29,6 +29,7 @@ from planner.report import render as render_report
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
+from planner.solvers.placement import Placement
 from planner.units import percentile_name
 
 Document = dict[str, Any]
@@ -100,9 +101,9 @@ def plan_yaml(plan: Plan) -> str:
             for pool in running(fleet)
         ],
         "prices_note": plan.prices_note,
-        "placement": _placement(plan),
+        "placement": placement_document(plan.placement),
     }
-    return header + to_yaml(_plain(document) | fleet_document(fleet))
+    return header + to_yaml(plain(document) | fleet_document(fleet))
 
 
 def fleet_document(fleet: Fleet) -> Document:
@@ -171,9 +172,8 @@ def _throughput(plan: Plan) -> Document:
     return {} if found is None else {"throughput": dataclasses.asdict(found)}
 
 
-def _placement(plan: Plan) -> Document | None:
+def placement_document(found: Placement | None) -> Document | None:
     """Which workers share nodes, and how few nodes could do at all."""
-    found = plan.placement
     if found is None:
         return None
     return {
@@ -196,8 +196,8 @@ def power_document(power: ExpectedPower | None) -> Document | None:
         "thousand_output_tokens_j": power.thousand_tokens_j,
         "basis": power.basis,
     }
-    plain: Document = _plain(document)
-    return plain
+    written: Document = plain(document)
+    return written
 
 
 def slo_document(slo: Slo) -> Document:
@@ -241,7 +241,7 @@ def certificate_json(plan: Plan) -> str:
         "power": power_document(plan.power),
         "usd_per_million": _per_million(plan),
         **_throughput(plan),
-        "placement": _placement(plan),
+        "placement": placement_document(plan.placement),
         "slo": slo_document(plan.slo),
         "simulated": _verdict(plan.verdict),
         "alternatives": _alternatives(plan),
@@ -261,13 +261,13 @@ def certificate_json(plan: Plan) -> str:
         "engine": {"name": "vllm", "version": VLLM_VERSION},
         "max_model_len": plan.max_model_len,
     }
-    return _json(document)
+    return as_json(document)
 
 
 def to_json(plan: Plan) -> Document:
     """What `plan --json` prints: one object of plain values."""
     fleet = plan.fleet
-    document: Document = _plain(
+    document: Document = plain(
         {
             "status": plan.status,
             "llm": fleet.llm.name,
@@ -277,7 +277,7 @@ def to_json(plan: Plan) -> Document:
             "gpus": fleet.gpus,
             "usd_per_million": _per_million(plan),
             **_throughput(plan),
-            "placement": _placement(plan),
+            "placement": placement_document(plan.placement),
             **_fleet_summary(fleet),
             "slo": slo_document(plan.slo),
             "certificate": _certificate(plan),
@@ -334,8 +334,8 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
             for w, name in enumerate(simulation.worker_names)
         ],
     }
-    plain: Document = _plain(document)
-    return plain
+    written: Document = plain(document)
+    return written
 
 
 def _tenants(simulation: Simulation) -> Document:
@@ -448,18 +448,19 @@ def _verdict(verdict: Verdict) -> Document:
     }
 
 
-def _json(document: Document) -> str:
-    return json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def as_json(document: Document) -> str:
+    """JSON text of plain values, the same bytes for the same document."""
+    return json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Plain Python values: ten significant digits, null for what is not finite, lists for tuples."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return plain(value.item())
     if isinstance(value, float):
         return float(f"{value:.10g}") if math.isfinite(value) else None
     return value
