@@ -1,0 +1,72 @@
+"""`plan` for several LLMs on one stock: what --slo with `llms:` asks for."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from planner.catalog import read_catalog
+from planner.commands.common import Progress, keep_inputs, print_json, print_rows, stdout_console
+
+if TYPE_CHECKING:
+    from planner.sharing import SharedPlan
+
+
+def plan_together(
+    slo: Path, trace: Path | None, out: Path, *, catalog: Path | None, seed: int, time_limit_s: float,
+    png: bool, json_output: bool,
+) -> None:  # fmt: skip
+    """Plan all LLMs of `slo` together and write a folder for each; exit code 4 if not exhausted in time."""
+    from planner import files, sharing
+    from planner.shared_output import NAMES, outdated, render, summary
+    from planner.shared_slo import read_question
+
+    files.check_output_directory(out)
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        question = read_question(slo, trace, known, seed=seed)
+        folders = (out, *(out / part.name for part in question.parts))
+        for given in (slo, *question.files):
+            keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
+        for part in question.parts:
+            progress(f"{part.name}: {len(part.trace)} requests of {part.trace.name}")
+        found = sharing.plan_together(
+            question, known, seed=seed, time_limit_s=time_limit_s, progress=progress
+        )
+        progress("writing the reports")
+        line = ["plan", "--slo", slo.name, *(["--trace", trace.name] if trace else []), "-o", "out/"]
+        line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}"]
+        command = shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
+        files.write_files(out, render(found, command=command, png=png), outdated=outdated(found))
+    if json_output:
+        print_json(summary(found) | {"directory": str(out)})
+    else:
+        _print(found, out)
+    if not found.is_exact:
+        raise typer.Exit(4)
+
+
+def _print(found: SharedPlan, out: Path) -> None:
+    from planner.shared_output import answer, fleet_rows, proof_lines
+
+    console = stdout_console(soft_wrap=True)
+    console.print(answer(found), style="bold", markup=False)
+    head = ("LLM", "fleet", "GPUs", found.unit, "alone", "SLO")
+    print_rows([dict(zip(head, row, strict=True)) for row in fleet_rows(found)], "fleets")
+    rows = [
+        {"limit": used.name, "used": f"{used.used:.6g}", "of": f"{used.amount:.6g}"} for used in found.limits
+    ]
+    if rows:
+        print_rows(rows, "shared limits")
+    for line in (*found.binding, *proof_lines(found)):
+        console.print(line, markup=False)
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", markup=False)
+    folders = ", ".join(f"{name}/" for name in found.plans)
+    console.print(
+        f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",
+        markup=False,
+    )

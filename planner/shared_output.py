@@ -1,0 +1,202 @@
+"""A plan for several LLMs as files: plan.yaml, certificate.json and report.html of the whole, and per LLM a
+folder with all that a plan for one LLM writes, so that every command works on it.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from planner import figures, output
+from planner.files import to_yaml
+from planner.output import Document
+from planner.page import bullets, page, section, table
+from planner.sharing import SharedPlan
+from planner.words import HOURS_PER_MONTH, amount, counted, describe, listed, percent, promise, usd
+
+NAMES = ("plan.yaml", "certificate.json", "report.html")
+
+
+def render(plan: SharedPlan, *, command: str = "", png: bool = False) -> dict[str, str | bytes]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
+    folders: dict[str, dict[str, str | bytes]] = {
+        name: {
+            **output.render(one, command=command),
+            **(output.pictures(figures.every(one)) if png else {}),
+        }
+        for name, one in plan.plans.items()
+    }
+    return {
+        "plan.yaml": _header(plan) + to_yaml(summary(plan)),
+        "certificate.json": output.as_json(_certificate(plan)),
+        "report.html": _report(plan),
+        **{f"{name}/{path}": content for name, files in folders.items() for path, content in files.items()},
+    }
+
+
+def outdated(plan: SharedPlan) -> list[str]:
+    """Patterns of files that an earlier run may have left: a plan for one LLM, or one for these."""
+    folders = ("", *(f"{name}/" for name in plan.plans))
+    left = [folder + glob for folder in folders for glob in output.OUTDATED]
+    return [*left, "requests.csv", "manifests/README.md"]
+
+
+def summary(plan: SharedPlan) -> Document:
+    """What plan.yaml holds, and what `plan --json` prints."""
+    document: Document = {
+        "status": plan.status,
+        "llms": {
+            name: {
+                "plan": f"{name}/plan.yaml",
+                "llm": one.fleet.llm.name,
+                "fleet": describe(one.fleet),
+                "cost_usd_per_h": one.fleet.price_usd_per_h,
+                "power_w": one.fleet.power_w,
+                "gpus": one.fleet.gpus,
+                "value": one.certificate.value,
+                "value_alone": plan.alone[name],
+                "keeps_slo": one.verdict.holds,
+            }
+            for name, one in plan.plans.items()
+        },
+        **_totals(plan),
+        "objective": {
+            "name": plan.objective,
+            "unit": plan.unit,
+            "value": plan.value,
+            "bound": plan.bound,
+            "level0": plan.level0,
+            "level0_bound": plan.level0_bound,
+        },
+        "limits": {used.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": plan.binding,
+        "warnings": plan.warnings,
+        "placement": output.placement_document(plan.placement),
+    }
+    plain: Document = output.plain(document)
+    return plain
+
+
+def _totals(plan: SharedPlan) -> Document:
+    fleets = plan.fleets
+    return {
+        "cost_usd_per_h": sum(fleet.price_usd_per_h for fleet in fleets),
+        "power_w": sum(fleet.power_w for fleet in fleets),
+        "gpus": sum(fleet.gpus for fleet in fleets),
+    }
+
+
+def _header(plan: SharedPlan) -> str:
+    total = _totals(plan)
+    name = next(iter(plan.plans))
+    return (
+        f"# {plan.status}: {counted(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
+        f"{total['cost_usd_per_h']:.2f} USD/h.\n"
+        f"# Each has a plan of its own, which every command takes:  plan manifests {name}/plan.yaml ...\n"
+    )
+
+
+def _certificate(plan: SharedPlan) -> Document:
+    return {
+        "status": plan.status,
+        "objective": plan.objective,
+        "unit": plan.unit,
+        "value": plan.value,
+        "bound": plan.bound,
+        "gap_frac": plan.gap_frac,
+        "level0": plan.level0,
+        "level0_bound": plan.level0_bound,
+        "level0_gap_frac": plan.level0_gap_frac,
+        "level0_exact": plan.is_exact,
+        "llms": {
+            name: {"value": one.certificate.value, "alone": plan.alone[name]}
+            for name, one in plan.plans.items()
+        },
+        "limits": {used.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": plan.binding,
+        "assumptions": plan.assumptions,
+        "warnings": plan.warnings,
+        "rounds": plan.rounds,
+        "simulations": plan.simulations,
+        "seed": plan.seed,
+        "placement": output.placement_document(plan.placement),
+    }
+
+
+def proof_lines(plan: SharedPlan) -> list[str]:
+    """What was proved, in sentences."""
+    value, level0, least, bound = (
+        amount(each, plan.unit) for each in (plan.value, plan.level0, plan.level0_bound, plan.bound)
+    )
+    proved = (
+        f"exactly the best is {level0} {plan.unit}"
+        if plan.is_exact
+        else f"the best found is {level0} {plan.unit}, none has less than {least}; the search was stopped"
+    )
+    return [
+        f"Plan: {value} {plan.unit}. Status: {plan.status}.",
+        f"With one worker type per pool for every LLM, {proved}.",
+        f"No fleets and no policies whatever serve all of this for less than {bound} {plan.unit}: a gap of "
+        f"{percent(plan.gap_frac)} to the plan.",
+        f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "
+        f"{plan.seed}.",
+    ]
+
+
+def answer(plan: SharedPlan) -> str:
+    """All fleets in one sentence."""
+    total = _totals(plan)
+    month = total["cost_usd_per_h"] * HOURS_PER_MONTH
+    names = listed(list(plan.plans))
+    return (
+        f"{names} on {counted(total['gpus'], 'GPU')}: {usd(total['cost_usd_per_h'])} per hour, about "
+        f"{month:,.0f} USD per month."
+    )
+
+
+def fleet_rows(plan: SharedPlan) -> list[tuple[str, ...]]:
+    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict."""
+    return [
+        (
+            f"{name} ({one.fleet.llm.name})", describe(one.fleet), str(one.fleet.gpus),
+            amount(one.certificate.value, plan.unit), amount(plan.alone[name], plan.unit),
+            "kept" if one.verdict.holds else "missed",
+        )
+        for name, one in plan.plans.items()
+    ]  # fmt: skip
+
+
+def _report(plan: SharedPlan) -> str:
+    links = "".join(
+        f'<li><a href="{name}/report.html">{name}</a>: {escape(promise(one))}</li>'
+        for name, one in plan.plans.items()
+    )
+    head = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}", "SLO")
+    used = [(each.name, f"{each.used:,.6g}", f"{each.amount:,.6g}") for each in plan.limits]
+    nodes = plan.placement.rows() if plan.placement else []
+    body = [
+        f"<header><p class=eyebrow>Fleet plan for {counted(len(plan.plans), 'LLM')} on one stock</p>",
+        f"<h1>{escape(answer(plan))}</h1>",
+        *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
+        "</header>",
+        section("Fleets", table(head, fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))),
+        section("What was promised, with the report of each", f"<ul>{links}</ul>"),
+        section(
+            "Shared limits",
+            table(("Limit", "Used", "Of"), used, caption="Shared limits", numeric=(1, 2))
+            + bullets(plan.binding),
+        ),
+        section(
+            "What was proved", bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions)
+        ),
+    ]
+    if nodes:
+        rows = [(str(row["node"]), str(row["GPUs used"]), str(row["workers"])) for row in nodes]
+        body.append(
+            section("Nodes", table(("Node", "GPUs used", "Workers"), rows, caption="Nodes", numeric=(1,)))
+        )
+    return page(
+        "Fleet plan for several LLMs",
+        "\n".join(body),
+        f"Written by fleetplan, seed {plan.seed}. Each LLM's folder has its plan.yaml, certificate.json, "
+        "requests.csv, report.html and manifests/.",
+    )
