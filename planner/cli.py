@@ -43,10 +43,12 @@ from planner.commands.prefixes import plan_prefixes
 from planner.commands.replan import replan
 from planner.commands.schedule import schedule
 from planner.commands.search import find_goodput, search
+from planner.commands.sharing import plan_together
 from planner.commands.simulate import simulate
 from planner.commands.ui import show_ui
 from planner.commands.whatif import sensitivity, what_if
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.slo import has_several_llms
 from planner.units import show_s
 
 if TYPE_CHECKING:
@@ -150,6 +152,8 @@ def plan(
     """Find the cheapest fleet that keeps an SLO on a trace, with a certificate and all it takes to deploy it.
 
     plan --slo slo.yaml --trace azure.csv -o out/
+
+    With several LLMs in slo.yaml (llms:) all of them are planned on one stock, each with a trace of its own.
     """
     if version:
         typer.echo(f"fleetplan {__version__}")
@@ -159,9 +163,19 @@ def plan(
     if slo is None and trace is None and out is None:
         typer.echo(context.get_help())
         return
-    if slo is None or trace is None or out is None:
+    is_shared = slo is not None and out is not None and has_several_llms(slo)
+    if slo is None or out is None or (trace is None and not is_shared):
         typer.echo("plan: a plan needs all of --slo FILE, --trace FILE and -o DIR; see plan --help", err=True)
         raise typer.Exit(2)
+    if is_shared:
+        if explain:
+            raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
+        plan_together(
+            slo, trace, out, catalog=catalog, seed=seed, time_limit_s=time_limit, png=png,
+            json_output=json_output,
+        )  # fmt: skip
+        return
+    assert trace is not None
 
     from planner import figures, files, output, planning
     from planner.oracle import Answers

@@ -17,7 +17,6 @@ rows that name the entry, else those that name its LLM.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,11 +61,6 @@ class _Entry:
     task: Task
     trace: Path | None
     model: str | None
-
-
-def has_several_llms(path: Path) -> bool:
-    """Whether this slo.yaml asks for several LLMs; False for what is no file, such as a pipe."""
-    return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113 - silent about any name
 
 
 def read_question(path: Path, trace: Path | None, catalog: Catalog, *, seed: int = 0) -> Question:

@@ -12,13 +12,14 @@
     robust: {step_times: 10 %, traffic: 10 %}
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
-is quietly dropped would certify the wrong fleet.
+is quietly dropped would certify the wrong fleet. Several LLMs on one stock are read by planner/shared_slo.py.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -176,6 +177,11 @@ class Task:
 def read_task(path: Path, catalog: Catalog) -> Task:
     """Read slo.yaml. Raises InputError with the file, the key, what was found and what is valid."""
     return parse_task(read_document(path, catalog), catalog, where=str(path))
+
+
+def has_several_llms(path: Path) -> bool:
+    """Whether this slo.yaml asks for several LLMs; not for what can be read but once, such as a pipe."""
+    return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113 - silent about any name
 
 
 def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
