@@ -299,6 +299,8 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
         x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(zero=True)),
     )
     drawn = base.mark_bar(height=12, yOffset=8, stroke=MUTED, strokeWidth=0.8).encode(
+        tooltip=[alt.Tooltip("label:N", title="title"), alt.Tooltip("value:Q", title=unit, format=",.2f"),
+                 alt.Tooltip("kind:N", title="is")],
         color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=colours), legend=None),
         strokeDash=alt.StrokeDash("kind:N", legend=None,
                                   scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [3, 2]])),

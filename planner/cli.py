@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +181,7 @@ def plan(
     from planner.slo import read_task
     from planner.traces import read_trace
     from planner.whatif import Study
+    from planner.words import command_line
 
     files.check_output_directory(out)
     keep_inputs([out / name for name in output.NAMES], slo, trace)
@@ -197,7 +197,7 @@ def plan(
         if explain:
             found = _explained(found, task, Study(requests, known, seed, time_limit, progress, answers))
         progress("writing the report")
-        command = _repeat(slo, trace, catalog, seed, time_limit, explain=explain)
+        command = command_line(slo, trace, catalog, seed=seed, time_limit_s=time_limit, explain=explain)
         pictures = output.pictures(figures.every(found)) if png else {}
         written: dict[str, str | bytes] = {**output.render(found, command=command), **pictures}
         files.write_files(out, written, outdated=output.OUTDATED)
@@ -207,16 +207,6 @@ def plan(
         _print_plan(found, out, explain=explain)
     if not found.certificate.level0_exact:
         raise typer.Exit(4)
-
-
-def _repeat(
-    slo: Path, trace: Path, catalog: Path | None, seed: int, time_limit_s: float, *, explain: bool
-) -> str:
-    """What makes this plan again, where the files are at hand; folders are nobody's business."""
-    words = ["plan", "--slo", slo.name, "--trace", trace.name, "--seed", str(seed)]
-    words += ["--time-limit", f"{time_limit_s:g}", *(["--explain"] if explain else [])]
-    words += [*(["--catalog", catalog.name] if catalog else []), "-o", "out/"]
-    return shlex.join(words)
 
 
 def _explained(found: Plan, task: Task, study: Study) -> Plan:

@@ -6,6 +6,7 @@ Altair and vl-convert are imported inside the functions: they take most of a sec
 
 from __future__ import annotations
 
+import json
 import textwrap
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -131,7 +132,7 @@ def _is_data_line(part: dict[str, Any]) -> bool:
 def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, Any]:
     mark, encoding = part["mark"], part["encoding"]
     if mark["type"] in ("bar", "point", "circle"):
-        return part | {"encoding": {"tooltip": _tooltip(encoding, axes)} | encoding}
+        return part | {"encoding": {"tooltip": {"value": _told(encoding, axes)}} | encoding}
     if not _is_data_line(part):
         return part
     dash = {key: encoding.pop(key) for key in ("strokeDash",) if key in encoding}
@@ -140,17 +141,13 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         names = {"type": "point", "fields": [encoding["color"]["field"]], "toggle": "true"}
         line["params"] = [{"name": f"shown{k}", "select": names, "bind": "legend"}]
         line["encoding"] = dash | {"opacity": {"condition": {"param": f"shown{k}", "value": 1}, "value": 0.1}}
+    colour = {"color": mark["color"]} if "color" in mark else {}
     near = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
     points = {
-        "mark": {
-            "type": "point",
-            "filled": True,
-            "size": 55,
-            **{c: mark[c] for c in ("color",) if c in mark},
-        },
+        "mark": {"type": "point", "filled": True, "size": 55} | colour,
         "encoding": {
             "opacity": {"condition": {"param": f"near{k}", "empty": False, "value": 1}, "value": 0},
-            "tooltip": _tooltip(encoding, axes),
+            "tooltip": {"value": _told(encoding, axes)},
         },
         "params": [{"name": f"near{k}", "select": near}],
     }
@@ -158,17 +155,17 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
     return data | {"encoding": encoding, "layer": [line, points]}
 
 
-def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> list[dict[str, Any]]:
+def _told(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     """What the axes say of a point, with their units; the name of its line is the heading."""
-    found = []
+    told, datum = [], "(datum.datum || datum)"  # where the nearest counts, Vega gives the cell around a point
+    if "field" in encoding.get("color", {}):
+        told.append(f'"title": {datum}[{json.dumps(encoding["color"]["field"])}]')
     for channel in ("x", "y"):
         if "field" in encoding.get(channel, {}) and (title := axes[channel].get("title")):
             number = ".4~p" if axes[channel].get("format") == "%" else ",.4~r"
-            value = {"field": encoding[channel]["field"], "type": "quantitative"}
-            found.append(value | {"title": title, "format": number})
-    if "field" in encoding.get("color", {}):
-        found.insert(0, {"field": encoding["color"]["field"], "type": "nominal", "title": "title"})
-    return found
+            value = f"{datum}[{json.dumps(encoding[channel]['field'])}]"
+            told.append(f"{json.dumps(title)}: format({value}, '{number}')")
+    return {"expr": f"{{{', '.join(told)}}}"}
 
 
 def vega_runtime() -> str:

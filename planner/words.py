@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from planner.domain import Fleet, Limit, Pool
 from planner.manifests.engine import is_capped, running
@@ -39,6 +41,15 @@ def promise(plan: Plan) -> str:
     if plan.verdict.holds:
         return f"In the simulation of {plan.traffic_note}, it keeps the promise: {limits}."
     return f"In the simulation of {plan.traffic_note}, it does NOT keep the promise: {limits}."
+
+
+def command_line(
+    slo: Path, trace: Path, catalog: Path | None, *, seed: int, time_limit_s: float, explain: bool = False
+) -> str:
+    """What makes the same plan where these files are at hand; their folders are nobody's business."""
+    line = ["plan", "--slo", slo.name, "--trace", trace.name, "-o", "out/", "--seed", str(seed)]
+    line += ["--time-limit", f"{time_limit_s:g}", *(["--explain"] if explain else [])]
+    return shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
 
 
 def describe(fleet: Fleet) -> str:

@@ -108,7 +108,15 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
         progress=lambda phase: tell({"phase": phase}), watch=lambda s: tell({"standing": asdict(s)}),
     )  # fmt: skip
     tell({"phase": "writing the report"})
-    rendered: Files = {**output.render(found), "slo.yaml": files.to_yaml(request["question"])}
+    command = words.command_line(
+        Path("slo.yaml"), Path(request["trace"]),
+        Path(request["catalog"]) if request.get("catalog") else None,
+        seed=request["seed"], time_limit_s=request["time_limit_s"],
+    )  # fmt: skip
+    rendered: Files = {
+        **output.render(found, command=command),
+        "slo.yaml": files.to_yaml(request["question"]),
+    }
     return plan_document(found), rendered
 
 
@@ -197,7 +205,7 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
             path.write_text(request["demand"])
             asked = schedulefile.read_demand(path, window_s=window_s)
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
-    found = schedule(market, asked, time_limit_s=request["time_limit_s"], threads=1)
+    found = schedule(market, asked, time_limit_s=request["time_limit_s"])
     tell({"phase": "comparing with a fleet for the peak and with a linear rule"})
     others = {"peak": at_peak(market, asked), "linear rule": by_rule(market, asked)}
     document = to_json(market, asked, found, others, 0.005)
