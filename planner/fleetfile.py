@@ -105,6 +105,9 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Section | None = None)
     """
     document = read_yaml(path)
     where = str(path)
+    if isinstance(document.get("llms"), dict):
+        folders = ", ".join(str(path.parent / str(name) / path.name) for name in list(document["llms"])[:5])
+        raise InputError(f"{where}: sums up the plans of several LLMs; name the plan of one: {folders}")
     if policies:
         document["policies"] = {**_section(document.get("policies"), None, f"{where}: policies"), **policies}
     refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
