@@ -43,6 +43,7 @@ from planner.solvers.shared import Row, Shape, Shared, rows_of, share
 
 Searched = list[tuple[Problem, Found]]
 CHEAPER_FRAC = 1e-6  # a saving of less is none
+LEVEL0 = "with one worker type per pool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +379,7 @@ def _prices(
         lifted = ask(others, below=value * (1 - CHEAPER_FRAC))
         if lifted.best is None:
             if lifted.is_exact:
-                sentences.append(f"more of {row.name} alone saves nothing")
+                sentences.append(f"{LEVEL0}, more of {row.name} alone saves nothing")
             else:
                 sentences.append(f"what more of {row.name} would save was not found within the time limit")
             continue
@@ -388,9 +389,9 @@ def _prices(
         then = ask([*others, replace(row, amount=amount)], below=value * (1 - CHEAPER_FRAC))
         saved = value - (then.value if then.best is not None else value)
         if saved > 0:
-            fewest = "the least that saves anything" if least.is_exact else "less was not tried in time"
+            less = "less saves nothing" if least.is_exact else "less was not tried in time"
             sentences.append(
-                f"{_more(row, amount)} would save {saved:.4g} {unit} ({fewest}); without that limit "
+                f"{LEVEL0}, {_more(row, amount)} would save {saved:.4g} {unit}; {less}, and any amount "
                 f"{value - lifted.value:.4g} {unit}"
             )
     return tuple(sentences)
