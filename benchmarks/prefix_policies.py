@@ -117,7 +117,7 @@ def misbehaving(rate_rps: float, workload: str, seconds: float = 60.0) -> Trace:
         rate, kind = (rate_rps, workload) if u == VICTIMS else (VICTIM_RPS, "toolbench")
         rng = np.random.default_rng(u)
         parts[f"tenant-{u}"] = prefix_workloads.preble(kind, int(rate * seconds), rate, rng=rng)
-    return prefix_workloads.merged(parts).trace
+    return prefix_workloads.merged(parts)
 
 
 def _print_tenants(case: str, route: str, queue: str, found: Simulation) -> None:

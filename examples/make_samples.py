@@ -80,7 +80,7 @@ def prefixes_jsonl(rng: np.random.Generator) -> str:
     """1200 tool calls and 400 steps of agents in ten minutes, in blocks of 128 tokens."""
     parts = {"tools": preble("toolbench", 1200, 2.0, rng=rng, block_tokens=128),
              "agents": preble("embodied", 400, 2 / 3, rng=rng, block_tokens=128)}  # fmt: skip
-    trace = merged(parts).trace
+    trace = merged(parts)
     lines = [
         json.dumps(
             {

@@ -239,8 +239,9 @@ class Policies:
     dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on every worker;
     0: twice what a request of the trace costs on average. preble has `priority_groups`. e2 looks back
     `share_window_s` and sends new prompts to a worker that spent more than `explore_decode_frac` of that on
-    decodes (1: never). e2 and cache-aware balance workers that are more than `balance_ratio` apart, the
-    latter only beyond `balance_requests`, and it follows a match of more than `cache_threshold_frac`.
+    decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. e2
+    and cache-aware balance workers that are more than `balance_ratio` apart, the latter only beyond
+    `balance_requests`, and it follows a match of more than `cache_threshold_frac`.
     """
 
     batching: str = "vllm-v1"
@@ -273,6 +274,7 @@ class Policies:
     share_window_s: float = 180.0
     explore_decode_frac: float = 1.0
     balance_ratio: float = 1.5
+    replicate_ratio: float = 2.0
     balance_requests: int = 64
     cache_threshold_frac: float = 0.3
     seed: int = 0

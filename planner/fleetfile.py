@@ -68,7 +68,7 @@ POLICY_SHARES = {"prediction_accuracy": "prediction_accuracy_frac", "watermark":
                  "explore_decode": "explore_decode_frac", "cache_threshold": "cache_threshold_frac"
                  }  # fmt: skip
 POLICY_NUMBERS = {"extend_weight": "extend_weight", "output_weight": "output_weight",
-                  "balance_ratio": "balance_ratio"}  # fmt: skip
+                  "balance_ratio": "balance_ratio", "replicate_ratio": "replicate_ratio"}  # fmt: skip
 POLICY_KEYS = (*POLICY_NAMES, *POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS,
                "max_num_batched_tokens", "prefix_cache", "tenant_weights", "vidur_restarts")  # fmt: skip
 NETWORK_KEYS = ("bandwidth", "latency", "transfer", "layerwise_from", "shared")

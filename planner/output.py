@@ -360,14 +360,15 @@ def _tenants(simulation: Simulation) -> Document:
 
 
 def requests_csv(simulation: Simulation) -> str:
-    """One row per request; empty where it never happened. `arrival_s` is exact, so that a replay is too."""
+    """One row per request, by arrival; empty where it never happened. `arrival_s` is exact, for a replay."""
     names = [_csv_field(name) for name in simulation.worker_names] + [""]  # index -1: no worker
     cached = (
         np.zeros_like(simulation.status) if simulation.cached_tokens is None else simulation.cached_tokens
     )
+    order = np.argsort(simulation.arrival_s, kind="stable")
     parts = [",".join(CSV_COLUMNS) + "\n"]
-    for start in range(0, len(simulation.arrival_s), _CSV_CHUNK):
-        rows = slice(start, start + _CSV_CHUNK)
+    for start in range(0, len(order), _CSV_CHUNK):
+        rows = order[start : start + _CSV_CHUNK]
         columns = (
             simulation.arrival_s[rows].tolist(),
             simulation.input_tokens[rows].tolist(),

@@ -21,6 +21,7 @@ from planner.traces import FloatArray, IntArray, Trace
 
 MeanSd = tuple[float, float]
 NO_EDGES = np.zeros((0, 2), np.int64)
+NO_TIMES = np.zeros(0)
 
 CANDIDATES = 8  # programs generated for one problem
 STEP_S = 2.0  # an agent's environment answers
@@ -51,25 +52,6 @@ TABLE = {
 SYSTEM_TOKENS = {"videoqa": 0, "loogle": 13}  # elsewhere what is shared but not the key portion
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Programs:
-    """A trace and who waits for whom: `after` (e, 2) holds rows (request, parent), by parent.
-
-    A request arrives when all its parents have finished, and not before its `arrival_s`. A parent always
-    stands before its children in the trace, so a simulator needs one counter of open parents per request and,
-    when request p finishes, the rows of p. Without `after`, the trace sends every request at its `arrival_s`.
-    """
-
-    trace: Trace
-    after: IntArray
-
-    def __post_init__(self) -> None:
-        if len(self.after) and not (
-            (self.after[:, 1] < self.after[:, 0]).all() and (np.diff(self.after[:, 1]) >= 0).all()
-        ):
-            raise InputError(f"{self.trace.name}: parents must come before their children, rows by parent")
-
-
 class _Texts:
     """A tree of texts under construction; a text begins where its parent ends."""
 
@@ -93,6 +75,8 @@ class _Texts:
         output_tokens: IntArray,
         block_tokens: int,
         note: str,
+        after: IntArray = NO_EDGES,
+        think_s: FloatArray = NO_TIMES,
     ) -> Trace:
         """Requests (n,) whose prompts run from a root to the text `end`, in order of arrival."""
         parent, tokens = np.concatenate(self.parent), np.concatenate(self.tokens)
@@ -119,6 +103,8 @@ class _Texts:
             prefix_ids=first_id[text] + block - start[text] // block_tokens,
             prefix_block_tokens=block_tokens,
             notes=(note,),
+            after=after,
+            think_s=think_s,
         )
 
 
@@ -129,21 +115,36 @@ def preble(
     *,
     rng: np.random.Generator,
     block_tokens: int = KV_BLOCK_TOKENS,
-) -> Programs:
-    """One of the rows of TABLE; only the steps of "embodied" wait for each other."""
+    zipf: float | None = None,
+) -> Trace:
+    """One of the rows of TABLE; only the steps of "embodied" wait for each other, with time to think.
+
+    With `zipf` the k-th document (tool, video) is asked for in proportion to k^-zipf.
+    """
     if workload not in TABLE:
         raise InputError(f"workload: expected one of {', '.join(TABLE)}, found {workload!r}")
     if requests < 1 or not 0 < rate_rps < np.inf or block_tokens < 1:
         raise InputError(
             f"{workload}: expected requests, rate and block > 0, found {requests}, {rate_rps}, {block_tokens}"
         )
-    make = {"embodied": _embodied, "programming": _programming}.get(workload, _documents)
-    return make(workload, requests, rate_rps, block_tokens, rng)
+    if workload in ("embodied", "programming"):
+        if zipf is not None:
+            raise InputError(
+                f"{workload}: has no documents of which zipf could say how often they are asked for"
+            )
+        make = _embodied if workload == "embodied" else _programming
+        return make(workload, requests, rate_rps, block_tokens, rng)
+    return _documents(workload, requests, rate_rps, block_tokens, rng, zipf)
 
 
 def _documents(
-    workload: str, requests: int, rate_rps: float, block_tokens: int, rng: np.random.Generator
-) -> Programs:
+    workload: str,
+    requests: int,
+    rate_rps: float,
+    block_tokens: int,
+    rng: np.random.Generator,
+    zipf: float | None,
+) -> Trace:
     """System prompt, document (tool, video) and question: Toolbench, Video QA, LooGLE.
 
     Documents are as popular as `key_requests` says (Gamma), their questions in random order. Where the row's
@@ -156,7 +157,11 @@ def _documents(
     alone_frac = max(1 - shape.shared_frac[0] / (shape.key_frac[0] + system / mean), 0.0)
     question = mean * (1 - shape.key_frac[0]) - system
     alone = round(alone_frac * requests)
-    document = np.concatenate((_popular(requests - alone, shape.key_requests, rng), -1 - np.arange(alone)))
+    shared = _popular(requests - alone, shape.key_requests, rng)
+    if zipf is not None:
+        shares = np.arange(1.0, len(np.unique(shared)) + 1) ** -zipf
+        shared = rng.choice(len(shares), len(shared), p=shares / shares.sum())
+    document = np.concatenate((shared, -1 - np.arange(alone)))
     document = np.unique(rng.permutation(document), return_inverse=True)[1]
     texts = _Texts()
     root = texts.add(np.array([-1]), np.array([system]))
@@ -165,16 +170,17 @@ def _documents(
     end = texts.add(documents[document], _gamma((question, question), requests, rng))
     arrival_s = _poisson_s(requests, rate_rps, rng)
     outputs = _gamma(shape.output_tokens, requests, rng)
-    return Programs(texts.trace(workload, arrival_s, end, outputs, block_tokens, _note(workload)), NO_EDGES)
+    return texts.trace(workload, arrival_s, end, outputs, block_tokens, _note(workload))
 
 
 def _embodied(
     workload: str, requests: int, rate_rps: float, block_tokens: int, rng: np.random.Generator
-) -> Programs:
+) -> Trace:
     """Agents: an instruction, then steps that each append the last answer and what was observed.
 
     A run has `key_requests` steps; the instruction is its key portion, and what a step appends follows from
-    the prompt's mean length. A step comes STEP_S after the one before it (our choice), on average.
+    the prompt's mean length. A step comes STEP_S after the answer to the one before it, on average (our
+    choice); `arrival_s` is as if answers took no time.
     """
     shape = TABLE[workload]
     mean, sd = shape.prompt_tokens
@@ -199,12 +205,12 @@ def _embodied(
     elapsed_s = np.cumsum(waits_s)
     arrival_s = start_s[run] + elapsed_s - elapsed_s[step == 0][run]
     edges = np.column_stack((np.arange(1, requests), np.arange(requests - 1)))[step[1:] > 0]
-    return _in_order(texts, workload, arrival_s, end, outputs, edges, block_tokens)
+    return _in_order(texts, workload, arrival_s, end, outputs, edges, block_tokens, waits_s)
 
 
 def _programming(
     workload: str, requests: int, rate_rps: float, block_tokens: int, rng: np.random.Generator
-) -> Programs:
+) -> Trace:
     """Demonstrations shared by all, problems, CANDIDATES requests for each (our choice), 3 % of their own.
 
     Problems vary so much that the longest are key portions of their own; else the demonstrations are.
@@ -221,7 +227,7 @@ def _programming(
     end = texts.add(np.repeat(problem, CANDIDATES)[:requests], _gamma((own, own / 2), requests, rng))
     arrival_s = np.repeat(_poisson_s(problems, rate_rps / CANDIDATES, rng), CANDIDATES)[:requests]
     outputs = _gamma(shape.output_tokens, requests, rng)
-    return Programs(texts.trace(workload, arrival_s, end, outputs, block_tokens, _note(workload)), NO_EDGES)
+    return texts.trace(workload, arrival_s, end, outputs, block_tokens, _note(workload))
 
 
 def tree_of_thoughts(
@@ -233,7 +239,7 @@ def tree_of_thoughts(
     thought_tokens: MeanSd = (80, 30),
     rng: np.random.Generator,
     block_tokens: int = KV_BLOCK_TOKENS,
-) -> Programs:
+) -> Trace:
     """Trees of HEIGHT levels: a thought asks for `branches` more, with all thoughts above it in the prompt.
 
     `rate_rps` counts trees. The lengths are our choice.
@@ -271,7 +277,7 @@ def judges(
     verdict_tokens: MeanSd = (120, 40),
     rng: np.random.Generator,
     block_tokens: int = KV_BLOCK_TOKENS,
-) -> Programs:
+) -> Trace:
     """Branch, solve, merge: name dimensions, judge the article in each of them at once, then sum up.
 
     `rate_rps` counts articles. The lengths are our choice; `template_tokens` are shared by all.
@@ -298,18 +304,17 @@ def judges(
     )  # fmt: skip
 
 
-def merged(tenants: Mapping[str, Programs]) -> Programs:
+def merged(tenants: Mapping[str, Trace]) -> Trace:
     """The traffic of several tenants at once; they share no prefix."""
-    parts = list(tenants.values())
-    if not parts or len({part.trace.prefix_block_tokens for part in parts}) > 1:
+    traces = list(tenants.values())
+    if not traces or len({trace.prefix_block_tokens for trace in traces}) > 1:
         raise InputError("tenants: expected at least one, with blocks of one size")
     ids, edges, before, id_from = [], [], 0, 0
-    for part in parts:
-        ids.append(part.trace.prefix_ids + id_from)
-        edges.append(part.after + before)
-        before += len(part.trace)
-        id_from += int(part.trace.prefix_ids.max(initial=-1)) + 1
-    traces = [part.trace for part in parts]
+    for trace in traces:
+        ids.append(trace.prefix_ids + id_from)
+        edges.append(trace.after + before)
+        before += len(trace)
+        id_from += int(trace.prefix_ids.max(initial=-1)) + 1
     together = np.concatenate([trace.arrival_s for trace in traces])
     order = np.argsort(together, kind="stable")
     blocks = np.concatenate([np.diff(trace.prefix_offsets) for trace in traces])
@@ -324,10 +329,10 @@ def merged(tenants: Mapping[str, Programs]) -> Programs:
         tenant=np.repeat(np.arange(len(traces)), [len(trace) for trace in traces]),
         tenants=tuple(tenants),
         notes=tuple(note for trace in traces for note in trace.notes),
+        after=_by_parent(np.concatenate(edges)),
+        think_s=np.concatenate([trace.think_s for trace in traces]),
     )
-    return Programs(
-        joined.select(order, arrival_s=together[order]), _renumbered(np.concatenate(edges), order)
-    )
+    return joined.select(order, arrival_s=together[order])
 
 
 def _in_order(
@@ -338,18 +343,19 @@ def _in_order(
     outputs: IntArray,
     edges: IntArray,
     block_tokens: int,
-) -> Programs:
+    think_s: FloatArray = NO_TIMES,
+) -> Trace:
     """Sort by arrival; requests of one program that arrive at once keep their order."""
     order = np.argsort(arrival_s, kind="stable")
-    arrival_s = arrival_s - arrival_s.min()
-    trace = texts.trace(name, arrival_s[order], end[order], outputs[order], block_tokens, _note(name))
-    return Programs(trace, _renumbered(edges, order))
-
-
-def _renumbered(edges: IntArray, order: IntArray) -> IntArray:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    edges = place[edges]
+    return texts.trace(
+        name, (arrival_s - arrival_s.min())[order], end[order], outputs[order], block_tokens, _note(name),
+        after=_by_parent(place[edges]), think_s=think_s[order] if len(think_s) else think_s,
+    )  # fmt: skip
+
+
+def _by_parent(edges: IntArray) -> IntArray:
     return edges[np.lexsort((edges[:, 0], edges[:, 1]))]
 
 

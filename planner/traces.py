@@ -40,6 +40,10 @@ def _no_ids() -> IntArray:
     return np.zeros(0, np.int64)
 
 
+def _no_edges() -> IntArray:
+    return np.zeros((0, 2), np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Requests in order of arrival; every array has one entry per request, shape (n,).
@@ -49,6 +53,8 @@ class Trace:
     `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
     `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
+    `after` (e, 2) holds rows (request, parent), by parent: a request arrives `think_s` (n,) after the last of
+    its parents has finished, and not before its `arrival_s`. Parents stand before those who wait for them.
     `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace. `coarse_s`
     is the step of a clock whose stamps are still to be `spread`, 0 where they need not.
     """
@@ -62,6 +68,8 @@ class Trace:
     prefix_block_tokens: int = 0
     tenant: IntArray = field(default_factory=_no_ids)
     tenants: tuple[str, ...] = ()
+    after: IntArray = field(default_factory=_no_edges)
+    think_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     dropped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     coarse_s: float = 0.0
@@ -78,8 +86,10 @@ class Trace:
             object.__setattr__(self, "tenant", np.zeros(n, np.int64))
         if not self.llm.size:
             object.__setattr__(self, "llm", np.zeros(n, np.int64))
-        lengths = {len(column) for column in (self.input_tokens, self.output_tokens, self.tenant, self.llm)}
-        if lengths != {n}:
+        if not self.think_s.size:
+            object.__setattr__(self, "think_s", np.zeros(n))
+        columns = (self.input_tokens, self.output_tokens, self.tenant, self.llm, self.think_s)
+        if {len(column) for column in columns} != {n}:
             raise TraceError(f"{self.name}: {n} arrivals, but other columns have another length")
         if not (
             self.arrival_s[0] >= 0 and (np.diff(self.arrival_s) >= 0).all() and self.arrival_s[-1] < np.inf
@@ -99,6 +109,11 @@ class Trace:
             )
         if self.prefix_ids.size and self.prefix_block_tokens < 1:
             raise TraceError(f"{self.name}: prefix_block_tokens is {self.prefix_block_tokens}, must be > 0")
+        request, parent = self.after.T
+        if not ((0 <= parent) & (parent < request) & (request < n)).all() or (np.diff(parent) < 0).any():
+            raise TraceError(f"{self.name}: after: parents must come before their children, rows by parent")
+        if not ((self.think_s >= 0) & (self.think_s < np.inf)).all():
+            raise TraceError(f"{self.name}: think_s must be finite and >= 0")
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -120,9 +135,16 @@ class Trace:
     def select(self, index: npt.ArrayLike, *, arrival_s: FloatArray | None = None) -> Trace:
         """The requests at `index` (positions or a mask of n booleans), in that order, with their prefixes.
 
-        They keep their arrivals, or take those of `arrival_s`, one for each request chosen.
+        They keep their arrivals, or take those of `arrival_s`, one for each request chosen; whoever waits for
+        a request that is not chosen no longer does.
         """
         chosen = np.arange(len(self))[np.asarray(index)]
+        place = np.full(len(self), -1)
+        place[chosen] = np.arange(len(chosen))
+        if self.after.size and (place[chosen] != np.arange(len(chosen))).any():
+            raise TraceError(f"{self.name}: who waits for whom is lost where a request is taken twice")
+        after = place[self.after]
+        after = after[(after >= 0).all(axis=1)]
         blocks = np.diff(self.prefix_offsets)[chosen]
         offsets = np.concatenate(([0], np.cumsum(blocks)))
         # position of every kept id: its request's old start, plus how far it stands from its new start
@@ -136,6 +158,8 @@ class Trace:
             prefix_ids=self.prefix_ids[ids_at],
             tenant=self.tenant[chosen],
             llm=self.llm[chosen],
+            after=after[np.lexsort((after[:, 0], after[:, 1]))],
+            think_s=self.think_s[chosen],
         )
 
     def of_llm(self, name: str) -> Trace:
@@ -191,6 +215,7 @@ FORMATS = (
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
+_REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who waits for whom, and how long
 _TEXT_BLOCK_TOKENS = 16  # into which texts of any length are cut
 
 
@@ -265,8 +290,8 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int) -> 
             )
         numbers = np.arange(line, line + len(table))
         blank = np.logical_and.reduce([table[column].isna().to_numpy() for column in needed])
-        if rows.hash_ids is not None:
-            place = columns[names.index(rows.hash_ids)]
+        for name in rows.lists:
+            place = columns[names.index(name)]
             table[place] = pd.Series([_ids_of_text(text) for text in table[place]], dtype=object)
         rows.add(
             numbers, blank, {name: table[column] for name, column in zip(rows.needed, needed, strict=True)}
@@ -294,9 +319,8 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int) ->
             request = _object(path, number, line) if line.strip() else {}
             for name, column in columns.items():
                 column.append(request.get(name))
-        if rows.hash_ids is not None:
-            ids = columns[rows.hash_ids]
-            columns[rows.hash_ids] = [_ids_of_value(one) for one in ids]
+        for name in rows.lists:
+            columns[name] = [_ids_of_value(one) for one in columns[name]]
         rows.add(
             np.array([number for number, _ in block]),
             np.array([not line.strip() for _, line in block]),
@@ -367,14 +391,24 @@ class _Rows:
         self.hash_ids = self._one_of(_PREFIX)
         self.llm = self._one_of(("model",))
         self.block = self._one_of(_BLOCK)
-        texts = (self.tenant, self.llm, self.block, self.hash_ids)
+        self.after = self._one_of(_AFTER)
+        self.request_id = self._one_of(_REQUEST_ID) if self.after else None
+        self.think = self._one_of(_THINK) if self.after else None
+        if self.after and not self.request_id:
+            raise TraceError(
+                f"{where}: column {self.after} names requests by their request_id, which is missing"
+            )
+        self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
+        texts = (self.tenant, self.llm, self.block, self.request_id, self.think, *self.lists)
         self.needed = [self.clock, *self.counts, *(name for name in texts if name is not None)]
         self.ticks: list[FloatArray] = []
         self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
         self.texts: dict[str, list[str]] = {
-            name: [] for name in (self.tenant, self.llm, self.block) if name is not None
+            name: [] for name in (self.tenant, self.llm, self.block, self.request_id) if name is not None
         }
+        self.parents: list[list[int]] = []
+        self.think_s: list[FloatArray] = []
         self.ids: list[npt.NDArray[Any]] = []  # flat, and how many of them each request has:
         self.blocks: list[IntArray] = []
         self.dropped: Counter[str] = Counter()
@@ -412,18 +446,30 @@ class _Rows:
         self.tokens[1].append(outputs[keep])
         for name, texts in self.texts.items():
             texts += columns[name][keep].fillna("").astype(str).tolist()
+        if self.think is not None:
+            think_s = _numbers(columns[self.think].where(columns[self.think].notna(), 0.0))
+            if (at := np.flatnonzero(~((think_s >= 0) & (think_s < np.inf)))).size:
+                found = _found(columns[self.think].iloc[at[0]])
+                self._refuse(line[at[0]], self.think, "seconds >= 0", found)
+            self.think_s.append(think_s[keep])
+        if self.after is not None:
+            self.parents += self._lists(line, self.after, columns[self.after], keep)
         if self.hash_ids is not None:
-            ids = columns[self.hash_ids].tolist()
-            if None in ids:
-                at = line[ids.index(None)]
-                self._refuse(at, self.hash_ids, "a list of whole numbers", "something else")
-            ids = [one for one, kept in zip(ids, keep.tolist(), strict=True) if kept]
+            ids = self._lists(line, self.hash_ids, columns[self.hash_ids], keep)
             flat = [block for one in ids for block in one]
             try:
                 self.ids.append(np.array(flat, dtype=np.int64))
             except OverflowError:  # hashes of 64 bits and more
                 self.ids.append(np.array(flat, dtype=object))
             self.blocks.append(np.fromiter(map(len, ids), np.int64, len(ids)))
+
+    def _lists(
+        self, line: IntArray, name: str, column: pd.Series[Any], keep: npt.NDArray[np.bool_]
+    ) -> list[list[int]]:
+        lists = column.tolist()
+        if None in lists:
+            self._refuse(line[lists.index(None)], name, "a list of whole numbers", "something else")
+        return [one for one, kept in zip(lists, keep.tolist(), strict=True) if kept]
 
     def _tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
         counts = _numbers(column)
@@ -501,7 +547,35 @@ class _Rows:
         )
         everything = np.arange(len(ticks)) if order is None else order
         in_order = in_file_order.select(everything, arrival_s=arrival_s)
-        return replace(in_order, dropped=dropped, notes=tuple(notes), coarse_s=quantum_s)
+        return replace(
+            in_order,
+            after=self._after(everything),
+            think_s=np.concatenate(self.think_s)[everything] if self.think_s else np.zeros(0),
+            dropped=dropped,
+            notes=tuple(notes),
+            coarse_s=quantum_s,
+        )
+
+    def _after(self, order: IntArray) -> IntArray:
+        """Rows (request, parent), by parent, of the requests in this order."""
+        if self.request_id is None:
+            return _no_edges()
+        names = self.texts[self.request_id]
+        place = {names[row]: i for i, row in enumerate(order.tolist())}
+        if len(place) < len(names):
+            twice = Counter(names).most_common(1)[0][0]
+            raise TraceError(f"{self.path}, column {self.request_id}: {_shown(twice)} is given twice")
+        edges = []
+        for i, row in enumerate(order.tolist()):
+            for parent in map(str, self.parents[row]):
+                if place.get(parent, i) >= i:
+                    raise TraceError(
+                        f"{self.path}, column {self.after}: request {names[row]} waits for {parent}, which "
+                        "is no request with tokens that stands, and arrives, before it"
+                    )
+                edges.append((place[parent], i))
+        by_parent = np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2)
+        return by_parent[:, ::-1]
 
     def _named(self, column: str | None) -> tuple[IntArray, tuple[str, ...]]:
         """A column of names as indices and the names; empty without such a column."""

@@ -68,6 +68,11 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
     factor = rate_rps / trace.rate_rps
     if abs(factor - 1) <= SAME_FRAC:
         return trace
+    if trace.after.size:
+        raise TraceError(
+            f"{trace.name}: requests wait for others (column after), so their rate is not ours to choose; "
+            "leave the rate out, or the column"
+        )
     said = f"{how}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
     if how == "compress":
         arrival_s = trace.arrival_s / factor

@@ -5,8 +5,10 @@ A node is the tuple of block ids up to it. Whatever can be looked up is counted 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from itertools import count
+from dataclasses import dataclass
+from itertools import count, groupby, takewhile
 
 from simulator_reference import BLOCK, Reference, Request, Worker, blocks_of
 
@@ -15,14 +17,30 @@ from planner.simulator.cache_layout import output_token_s, prefill_token_s
 from planner.traces import Trace
 
 Node = tuple[int, ...]
+TELLS = ("prefix-affinity", "cache-aware", "e2", "d2lpm")  # take for cached what they have sent
 
 
 class Cache:
-    """Of one worker: users of every node, and the nodes without users, oldest first."""
+    """Of one worker: users of every node, and the nodes without users, oldest first. `known` is what a router
+    that TELLS believes.
+    """
 
     def __init__(self) -> None:
         self.users: dict[Node, int] = {}
         self.idle: list[Node] = []
+        self.known: set[Node] = set()
+
+
+@dataclass
+class Routed:
+    """A request in e2's window."""
+
+    time_s: float
+    worker: int
+    request: int
+    seconds: float
+    prefix: Node | None = None
+    wait_s: float | None = None
 
 
 class PrefixReference(Reference):
@@ -52,7 +70,10 @@ class PrefixReference(Reference):
         self.last_tenant: list[int | None] = [None for _ in self.workers]
         self.slots = [[0] * self.policies.priority_groups for _ in self.workers]
         self.deficit = [[0.0 for _ in self.workers] for _ in tenants]
-        self.window: list[tuple[float, int, int, float, float]] = []  # time, worker, request, seconds
+        self.window: list[Routed] = []
+        self.replicated_s: dict[Node, float] = {}
+        self.turn = [0 for _ in tenants]
+        self.is_told = self.policies.routing in TELLS
         self.context = float((trace.input_tokens + trace.output_tokens / 2).mean())
         self.events_of_service: list[tuple[float, int, float]] = []  # time, tenant, service
         self.now = 0.0
@@ -68,6 +89,12 @@ class PrefixReference(Reference):
     def matched(self, worker: Worker, request: Request) -> list[Node]:
         users = self.caches[worker.index].users
         return [node for node in self.nodes(request) if node in users]
+
+    def believed(self, worker: Worker, request: Request) -> int:
+        """Tokens that the router takes for cached."""
+        cache = self.caches[worker.index]
+        known = cache.known if self.is_told else cache.users
+        return len(list(takewhile(lambda node: node in known, self.nodes(request)))) * self.block
 
     def missing_blocks(self, worker: Worker, request: Request) -> int:
         users = self.caches[worker.index].users
@@ -88,6 +115,9 @@ class PrefixReference(Reference):
         self.expected[i] = 0
         if self.hit[i] < 0:
             self.hit[i] = request.cached
+            for row in self.window:
+                if row.request == i:
+                    row.wait_s = self.now - request.arrival_s
         self.evict(worker)
         self.last_tenant[worker.index] = self.tenant[i]
         if self.policies.queue == "preble" and i not in self.was_preempted:
@@ -106,6 +136,7 @@ class PrefixReference(Reference):
             elif node in cache.users:
                 cache.idle.remove(node)
             cache.users[node] = cache.users.get(node, 0) + 1
+            cache.known.add(node)
             shared.append(node)
 
     def give_back(self, worker: Worker, request: Request) -> None:
@@ -122,7 +153,10 @@ class PrefixReference(Reference):
     def evict(self, worker: Worker) -> None:
         cache = self.caches[worker.index]
         while len(cache.idle) * self.blocks > worker.free:
-            del cache.users[cache.idle.pop(0)]
+            node = cache.idle.pop(0)
+            del cache.users[node]
+            if self.policies.routing != "cache-aware":
+                cache.known.discard(node)
 
     def check(self, worker: Worker) -> None:
         """Every block is counted once, parents are there before their children."""
@@ -137,11 +171,20 @@ class PrefixReference(Reference):
     def arrive(self, request: Request, now: float) -> None:
         self.now = now
         before = [len(worker.waiting) for worker in self.workers]
+        believed = [self.believed(worker, request) for worker in self.workers]
         super().arrive(request, now)
         for worker in self.workers:
             if len(worker.waiting) > before[worker.index]:
-                self.expected[request.index] = len(self.matched(worker, request)) * self.block
+                self.expected[request.index] = believed[worker.index]
+                ids = self.ids[request.index]
+                self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
                 self.rejoin(worker, request)
+
+    def line_up(self, worker: Worker, request: Request) -> None:
+        if self.policies.queue == "fcfs":
+            super().line_up(worker, request)
+        else:  # as they came
+            worker.waiting.append(request)
 
     def preempt(self, worker: Worker) -> None:
         request = worker.running[-1]
@@ -218,7 +261,9 @@ class PrefixReference(Reference):
         name = self.policies.routing
         if name in ("round-robin", "least-outstanding") or not able:
             return super().choose(side, request)
-        match = {worker.index: len(self.matched(worker, request)) * self.block for worker in able}
+        if name == "tenant-round-robin":
+            return self.in_turn(self.tenant[request.index], request)
+        match = {worker.index: self.believed(worker, request) for worker in able}
         token_s = prefill_token_s(able[0].type)
         queue_s = {worker.index: token_s * self.pending(worker) for worker in able}
         if name == "prefix-affinity":
@@ -228,6 +273,13 @@ class PrefixReference(Reference):
         if name == "cache-aware":
             return self.cache_aware(able, match, request)
         return self.e2(able, match, request) if name == "e2" else self.d2lpm(able, match, request)
+
+    def in_turn(self, tenant: int, request: Request) -> Worker:
+        while True:
+            worker = self.front[self.turn[tenant] % len(self.front)]
+            self.turn[tenant] += 1
+            if worker.fits(request):
+                return worker
 
     def pending(self, worker: Worker) -> int:
         tokens = sum(request.to_prefill - self.expected[request.index] for request in worker.assigned)
@@ -242,50 +294,94 @@ class PrefixReference(Reference):
         nearest = max(able, key=lambda worker: match[worker.index])
         if match[nearest.index] > policies.cache_threshold_frac * request.input:
             return nearest
-        return min(
-            able,
-            key=lambda worker: (
-                len(self.caches[worker.index].users) * self.block
-                + self.pending(worker)
-                - len(worker.assigned)
-            ),
-        )
+        return min(able, key=lambda worker: len(self.caches[worker.index].known))
 
     def e2(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
-        self.window = [row for row in self.window if row[0] >= self.now - self.policies.share_window_s]
+        policies, tokens = self.policies, request.input
+        self.window = [row for row in self.window if row.time_s >= self.now - policies.share_window_s]
         longest = max(match.values())
-        is_exploit = longest > request.input - longest
         token_s, output_s = prefill_token_s(able[0].type), output_token_s(able[0].type, self.context)
         past_s = {
-            worker.index: sum(row[3] + row[4] for row in self.window if row[1] == worker.index)
+            worker.index: sum(row.seconds for row in self.window if row.worker == worker.index)
             for worker in able
         }
-        candidates = [worker for worker in able if not is_exploit or match[worker.index] == longest]
 
         def load_s(worker: Worker) -> float:
             w = worker.index
-            shares = Counter(
-                self.ids[row[2]][: k + 1]
-                for row in self.window if row[1] == w for k in range(len(self.ids[row[2]]))
-            )  # fmt: skip
-            many = sum(row[1] == w for row in self.window)
+            shares = self.shares(w)
+            many = sum(row.worker == w for row in self.window)
             idle = self.caches[w].idle
-            missing = blocks_of(request.input) - match[w] // BLOCK
+            missing = blocks_of(tokens) - match[w] // BLOCK
             missing -= worker.free - len(idle) * self.blocks
             victims = idle[: max(-(-missing // self.blocks), 0)]
             node_s = self.block * token_s / many if many else 0.0
             lost_s = sum(shares[node] * node_s for node in victims)
-            return past_s[w] + (request.input - match[w]) * token_s + lost_s
+            return past_s[w] + (tokens - match[w]) * token_s + lost_s
 
-        chosen = min(candidates, key=load_s)
         heaviest, lightest = max(past_s, key=past_s.__getitem__), min(past_s, key=past_s.__getitem__)
-        if is_exploit:
-            is_far = past_s[heaviest] > self.policies.balance_ratio * past_s[lightest]
-            if chosen.index == heaviest and is_far:
+        if longest > tokens - longest:
+            prefix = self.counted_prefix(request, longest)
+            need = len(prefix) * self.block if prefix in self.replicated_s else longest
+            chosen = min((worker for worker in able if match[worker.index] >= need), key=load_s)
+            if chosen.index == heaviest and past_s[heaviest] > policies.balance_ratio * past_s[lightest]:
                 chosen = self.workers[lightest]
-        missed_s = (request.input - match[chosen.index]) * token_s
-        self.window.append((self.now, chosen.index, request.index, missed_s, request.output * output_s))
+            elif self.waits_longer(prefix):
+                other = min(able, key=load_s)
+                if match[other.index] < len(prefix) * self.block:
+                    chosen, self.replicated_s[prefix] = other, self.now
+        else:
+            decode_frac = {worker.index: self.decode_frac(worker.index, output_s) for worker in able}
+            most = max(decode_frac.values())
+            if most > policies.explore_decode_frac:
+                chosen = next(worker for worker in able if decode_frac[worker.index] == most)
+            else:
+                chosen = min(able, key=load_s)
+        seconds = (tokens - match[chosen.index]) * token_s + request.output * output_s
+        self.window.append(Routed(self.now, chosen.index, request.index, seconds))
+        self.window[-1].prefix = self.key_portion(chosen.index, request)
         return chosen
+
+    def shares(self, w: int) -> Counter[Node]:
+        """How many requests of e2's window went to worker w with each node."""
+        return Counter(
+            self.ids[row.request][: k + 1]
+            for row in self.window if row.worker == w for k in range(len(self.ids[row.request]))
+        )  # fmt: skip
+
+    def key_portion(self, w: int, request: Request) -> Node | None:
+        """The deepest run of nodes that others share too and that is longer than all before it."""
+        ids, shares = self.ids[request.index], self.shares(w)
+        prefix, end = None, 0
+        for many, run in groupby(shares[ids[: k + 1]] for k in range(len(ids))):
+            start, end = end, end + len(list(run))
+            if many > 1 and end - start > start:
+                prefix = ids[:end]
+        return prefix
+
+    def counted_prefix(self, request: Request, longest: int) -> Node:
+        """The deepest of the cached nodes that is the end of somebody's key portion and whose waits are known
+        or who was replicated; () if there is none.
+        """
+        known = {row.prefix for row in self.window if row.wait_s is not None} | set(self.replicated_s)
+        nodes = [node for node in self.nodes(request)[: longest // self.block] if node in known]
+        return nodes[-1] if nodes else ()
+
+    def waits_longer(self, prefix: Node) -> bool:
+        half_s = self.now - self.policies.share_window_s / 2
+        rows = [row for row in self.window if row.prefix == prefix and row.wait_s is not None]
+        before = [row.wait_s or 0.0 for row in rows if row.time_s < half_s]
+        now = [row.wait_s or 0.0 for row in rows if row.time_s >= half_s]
+        if not before or not now or not sum(now):
+            return False
+        if self.now - self.replicated_s.get(prefix, -math.inf) < self.policies.share_window_s:
+            return False
+        return sum(now) * len(before) >= self.policies.replicate_ratio * sum(before) * len(now)
+
+    def decode_frac(self, w: int, output_s: float) -> float:
+        rows = [row for row in self.window if row.worker == w]
+        total_s = sum(row.seconds for row in rows)
+        decode_s = sum(self.requests[row.request].output * output_s for row in rows)
+        return decode_s / total_s if rows else 0.0
 
     def d2lpm(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
         u = self.tenant[request.index]

@@ -124,8 +124,14 @@ class Reference:
         self.turns = {"front": 0, "back": 0}
         self.events: list[tuple[float, int, int]] = []
         self.arrivals: deque[Request] = deque()
+        self.parents: dict[int, set[int]] = {}  # those still to be finished
+        for index, parent in trace.after.tolist():
+            self.parents.setdefault(index, set()).add(parent)
+        self.think_s = trace.think_s.tolist()
+        self.freed: list[tuple[float, int]] = []  # arrivals of those whose parents have finished
         self.link: deque[Request] = deque()
         self.link_free_s = self.link_last_s = -math.inf
+        self.event_s = -math.inf  # of the last event that was no arrival
         self.transfers = self.done = self.released = 0
 
     def run(self) -> Self:
@@ -133,14 +139,19 @@ class Reference:
         if self.closed_loop:
             self.release(0.0)
         else:
-            self.arrivals.extend(self.requests)
+            self.arrivals.extend(request for request in self.requests if request.index not in self.parents)
         while self.done < n:
             if self.is_arrival_next():
-                request = self.arrivals.popleft()
+                request, _ = self.coming()
+                if self.freed and request.index == self.freed[0][1]:
+                    heapq.heappop(self.freed)
+                else:
+                    self.arrivals.popleft()
                 now = request.arrival_s
                 self.arrive(request, now)
             else:
                 now, kind, index = heapq.heappop(self.events)
+                self.event_s = now
                 if kind == LINK:
                     self.end_transfer(now)
                 elif self.workers[index].step_start_s is None:
@@ -151,16 +162,31 @@ class Reference:
                 self.release(now)
         return self
 
+    def coming(self) -> tuple[Request, bool]:
+        """The next arrival, and whether an answer is its cause."""
+        if self.freed and not (self.arrivals and self.arrivals[0].arrival_s <= self.freed[0][0]):
+            return self.requests[self.freed[0][1]], self.freed[0][0] == self.event_s
+        return self.arrivals[0], self.closed_loop > 0
+
     def is_arrival_next(self) -> bool:
-        """At one moment arrivals come first. In a closed loop a step that starts then comes before them: no
-        client is so quick that its next request is in the step that follows its answer.
+        """At one moment arrivals come first, but for those that an answer caused: a step that starts then
+        comes before them, as no client is so quick that its next request is in the step that follows.
         """
-        if not self.arrivals or not self.events:
-            return bool(self.arrivals)
+        if not self.events or not (self.arrivals or self.freed):
+            return bool(self.arrivals or self.freed)
+        request, is_caused = self.coming()
         time_s, kind, index = self.events[0]
         starts = kind == WORKER and self.workers[index].step_start_s is None
-        arrival_s = self.arrivals[0].arrival_s
-        return arrival_s < time_s or (arrival_s == time_s and not (starts and self.closed_loop))
+        return request.arrival_s < time_s or (request.arrival_s == time_s and not (starts and is_caused))
+
+    def free_children(self, parent: Request, now: float) -> None:
+        for index, waits_for in self.parents.items():
+            if parent.index in waits_for:
+                waits_for.remove(parent.index)
+                if not waits_for and self.requests[index].status == "unfinished":
+                    child = self.requests[index]
+                    child.arrival_s = max(child.arrival_s, now + self.think_s[index])
+                    heapq.heappush(self.freed, (child.arrival_s, index))
 
     def release(self, now: float) -> None:
         """Closed loop: let the next requests arrive in place of those that are done."""
@@ -190,12 +216,24 @@ class Reference:
             return
         request.prefill_worker = request.decode_worker = worker.index
         worker.assigned.append(request)
-        worker.waiting.append(request)
+        self.line_up(worker, request)
         self.wake(worker, now)
+
+    def line_up(self, worker: Worker, request: Request) -> None:
+        """By arrival, and of those that arrive at one moment by number; after all that were preempted."""
+        at = len(worker.waiting)
+        while at and not (last := worker.waiting[at - 1]).preemptions and last.arrival_s == request.arrival_s:
+            if last.index < request.index:
+                break
+            at -= 1
+        worker.waiting.insert(at, request)
 
     def reject(self, request: Request) -> None:
         request.status = "rejected"
         self.done += 1
+        for index, waits_for in self.parents.items():
+            if request.index in waits_for and self.requests[index].status == "unfinished":
+                self.reject(self.requests[index])
 
     # one engine step
 
@@ -321,6 +359,7 @@ class Reference:
             worker.running.remove(request)
             worker.assigned.remove(request)
             self.done += 1
+            self.free_children(request, now)
 
     # prefill -> decode
 

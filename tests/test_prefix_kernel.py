@@ -55,9 +55,11 @@ def cached_fleet(count: int = 1, *, kv_tokens: int = 16 * 1000, seats: int = 8, 
     return Fleet(LLM, (pool,), Policies(**{"prefix_cache": True, "routing": "round-robin", **policies}))  # type: ignore[arg-type]
 
 
-def random_case(seed: int, *, is_short: bool) -> tuple[Fleet, Trace]:
-    """Trees of blocks, little memory, three tenants; with `is_short` one token of output. Times and seconds
-    are multiples of 2^-10, so sums are exact and events coincide.
+def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
+    """Trees of blocks, three tenants, one request in three waits for another. "short": one token of output;
+    "roomy": memory for everything; "tight": neither, and routing that is blind to caches, as a run of decodes
+    lets go of what it will need at once. Times and seconds are multiples of 2^-10, so sums are exact and
+    events coincide.
     """
     rng = np.random.default_rng(seed)
     n, block = 60, int(rng.choice([16, 32]))
@@ -71,15 +73,20 @@ def random_case(seed: int, *, is_short: bool) -> tuple[Fleet, Trace]:
         np.sort(rng.integers(0, int(rng.choice([256, 4096])), n) / 1024).tolist(),
         blocks,
         tokens=tokens,
-        outputs=[1] * n if is_short else rng.integers(1, 40, n).tolist(),
+        outputs=[1] * n if kind == "short" else rng.integers(1, 40, n).tolist(),
         tenant=rng.integers(0, 3, n).tolist(),
         block=block,
     )
-    routing = NEEDS_CACHE["routing"] if is_short else ("round-robin", "least-outstanding")
+    if rng.integers(2):
+        children = 1 + np.flatnonzero(rng.integers(3, size=n - 1) == 0)
+        edges = np.array([(child, int(rng.integers(child))) for child in children.tolist()])
+        think_s = rng.integers(0, 64, n) * rng.integers(2, size=n) / 1024
+        trace = replace(trace, after=edges[np.argsort(edges[:, 1], kind="stable")], think_s=think_s)
+    routing = NEEDS_CACHE["routing"] if kind != "tight" else ("round-robin", "least-outstanding")
     queue = ("fcfs", *NEEDS_CACHE["queue"])
     return cached_fleet(
         int(rng.integers(1, 5)),
-        kv_tokens=16 * int(rng.integers(20, 60)),
+        kv_tokens=16 * (4000 if kind == "roomy" else int(rng.integers(20, 60))),
         seats=int(rng.choice([2, 8, 32])),
         routing=str(rng.choice(routing)),
         queue=str(rng.choice(queue)),
@@ -87,19 +94,22 @@ def random_case(seed: int, *, is_short: bool) -> tuple[Fleet, Trace]:
         quantum_tokens=int(rng.choice([16, 256])),
         worker_quantum_tokens=int(rng.choice([16, 256])),
         priority_groups=int(rng.choice([2, 10])),
-        share_window_s=float(rng.choice([0.25, 180.0])),
+        share_window_s=float(rng.choice([0.25, 2.0, 180.0])),
         balance_requests=int(rng.choice([1, 4])),
+        balance_ratio=float(rng.choice([1.5, 1e9])),
+        replicate_ratio=float(rng.choice([0.5, 2.0, 1e9])),
+        explore_decode_frac=float(rng.choice([0.5, 1.0])),
     ), trace
 
 
-@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize("kind", ["tight", "short", "roomy"])
 @pytest.mark.parametrize("part", range(4))
-def test_kernel_and_plain_simulator_agree(part: int, is_short: bool) -> None:
+def test_kernel_and_plain_simulator_agree(part: int, kind: str) -> None:
     """Hits, times, workers, preemptions of 50 random cases each; the plain one also checks after every step
     that each KV block is counted once and that no child outlives its parent in a cache.
     """
     for seed in range(50 * part, 50 * (part + 1)):
-        fleet, trace = random_case(seed, is_short=is_short)
+        fleet, trace = random_case(seed, kind)
         plain, found = PrefixReference(fleet, trace).run(), simulate(fleet, trace)
         said = f"seed {seed}, {fleet.policies.routing}, {fleet.policies.queue}"
         assert found.cached_tokens is not None
@@ -110,12 +120,13 @@ def test_kernel_and_plain_simulator_agree(part: int, is_short: bool) -> None:
         assert found.cached_tokens.tolist() == [max(hit, 0) for hit in plain.hit], said
         np.testing.assert_allclose(found.ttft_s, [request.ttft_s for request in plain.requests], err_msg=said)
         np.testing.assert_allclose(found.e2e_s, [request.e2e_s for request in plain.requests], err_msg=said)
+        np.testing.assert_allclose(found.arrival_s, [request.arrival_s for request in plain.requests])
         assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
 
 
 def test_random_cases_hit_evict_and_preempt() -> None:
     """Else the test above would show little."""
-    found = [simulate(*random_case(seed, is_short=False)) for seed in range(100)]
+    found = [simulate(*random_case(seed, "tight")) for seed in range(100)]
     assert sum(one.preemptions.sum() for one in found) > 100
     hits = [one.token_hit_frac for one in found]
     assert 0.1 < float(np.mean(np.array(hits, float))) < 0.9

@@ -82,7 +82,7 @@ def test_with_room_for_all_every_stable_token_hits(pool: Pool) -> None:
 
 def test_what_recurs_only_for_a_while_is_left_to_sessions(pool: Pool) -> None:
     """Agents: every run ends, so no prefix is stable, yet most tokens hit in what memory is left."""
-    trace = preble("embodied", 600, 2.0, rng=np.random.default_rng(0), block_tokens=64).trace
+    trace = preble("embodied", 600, 2.0, rng=np.random.default_rng(0), block_tokens=64)
     plan = plan_prefixes(trace, pool, time_limit_s=5.0, rng=np.random.default_rng(0))
     assert len(plan.traffic.demand) == 1
     assert plan.stable_hit_frac == 0
@@ -252,7 +252,7 @@ def test_sample_trace_holds_both_kinds_of_prefixes(pool: Pool, sample: Trace) ->
     rng = np.random.default_rng(0)
     parts = {name: preble(workload, 40, 1.0, rng=rng) for name, workload in
              (("tools", "toolbench"), ("agents", "embodied"))}  # fmt: skip
-    assert merged(parts).trace.tenants == sample.tenants
+    assert merged(parts).tenants == sample.tenants
     traffic = stable_traffic(sample, pool)
     assert len(traffic.demand) > 10
     assert traffic.session_hits.infinite_frac > 0.2

@@ -7,14 +7,14 @@ import pytest
 
 from planner.errors import InputError
 from planner.prefix_tree import summarise
-from planner.prefix_workloads import TABLE, Programs, _Texts, judges, merged, preble, tree_of_thoughts
+from planner.prefix_workloads import TABLE, _Texts, judges, merged, preble, tree_of_thoughts
 from planner.traces import Trace
 
 
-def parents(programs: Programs) -> list[list[int]]:
+def parents(trace: Trace) -> list[list[int]]:
     """Those of every request."""
-    found: list[list[int]] = [[] for _ in range(len(programs.trace))]
-    for request, parent in programs.after.tolist():
+    found: list[list[int]] = [[] for _ in range(len(trace))]
+    for request, parent in trace.after.tolist():
         found[request].append(parent)
     return found
 
@@ -32,8 +32,10 @@ def test_five_workloads_have_the_published_means(workload: str) -> None:
     In Toolbench and programming a prompt that all share is a key portion too; the longer the trace, the more
     requests it has.
     """
-    programs = preble(workload, 4000, 10.0, rng=np.random.default_rng(1), block_tokens=16)
-    trace, shape = programs.trace, TABLE[workload]
+    trace, shape = (
+        preble(workload, 4000, 10.0, rng=np.random.default_rng(1), block_tokens=16),
+        TABLE[workload],
+    )
     summary = summarise(trace, workers=(4,))
     assert len(trace) == 4000
     rel = 0.2 if workload == "toolbench" else 0.08
@@ -51,15 +53,15 @@ def test_five_workloads_have_the_published_means(workload: str) -> None:
 @pytest.mark.parametrize("workload", list(TABLE))
 @pytest.mark.parametrize("requests", [1, 2, 7])
 def test_any_number_of_requests_is_made(workload: str, requests: int) -> None:
-    assert len(preble(workload, requests, 1.0, rng=np.random.default_rng(0)).trace) == requests
+    assert len(preble(workload, requests, 1.0, rng=np.random.default_rng(0))) == requests
 
 
 def test_steps_of_an_agent_extend_the_prompt_of_the_step_they_wait_for() -> None:
     """Each but the first of a run has one parent, whose whole blocks begin its own prompt."""
-    programs = preble("embodied", 500, 2.0, rng=np.random.default_rng(3), block_tokens=16)
-    trace, above = programs.trace, parents(programs)
+    trace = preble("embodied", 500, 2.0, rng=np.random.default_rng(3), block_tokens=16)
+    above = parents(trace)
     runs = above.count([])
-    assert len(programs.after) == 500 - runs
+    assert len(trace.after) == 500 - runs
     assert 8 <= runs <= 13  # of 48 steps
     for request, waits_for in enumerate(above):
         for parent in waits_for:
@@ -72,39 +74,38 @@ def test_steps_of_an_agent_extend_the_prompt_of_the_step_they_wait_for() -> None
 @pytest.mark.parametrize(("branches", "requests"), [(2, 30), (4, 340)])
 def test_trees_of_thoughts_have_the_published_size(branches: int, requests: int) -> None:
     """2 + 4 + 8 + 16 and 4 + 16 + 64 + 256; all but the first level wait for one thought each."""
-    programs = tree_of_thoughts(3, 1.0, branches=branches, rng=np.random.default_rng(0))
-    assert len(programs.trace) == 3 * requests
-    assert sorted(map(len, parents(programs))) == [0] * 3 * branches + [1] * 3 * (requests - branches)
+    trace = tree_of_thoughts(3, 1.0, branches=branches, rng=np.random.default_rng(0))
+    assert len(trace) == 3 * requests
+    assert sorted(map(len, parents(trace))) == [0] * 3 * branches + [1] * 3 * (requests - branches)
 
 
 def test_siblings_have_one_prompt_and_children_append_the_thought() -> None:
     """Input of a thought: its parent's input and output."""
-    programs = tree_of_thoughts(2, 1.0, branches=3, rng=np.random.default_rng(0))
-    trace = programs.trace
-    for request, waits_for in enumerate(parents(programs)):
+    trace = tree_of_thoughts(2, 1.0, branches=3, rng=np.random.default_rng(0))
+    for request, waits_for in enumerate(parents(trace)):
         for parent in waits_for:
             assert trace.input_tokens[request] == trace.input_tokens[parent] + trace.output_tokens[parent]
-    children = [r for r, waits_for in enumerate(parents(programs)) if waits_for == [0]]
+    children = [r for r, waits_for in enumerate(parents(trace)) if waits_for == [0]]
     assert len(children) == 3
     assert len({tuple(prompt(trace, child)) for child in children}) == 1
 
 
 def test_a_judge_names_dimensions_then_judges_them_then_sums_up() -> None:
     """16 dimensions: 1 + 16 + 1 requests; 16 wait for the first, the last for 16."""
-    programs = judges(1, 1.0, dimensions=16, rng=np.random.default_rng(0))
-    above = parents(programs)
+    trace = judges(1, 1.0, dimensions=16, rng=np.random.default_rng(0))
+    above = parents(trace)
     assert above == [[], *[[0]] * 16, list(range(1, 17))]
-    assert programs.trace.input_tokens[17] > programs.trace.output_tokens[1:17].sum()
+    assert trace.input_tokens[17] > trace.output_tokens[1:17].sum()
 
 
 def test_merged_tenants_share_nothing_and_keep_their_edges() -> None:
     """Two tenants with the same traffic: every count doubles, and waits stay within a tenant."""
     one = tree_of_thoughts(4, 1.0, rng=np.random.default_rng(0))
     both = merged({"good": one, "bad": one})
-    assert both.trace.tenants == ("good", "bad")
+    assert both.tenants == ("good", "bad")
     assert len(both.after) == 2 * len(one.after)
-    assert (both.trace.tenant[both.after[:, 0]] == both.trace.tenant[both.after[:, 1]]).all()
-    alone, together = summarise(one.trace), summarise(both.trace)
+    assert (both.tenant[both.after[:, 0]] == both.tenant[both.after[:, 1]]).all()
+    alone, together = summarise(one), summarise(both)
     assert (together.nodes, together.roots) == (2 * alone.nodes, 2 * alone.roots)
     assert together.infinite_hit_frac == pytest.approx(alone.infinite_hit_frac)
 
@@ -130,7 +131,7 @@ def test_blocks_are_shared_exactly_where_the_text_is(seed: int) -> None:
 
 
 def test_equal_seeds_give_equal_traffic() -> None:
-    first, second = (preble("toolbench", 300, 5.0, rng=np.random.default_rng(7)).trace for _ in range(2))
+    first, second = (preble("toolbench", 300, 5.0, rng=np.random.default_rng(7)) for _ in range(2))
     assert (first.prefix_ids == second.prefix_ids).all()
     assert (first.arrival_s == second.arrival_s).all()
 
@@ -149,6 +150,3 @@ def test_nonsense_is_refused() -> None:
         judges(1, 0.0, rng=rng)
     with pytest.raises(InputError, match="expected at least one"):
         merged({})
-    trace = judges(1, 1.0, rng=rng).trace
-    with pytest.raises(InputError, match="parents must come before their children"):
-        Programs(trace, np.array([[0, 1]]))

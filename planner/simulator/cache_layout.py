@@ -22,7 +22,7 @@ from planner.traces import Trace
 # orders of the waiting prompts that look at caches or tenants; those of layout.py are below
 LPM, VTC, DLPM, PREBLE = range(4, 8)
 # routing that does
-AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM = range(16, 21)
+AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS = range(16, 22)
 
 ENTRY = np.dtype(
     [
@@ -50,6 +50,9 @@ PROMPT = np.dtype(
         ("routed_s", "f8"),
         ("prefill_s", "f8"),
         ("decode_s", "f8"),
+        ("prefix", "i8"),  # last node of its key portion, NONE: it shares none
+        ("queue_s", "f8"),  # until it was first admitted, -1.0 before
+        ("is_late", "i8"),  # routed in the later half of the window
     ]
 )
 CACHE = np.dtype(
@@ -57,7 +60,7 @@ CACHE = np.dtype(
         ("oldest", "i8"),  # the list of entries without refs
         ("newest", "i8"),
         ("idle", "i8"),  # how many those are
-        ("nodes", "i8"),  # entries cached
+        ("nodes", "i8"),  # that it has, as far as the router knows
         ("last", "i8"),  # of the prompts that wait
         ("served", "i8"),  # tenant of the prompt admitted last, NONE before
         # e2's window
@@ -68,16 +71,20 @@ CACHE = np.dtype(
         ("output_s", "f8"),  # to decode one
     ]
 )
+# waits of those who share a prefix, routed in the first and the second half of e2's window: sum and number
+PREFIX = np.dtype([("wait_s", "f8", 2), ("waits", "i8", 2), ("replicated_s", "f8")])  # -inf: never
 TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8")])  # vtc's counter, dlpm's deficit
 NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 
-# numbers: tokens and KV blocks of a node, first free entry, e2's window, notices under way
-B, NODE_BLOCKS, FREE, FIRST_ROUTED, LAST_ROUTED, FIRST_NOTICE, NOTICES = range(7)
-NUMBERS = 7
+# numbers: tokens and KV blocks of a node, first free entry, e2's window and where its later half begins,
+# notices under way
+B, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTICES = range(8)
+NUMBERS = 8
 # settings
-EXTEND, OUTPUT, QUANTUM, WORKER_QUANTUM, WINDOW_S, BALANCE, DECODE_FRAC, MATCH_FRAC, ABS, REL, NOTICE_S = (
-    range(11)
-)
+(
+    EXTEND, OUTPUT, QUANTUM, WORKER_QUANTUM, WINDOW_S, BALANCE, DECODE_FRAC, MATCH_FRAC, ABS, REL, NOTICE_S,
+    REPLICATE,
+) = range(12)  # fmt: skip
 
 
 class Caches(NamedTuple):
@@ -93,7 +100,9 @@ class Caches(NamedTuple):
     workers: npt.NDArray[np.void]  # (W,) CACHE
     tenants: npt.NDArray[np.void]  # (W, U) TENANT
     weights: npt.NDArray[np.float64]  # (U,) of tenants
+    prefixes: npt.NDArray[np.void]  # (N,) PREFIX by node, empty without e2
     deficits: npt.NDArray[np.float64]  # (U, W) d2lpm
+    turns: npt.NDArray[np.int64]  # (U,) requests of a tenant that tenant-round-robin has routed
     charged: npt.NDArray[np.int64]  # (L,) steps of a lane's run whose tokens are charged to tenants
     slots: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
     firsts: npt.NDArray[np.int64]  # (P,) scratch
@@ -127,7 +136,8 @@ def make_caches(
     prompts = np.zeros(n, dtype=PROMPT)
     prompts["start"] = uses.offsets[:-1]
     prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // block)
-    prompts["hit"] = prompts["next"] = prompts["worker"] = NONE
+    for name in ("hit", "next", "worker", "prefix", "queue_s"):
+        prompts[name] = NONE
     prompts["tenant"] = trace.tenant
 
     caches = np.zeros(workers, dtype=CACHE)
@@ -152,9 +162,11 @@ def make_caches(
     quantum = 2.0 * float(work.mean())
     numbers = np.zeros(NUMBERS, dtype=np.int64)
     numbers[[B, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
-    numbers[[FIRST_ROUTED, LAST_ROUTED]] = NONE
+    numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if room else NONE
     words = -(-workers // 64)
+    prefixes = np.zeros(len(uses.parent) if policies.routing == "e2" else 0, dtype=PREFIX)
+    prefixes["replicated_s"] = -np.inf
     return Caches(
         path=uses.node,
         prompts=prompts,
@@ -166,7 +178,9 @@ def make_caches(
         workers=caches,
         tenants=np.zeros((workers, len(weights)), dtype=TENANT),
         weights=weights,
+        prefixes=prefixes,
         deficits=np.zeros((len(weights), workers)),
+        turns=np.zeros(len(weights), dtype=np.int64),
         charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
         slots=np.zeros((workers, policies.priority_groups), dtype=np.int64),
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
@@ -176,7 +190,7 @@ def make_caches(
             policies.extend_weight, policies.output_weight, policies.quantum_tokens or quantum,
             policies.worker_quantum_tokens or quantum, policies.share_window_s, policies.balance_ratio,
             policies.explore_decode_frac, policies.cache_threshold_frac, policies.balance_requests,
-            policies.balance_ratio, policies.eviction_notice_s,
+            policies.balance_ratio, policies.eviction_notice_s, policies.replicate_ratio,
         ]),
     )  # fmt: skip
 

@@ -5,7 +5,8 @@ in use by nobody fills the rest, and leaves from the least recently used on as s
 so whoever asks for free blocks need not know of caches. A request lets go of its last node first and of its
 root last: a parent is never older than its children, and what is cached of a prompt is always its beginning.
 
-The router knows the nodes of all workers as bits. It hears of an eviction `NOTICE_S` later.
+The router knows the nodes of all workers as bits. Some routers take a prompt for cached where they send it
+(`promise`), the others when it is computed. They hear of an eviction `NOTICE_S` later, cache-aware never.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.cache_layout import (
+    CACHE_AWARE,
+    FIRST_LATE,
     FIRST_NOTICE,
     FIRST_ROUTED,
     FREE,
@@ -20,10 +23,11 @@ from planner.simulator.cache_layout import (
     NODE_BLOCKS,
     NOTICE_S,
     NOTICES,
+    WINDOW_S,
     B,
 )
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
-from planner.simulator.layout import NONE, ONE, ZERO
+from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, ZERO
 
 
 @small_jit
@@ -164,6 +168,7 @@ def take_prefix(state, w, r, coming, time_s):
     state.requests[r].computed = hit
     if prompt.hit == NONE:
         prompt.hit = hit
+        _note_wait(state, r, time_s)
     evict(state, w, coming, time_s)
     return hit
 
@@ -184,8 +189,7 @@ def keep_prefix(state, w, r):
         entry = caches.entries[e]
         if entry.is_cached == 0:
             entry.is_cached = 1
-            caches.workers[w].nodes += 1
-            caches.holders[node, w // 64] |= np.uint64(1) << np.uint64(w % 64)
+            _show(state, w, node)
         elif entry.refs == 0:
             _unrest(state, w, e)
         else:
@@ -235,10 +239,11 @@ def _uncache(state, w, e, time_s):
     caches = state.caches
     entry = caches.entries[e]
     entry.is_cached, entry.refs = 0, 0
-    caches.workers[w].nodes -= 1
     node = np.int64(entry.node)
     if entry.shares == 0:
         _drop(state, e)
+    if state.counters[ROUTING + FRONT] == CACHE_AWARE:
+        return
     if len(caches.notices) == 0:
         _hide(state, w, node)
         return
@@ -251,8 +256,25 @@ def _uncache(state, w, e, time_s):
 
 
 @kernel_jit
+def _show(state, w, node):
+    """The router believes worker w to have a node."""
+    holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
+    state.caches.workers[w].nodes += (holders[w // 64] & bit) == 0
+    holders[w // 64] |= bit
+
+
+@kernel_jit
 def _hide(state, w, node):
-    state.caches.holders[node, w // 64] &= ~(np.uint64(1) << np.uint64(w % 64))
+    holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
+    state.caches.workers[w].nodes -= (holders[w // 64] & bit) != 0
+    holders[w // 64] &= ~bit
+
+
+@kernel_jit
+def promise(state, w, r):
+    """Request r goes to worker w, which will have its prompt."""
+    for i in range(state.caches.prompts[r].depth):
+        _show(state, w, node_at(state, r, i))
 
 
 @kernel_jit
@@ -272,12 +294,14 @@ def hear(state, time_s, most_left):
 
 @where_cached(lambda state, w, time_s: None)
 def empty_cache(state, w, time_s):
-    """Worker w goes down."""
+    """Worker w goes down, and the router knows."""
     caches = state.caches
     for e in range(len(caches.entries)):
         entry = caches.entries[e]
         if entry.worker == w and entry.is_cached:
             _uncache(state, w, e, time_s)
+    for node in range(len(caches.holders)):
+        _hide(state, w, node)
     cache = caches.workers[w]
     cache.oldest, cache.newest, cache.idle = NONE, NONE, 0
 
@@ -296,15 +320,62 @@ def remember_routed(state, w, r, time_s, prefill_s, decode_s):
     else:
         caches.prompts[caches.numbers[LAST_ROUTED]].next = r
     caches.numbers[LAST_ROUTED] = r
+    if caches.numbers[FIRST_LATE] == NONE:
+        caches.numbers[FIRST_LATE] = r
+    prompt.is_late = 1
     cache.requests += 1
     cache.prefill_s += prefill_s
     cache.decode_s += decode_s
+    prompt.prefix, shares, length = NONE, ZERO, ZERO  # of the run of nodes that as many requests share
     for i in range(prompt.depth):
         node = node_at(state, r, i)
         e = find(state, w, node)
         if e == NONE:
             e = add(state, w, node)
         caches.entries[e].shares += 1
+        if caches.entries[e].shares != shares:
+            shares, length = np.int64(caches.entries[e].shares), ZERO
+        length += 1
+        if shares > 1 and length > i + 1 - length:
+            prompt.prefix = node
+
+
+@kernel_jit
+def _note_wait(state, r, time_s):
+    """Request r is admitted for the first time: how long it waited counts for the prefix it shares."""
+    prompt = state.caches.prompts[r]
+    if prompt.worker == NONE or prompt.prefix == NONE:
+        return
+    prompt.queue_s = time_s - state.requests[r].arrival_s
+    _count_wait(state, r, prompt.is_late, ONE)
+
+
+@kernel_jit
+def _count_wait(state, r, half, sign):
+    prompt = state.caches.prompts[r]
+    prefix = state.caches.prefixes[prompt.prefix]
+    if prompt.queue_s >= 0.0:
+        prefix.waits[half] += sign
+        prefix.wait_s[half] += sign * prompt.queue_s
+        if prefix.waits[half] == 0:
+            prefix.wait_s[half] = 0.0
+
+
+@kernel_jit
+def move_window(state, time_s):
+    """e2's window ends now: requests leave it, and its later half."""
+    caches, window_s = state.caches, state.caches.settings[WINDOW_S]
+    first = caches.numbers[FIRST_ROUTED]
+    while first != NONE and caches.prompts[first].routed_s < time_s - window_s:
+        forget_routed(state)
+        first = caches.numbers[FIRST_ROUTED]
+    late = caches.numbers[FIRST_LATE]
+    while late != NONE and caches.prompts[late].routed_s < time_s - window_s / 2:
+        _count_wait(state, late, ONE, -ONE)
+        caches.prompts[late].is_late = 0
+        _count_wait(state, late, ZERO, ONE)
+        late = caches.prompts[late].next
+    caches.numbers[FIRST_LATE] = late
 
 
 @kernel_jit
@@ -316,6 +387,9 @@ def forget_routed(state):
     w = prompt.worker
     cache = caches.workers[w]
     caches.numbers[FIRST_ROUTED] = prompt.next
+    if caches.numbers[FIRST_LATE] == r:
+        caches.numbers[FIRST_LATE] = prompt.next
+    _count_wait(state, r, prompt.is_late, -ONE)
     prompt.worker = NONE
     cache.requests -= 1
     cache.prefill_s -= prompt.prefill_s

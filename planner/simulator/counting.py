@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.compiled import entry_jit, kernel_jit, small_jit
-from planner.simulator.layout import GAP_DEPTH, NONE, ONE, RUNS, TBT, ZERO
+from planner.simulator.layout import DONE, GAP_DEPTH, NONE, ONE, RUNS, TBT, ZERO
 
 
 @small_jit
@@ -72,6 +72,24 @@ def count_run(state, start, first, growth, steps, sequences):
             while first + growth * i <= limit_s:
                 i += 1
             state.limits[k].violations += sequences * (end - i)
+
+
+@kernel_jit
+def is_broken(state):
+    """Whether a limit can no longer hold."""
+    for k in range(len(state.limits)):
+        if state.limits[k].violations > state.limits[k].allowed:
+            return True
+    return False
+
+
+@kernel_jit
+def let_in(state, released, closed_loop, time_s):
+    """A closed loop lets the next requests arrive in place of those that are done: how many have so far."""
+    while released < len(state.requests) and released - state.counters[DONE] < closed_loop:
+        state.requests[released].arrival_s = time_s
+        released += 1
+    return released
 
 
 @kernel_jit

@@ -15,6 +15,9 @@ A worker that goes down loses its KV: its requests are routed anew and recompute
 Events are ordered by (time, kind): arrivals first, then lanes by index, the link, the outside world. A lane
 that something came to while it was idle takes its turn at the same moment, so that whatever arrives at one
 moment is there when its step is formed.
+
+A request that waits for others arrives so long after the last of them has finished. If that is at once, steps
+that start at this moment come first: no client is so quick that its next request is in them.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from planner.simulator.counting import (
     count,
     count_run,
     in_window,
+    is_broken,
+    let_in,
     note_gap,
     record_run,
     run_s,
@@ -41,6 +46,7 @@ from planner.simulator.layout import (
     DONE,
     DOWN,
     FLIP_S,
+    FREED,
     FRONT,
     INBOUND,
     LIGHTLLM,
@@ -466,22 +472,29 @@ def _entry(sources):
         state = pointer_to(fields)
         n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
         released = n if closed_loop == 0 else min(closed_loop, n)
-        entered = ZERO
-        cause = NONE  # of arrivals
+        entered = ZERO  # whoever waits for others is passed over
+        cause, cause_s = NONE, -np.inf  # the last event that was no arrival
         link = len(state.lanes)
         while state.counters[DONE] < n:
             entity = state.heap[0]
             time_s = state.time[entity]
             starts = entity < link and state.lanes[entity].run_steps == 0
-            is_arrival = entered < released and (
-                state.requests[entered].arrival_s < time_s
-                # an answer's client is not so quick that its next request is in the step that follows
-                or (state.requests[entered].arrival_s == time_s and not (starts and closed_loop > 0))
-            )
+            r, is_caused = entered, closed_loop > 0
+            coming_s = state.requests[entered].arrival_s if entered < released else np.inf
+            freed = state.counters[FREED]
+            if freed != NONE and state.requests[freed].key < coming_s:
+                coming_s = state.requests[freed].key
+                r, is_caused = freed, coming_s == cause_s
+            is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts and is_caused))
             if is_arrival:
-                time_s = state.requests[entered].arrival_s
-                arrive(state, entered, time_s, cause)
-                entered += 1
+                time_s = coming_s
+                if r == entered:
+                    entered += 1
+                    while entered < n and len(state.waits) > 0 and state.waits[entered].parents != 0:
+                        entered += 1
+                else:
+                    state.counters[FREED] = without_root(state.requests, freed)
+                arrive(state, r, time_s, cause if is_caused else NONE)
             elif time_s == np.inf:
                 return  # nothing will ever happen: every worker is down
             elif starts:
@@ -503,16 +516,12 @@ def _entry(sources):
                     set_time(state, entity, time_s)
             if state.counters[LOST] != NONE:
                 route_lost(state, time_s, entity)
+            if not is_arrival:
+                cause, cause_s = entity, time_s
             if closed_loop > 0:
-                if not is_arrival:
-                    cause = entity
-                while released < n and released - state.counters[DONE] < closed_loop:
-                    state.requests[released].arrival_s = time_s
-                    released += 1
-            if stop_early:
-                for k in range(len(state.limits)):
-                    if state.limits[k].violations > state.limits[k].allowed:
-                        return
+                released = let_in(state, released, closed_loop, time_s)
+            if stop_early and is_broken(state):
+                return
 
     return run
 

@@ -163,6 +163,13 @@ REQUEST = np.dtype(
         ("status", "i8"),
     ]
 )
+WAIT = np.dtype(  # of a request, where any waits for others
+    [
+        ("parents", "i8"),  # that have not finished; NONE once it will arrive, or never will
+        ("think_s", "f8"),  # so long after the last of them it arrives
+        ("child", "i8"),  # the first of its children in State.children
+    ]
+)
 LIMIT = np.dtype(
     [
         ("metric", "i8"),
@@ -274,14 +281,16 @@ class State(NamedTuple):
     tasks: npt.NDArray[np.void] = np.zeros(0, TASK)  # (n,) by request
     queues: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (W, ...) tasks: 2 request, 1 more for tokens
     picks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (seats,) requests new in a batch
+    waits: npt.NDArray[np.void] = np.zeros(0, WAIT)  # (n + 1,), empty where nobody waits for others
+    children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that do, by parent
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
 
 
 # counters; FRONT and BACK also name the two rows of `pools`, whose lengths follow
 FRONT, BACK = np.int64(0), np.int64(1)
 SIZE, TURN, ROUTING = np.int64(0), np.int64(2), np.int64(4)  # + FRONT or BACK
-ADMITTED, DONE, RUNS, RANDOM_STATE, NEXT_EVENT, LIMBO, LOST = 6, 7, 8, 9, 10, 11, 12
-COUNTERS = 13
+ADMITTED, DONE, RUNS, RANDOM_STATE, NEXT_EVENT, LIMBO, LOST, FREED = 6, 7, 8, 9, 10, 11, 12, 13
+COUNTERS = 14
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S = range(5)

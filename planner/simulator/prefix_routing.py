@@ -5,13 +5,16 @@ min-ttft: the least seconds of what is pending and what is missed of the prompt 
 cache-aware (SGLang): the longest match if it is more than a share of the prompt, else the smallest cache; the
     fewest requests while workers differ in requests by more than a number and a ratio.
 e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load among the longest matches,
-    else among all. Load is seconds: prefill and decode of what was routed there in the last window, what the
-    nodes that must leave are worth (their prefill times the share of requests that begin with them), the
-    prefill of what is missed. The heaviest worker's prompts go to the lightest while they are too far apart.
+    else one that mostly decodes, else the least load among all. Load is seconds: prefill and decode of what
+    was routed there in the last window, what the nodes that must leave are worth (their prefill times the
+    share of requests that begin with them), the prefill of what is missed. While they are too far apart the
+    heaviest worker's prompts go to the lightest. Else a prefix whose requests wait longer and longer goes to
+    the least loaded worker too, and its requests from then on to whoever has it and the least load.
 d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, else among
     all with credit; a tenant without any gets a quantum on every worker.
+tenant-round-robin: one worker after the other, for each tenant by itself.
 
-All see caches as the router knows them (caches.hear).
+All see caches as the router knows them (caches.py): min-ttft what is computed, the others what they sent.
 """
 
 from __future__ import annotations
@@ -29,19 +32,21 @@ from planner.simulator.cache_layout import (
     DECODE_FRAC,
     E2,
     EXTEND,
-    FIRST_ROUTED,
     MATCH_FRAC,
     MIN_TTFT,
     NODE_BLOCKS,
     REL,
+    REPLICATE,
+    TENANT_TURNS,
     WINDOW_S,
     WORKER_QUANTUM,
     B,
 )
-from planner.simulator.caches import cacheable, forget_routed, hear, node_at, remember_routed
+from planner.simulator.caches import cacheable, hear, move_window, node_at, promise, remember_routed
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.layout import FRONT, NONE, ROUTING, SIZE, ZERO
 from planner.simulator.routing import choose
+from planner.simulator.seconds import UNBOUNDED
 from planner.simulator.slots import blocks_of
 
 
@@ -69,10 +74,14 @@ def route(state, r, time_s):
         w = _e2(state, r, time_s)
     elif how == D2LPM:
         w = _d2lpm(state, r)
+    elif how == TENANT_TURNS:
+        w = _tenants_turn(state, r)
     else:
         w = _least(state, r, how == MIN_TTFT)
     if w != NONE:
         caches.prompts[r].expected = caches.match[w] * caches.numbers[B]
+        if how == AFFINITY or CACHE_AWARE <= how <= D2LPM:
+            promise(state, w, r)
     return w
 
 
@@ -137,7 +146,7 @@ def _least(state, r, by_seconds):
 @kernel_jit
 def _cache_aware(state, r):
     caches, need = state.caches, _need(state, r)
-    most, fewest, fewest_tokens = -np.inf, np.inf, np.inf
+    most, fewest, fewest_nodes = -np.inf, np.inf, UNBOUNDED
     idlest, smallest, nearest = NONE, NONE, NONE
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
@@ -147,9 +156,8 @@ def _cache_aware(state, r):
             continue
         if idlest == NONE or requests < state.workers[idlest].requests:
             idlest = w
-        tokens = caches.workers[w].nodes * caches.numbers[B] + state.workers[w].pending_tokens
-        if tokens < fewest_tokens:
-            smallest, fewest_tokens = w, tokens
+        if caches.workers[w].nodes < fewest_nodes:
+            smallest, fewest_nodes = w, caches.workers[w].nodes
         if nearest == NONE or caches.match[w] > caches.match[nearest]:
             nearest = w
     if nearest == NONE:
@@ -165,25 +173,15 @@ def _cache_aware(state, r):
 @kernel_jit
 def _e2(state, r, time_s):
     caches, need, request = state.caches, _need(state, r), state.requests[r]
-    first = caches.numbers[FIRST_ROUTED]
-    while first != NONE and caches.prompts[first].routed_s < time_s - caches.settings[WINDOW_S]:
-        forget_routed(state)
-        first = caches.numbers[FIRST_ROUTED]
+    move_window(state, time_s)
     longest = NONE
-    for i in range(state.counters[SIZE + FRONT]):
-        w = state.pools[FRONT, i]
-        if _takes(state, w, need):
-            longest = max(longest, caches.match[w])
-    if longest == NONE:
-        return NONE
-    is_exploit = 2 * longest * caches.numbers[B] > request.length
-    chosen, least_s = NONE, np.inf
     heaviest, most_s, lightest, fewest_s = NONE, -1.0, NONE, np.inf
     decoding, most_frac = NONE, caches.settings[DECODE_FRAC]
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
         if not _takes(state, w, need):
             continue
+        longest = max(longest, caches.match[w])
         cache = caches.workers[w]
         window_s = cache.prefill_s + cache.decode_s
         if window_s > most_s:
@@ -192,21 +190,75 @@ def _e2(state, r, time_s):
             lightest, fewest_s = w, window_s
         if cache.decode_s > most_frac * window_s:
             decoding, most_frac = w, cache.decode_s / window_s
-        if is_exploit and caches.match[w] < longest:
+    if longest == NONE:
+        return NONE
+    if 2 * longest * caches.numbers[B] > request.length:
+        shared = _prefix_nodes(state, r, longest)
+        chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
+        if chosen == heaviest and most_s > caches.settings[BALANCE] * fewest_s:
+            chosen = lightest
+        elif _waits_longer(state, r, shared, time_s):
+            other = _least_load(state, r, ZERO)
+            if caches.match[other] < shared:
+                chosen = other
+                caches.prefixes[node_at(state, r, shared - 1)].replicated_s = time_s
+    elif decoding != NONE:
+        chosen = decoding
+    else:
+        chosen = _least_load(state, r, ZERO)
+    cache = caches.workers[chosen]
+    missed = request.length - caches.match[chosen] * caches.numbers[B]
+    remember_routed(state, chosen, r, time_s, missed * cache.token_s, request.predicted * cache.output_s)
+    return chosen
+
+
+@kernel_jit
+def _prefix_nodes(state, r, most):
+    """Nodes of request r up to the end of the deepest prefix, of at most so many, whose waits are counted."""
+    for i in range(most - 1, -1, -1):
+        prefix = state.caches.prefixes[node_at(state, r, i)]
+        if prefix.waits[0] + prefix.waits[1] > 0 or prefix.replicated_s > -np.inf:
+            return i + 1
+    return ZERO
+
+
+@small_jit
+def _is_replicated(state, r, nodes):
+    return nodes > 0 and state.caches.prefixes[node_at(state, r, nodes - 1)].replicated_s > -np.inf
+
+
+@kernel_jit
+def _waits_longer(state, r, nodes, time_s):
+    """Whether the mean wait has grown so many times from the first half of the window to the second, and the
+    prefix was not replicated in the window.
+    """
+    if nodes == 0:
+        return False
+    caches = state.caches
+    prefix = caches.prefixes[node_at(state, r, nodes - 1)]
+    if prefix.waits[0] == 0 or prefix.waits[1] == 0 or prefix.wait_s[1] <= 0.0:
+        return False
+    before_s, now_s = prefix.wait_s[0] * prefix.waits[1], prefix.wait_s[1] * prefix.waits[0]
+    is_new = time_s - prefix.replicated_s >= caches.settings[WINDOW_S]
+    return now_s >= caches.settings[REPLICATE] * before_s and is_new
+
+
+@kernel_jit
+def _least_load(state, r, least_match):
+    """The worker with the least load, with request r, of those that have so many of its nodes."""
+    caches, need, request = state.caches, _need(state, r), state.requests[r]
+    chosen, least_s = NONE, np.inf
+    for i in range(state.counters[SIZE + FRONT]):
+        w = state.pools[FRONT, i]
+        if caches.match[w] < least_match or not _takes(state, w, need):
             continue
-        load_s = window_s + (request.length - caches.match[w] * caches.numbers[B]) * cache.token_s
+        cache = caches.workers[w]
+        missed = request.length - caches.match[w] * caches.numbers[B]
+        load_s = cache.prefill_s + cache.decode_s + missed * cache.token_s
         if load_s < least_s:
             load_s += _eviction_s(state, w, r, least_s - load_s)
             if load_s < least_s:
                 chosen, least_s = w, load_s
-    if is_exploit:
-        if chosen == heaviest and most_s > caches.settings[BALANCE] * fewest_s:
-            chosen = lightest
-    elif decoding != NONE:
-        chosen = decoding
-    cache = caches.workers[chosen]
-    missed = request.length - caches.match[chosen] * caches.numbers[B]
-    remember_routed(state, chosen, r, time_s, missed * cache.token_s, request.predicted * cache.output_s)
     return chosen
 
 
@@ -259,3 +311,15 @@ def _d2lpm(state, r):
     missed = state.requests[r].length - caches.match[best] * caches.numbers[B]
     credit[best] -= caches.settings[EXTEND] * missed
     return best
+
+
+@kernel_jit
+def _tenants_turn(state, r):
+    caches, need, size = state.caches, _need(state, r), state.counters[SIZE + FRONT]
+    tenant = caches.prompts[r].tenant
+    for _ in range(size):
+        w = state.pools[FRONT, caches.turns[tenant] % size]
+        caches.turns[tenant] += 1
+        if _takes(state, w, need):
+            return w
+    return NONE

@@ -67,6 +67,7 @@ ROUTING = {
     "cache-aware": cache_layout.CACHE_AWARE,
     "e2": cache_layout.E2,
     "d2lpm": cache_layout.D2LPM,
+    "tenant-round-robin": cache_layout.TENANT_TURNS,
 }
 NEEDS_CACHE = {  # without prefix caches these have nothing to look at
     "routing": tuple(name for name, how in ROUTING.items() if how >= cache_layout.AFFINITY),
@@ -135,14 +136,16 @@ def measured_window(trace: Trace) -> tuple[float, float]:
     """Seconds of a trace that count: from the end of the warm-up to the last arrival.
 
     The warm-up is a twentieth of the trace, at most two minutes: an empty fleet flatters the first requests.
+    Where requests wait for others the last arrival is not known before: there the rest counts to its end.
     """
     first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
-    return first + min((last - first) / 20, 120.0), last
+    return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
     """How many violations of `limit` still pass, or an upper bound of that for gaps between tokens."""
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
+    inside[trace.after[:, 0]] = True  # or later
     if limit.metric == "tbt":
         values = int((trace.output_tokens - 1).sum())
     elif limit.metric == "tpot":
@@ -178,6 +181,11 @@ def simulate(
         raise InputError(
             f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "
             "with prefixes"
+        )
+    if trace.after.size and (closed_loop or fleet.policies.batching in GOES_WITH):
+        raise InputError(
+            f"{trace.name}: requests wait for others (column after), which goes neither with a closed loop "
+            f"nor with batching {' or '.join(map(repr, GOES_WITH))}; drop one of the two"
         )
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
@@ -380,7 +388,7 @@ def _state(
     entities = len(lanes) + 2
     time = np.full(entities, np.inf)
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
-    counters[[layout.LIMBO, layout.LOST]] = layout.NONE
+    counters[[layout.LIMBO, layout.LOST, layout.FREED]] = layout.NONE
     counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
     counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing]
     counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing]
@@ -409,6 +417,8 @@ def _state(
         heap=np.arange(entities),
         place=np.arange(entities),
         counters=counters,
+        waits=_waits(trace),
+        children=np.ascontiguousarray(trace.after[:, 0]),
         caches=(
             cache_layout.make_caches(fleet, trace, kinds, [pool.type for pool in pools])
             if policies.prefix_cache and trace.has_prefixes
@@ -424,6 +434,18 @@ def _state(
         state.heap[[0, -1]] = state.heap[[-1, 0]]
         state.place[[0, -1]] = state.place[[-1, 0]]
     return state
+
+
+def _waits(trace: Trace) -> npt.NDArray[np.void]:
+    """Who waits for how many, and where the children of each begin; empty where nobody waits."""
+    if not trace.after.size:
+        return np.zeros(0, dtype=layout.WAIT)
+    n = len(trace)
+    waits = np.zeros(n + 1, dtype=layout.WAIT)
+    waits["parents"][:n] = np.bincount(trace.after[:, 0], minlength=n)
+    waits["think_s"][:n] = trace.think_s
+    waits["child"] = np.searchsorted(trace.after[:, 1], np.arange(n + 1))
+    return waits
 
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:

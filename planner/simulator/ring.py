@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.simulator.agenda import PENDING, schedule
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
-from planner.simulator.counting import count, count_run, in_window, record_run
+from planner.simulator.counting import count, count_run, in_window, is_broken, let_in, record_run
 from planner.simulator.handle import pointer_to
 from planner.simulator.layout import (
     BACK,
@@ -313,15 +313,10 @@ def _entry(sources):
                 r = m.heap[0] - ranks
                 schedule(m, m.heap[0], np.inf)
                 _arrived(m, r, now)
-            while (
-                closed_loop > 0 and marks[RELEASED] < n and (marks[RELEASED] - m.counters[DONE] < closed_loop)
-            ):
-                m.requests[marks[RELEASED]].arrival_s = now
-                marks[RELEASED] += 1
-            if stop_early:
-                for k in range(len(m.limits)):
-                    if m.limits[k].violations > m.limits[k].allowed:
-                        return
+            if closed_loop > 0:
+                marks[RELEASED] = let_in(m, marks[RELEASED], closed_loop, now)
+            if stop_early and is_broken(m):
+                return
 
     return run
 

@@ -15,6 +15,7 @@ from planner.simulator.layout import (
     E2E,
     FCFS,
     FINISHED,
+    FREED,
     FRONT,
     GAMMA,
     LJF,
@@ -27,6 +28,7 @@ from planner.simulator.layout import (
     SRPT,
     TPOT,
     TTFT,
+    UNFINISHED,
     ZERO,
 )
 from planner.simulator.lines import line_up, settle
@@ -96,6 +98,8 @@ def finish(state, w, r, time_s):
     assign(state, w, r, -1.0)
     settle(state, r)
     state.counters[DONE] += 1
+    if len(state.waits) > 0:
+        _free_children(state, r, time_s)
     if in_window(state, request.arrival_s):
         count(state, E2E, time_s - request.arrival_s)
         if request.output > 1:
@@ -103,8 +107,39 @@ def finish(state, w, r, time_s):
 
 
 @kernel_jit
+def _free_children(state, r, time_s):
+    """Request r has finished: who waited for it alone will arrive."""
+    for i in range(state.waits[r].child, state.waits[r + 1].child):
+        child = state.children[i]
+        wait, request = state.waits[child], state.requests[child]
+        wait.parents -= 1
+        if wait.parents == 0:
+            wait.parents = NONE
+            request.arrival_s = max(request.arrival_s, time_s + wait.think_s)
+            state.counters[FREED] = put(state.requests, state.counters[FREED], child, request.arrival_s)
+
+
+@kernel_jit
 def reject(state, r):
-    """No worker has room for request r, ever."""
+    """No worker has room for request r, ever: nor will there be anything of what waits for it."""
+    last = r
+    state.requests[r].next = NONE
+    while r != NONE:
+        _reject_one(state, r)
+        if len(state.waits) > 0:
+            for i in range(state.waits[r].child, state.waits[r + 1].child):
+                child = state.children[i]
+                if state.requests[child].status == UNFINISHED:
+                    state.requests[child].status = REJECTED
+                    state.waits[child].parents = NONE
+                    state.requests[child].next = NONE
+                    state.requests[last].next = child
+                    last = child
+        r = state.requests[r].next
+
+
+@kernel_jit
+def _reject_one(state, r):
     request = state.requests[r]
     request.status = REJECTED
     state.counters[DONE] += 1

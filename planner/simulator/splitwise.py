@@ -27,7 +27,16 @@ import numpy as np
 from planner.simulator import layout
 from planner.simulator.agenda import PENDING, schedule
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
-from planner.simulator.counting import count, in_window, record_run, run_s, settle_gap, steps_reaching
+from planner.simulator.counting import (
+    count,
+    in_window,
+    is_broken,
+    let_in,
+    record_run,
+    run_s,
+    settle_gap,
+    steps_reaching,
+)
 from planner.simulator.handle import pointer_to
 from planner.simulator.kernel import decoded
 from planner.simulator.layout import DONE, MACHINE, NONE, ONE, TASK, TTFT, UNFINISHED, ZERO, State
@@ -642,15 +651,10 @@ def _entry(sources):
                 ):
                     starts = request.prefill_worker
                 code = NONE
-            while (
-                closed_loop > 0 and marks[RELEASED] < n and (marks[RELEASED] - m.counters[DONE] < closed_loop)
-            ):
-                m.requests[marks[RELEASED]].arrival_s = now
-                marks[RELEASED] += 1
-            if stop_early:
-                for k in range(len(m.limits)):
-                    if m.limits[k].violations > m.limits[k].allowed:
-                        return False
+            if closed_loop > 0:
+                marks[RELEASED] = let_in(m, marks[RELEASED], closed_loop, now)
+            if stop_early and is_broken(m):
+                return False
         return False
 
     return run
