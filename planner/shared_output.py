@@ -91,7 +91,7 @@ def _header(plan: SharedPlan) -> str:
     return (
         f"# {plan.status}: {counted(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
         f"{total['cost_usd_per_h']:.2f} USD/h.\n"
-        f"# Each has a plan of its own, which every command takes:  plan manifests {name}/plan.yaml ...\n"
+        f"# Each has a plan of its own, which every command takes:  plan manifests {name}/plan.yaml --target kubernetes -o deploy/\n"
     )
 
 

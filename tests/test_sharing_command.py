@@ -164,7 +164,7 @@ def test_every_llm_gets_a_folder_that_commands_take(folder: Path, run: Run) -> N
         assert read_fleet(place / "plan.yaml", read_catalog()).workers == 1
         fleet, trace = place / "plan.yaml", place / "requests.csv"
         assert run("simulate", "--fleet", fleet, "--trace", trace, "--window", "whole")[0] == 0
-        assert run("manifests", place, "--target", "kubernetes", "-o", folder / "m")[0] == 0
+        assert run("manifests", place / "plan.yaml", "--target", "kubernetes", "-o", folder / "m")[0] == 0
     code, _, err = run("simulate", "--fleet", folder / "out" / "plan.yaml", "--trace", folder / "own.csv")
     assert code == 1 and "sums up the plans of several LLMs; name the plan of one" in err
 
