@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210
+LEGEND_WIDTH = 280
 METRIC_NAMES = {
     "ttft": "time to first token",
     "tbt": "gap between tokens",
@@ -83,8 +84,8 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
             x=x, y=y,
-            color=alt.Color("name:N", sort=names, legend=_legend(len(names), columns=2), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("name:N", sort=names, legend=_legend(len(names), columns=2),
+            color=alt.Color("name:N", sort=names, legend=_legend(names), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("name:N", sort=names, legend=_legend(names),
                                       scale=_dashes(names)),
         )
     )  # fmt: skip
@@ -160,8 +161,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
                     scale=alt.Scale(domain=[0, 1])),
-            color=alt.Color("pool:N", sort=names, legend=_legend(len(names)), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("pool:N", sort=names, legend=_legend(len(names)), scale=_dashes(names)),
+            color=alt.Color("pool:N", sort=names, legend=_legend(names), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("pool:N", sort=names, legend=_legend(names), scale=_dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )  # fmt: skip
@@ -186,8 +187,8 @@ def queue_chart(simulation: Simulation) -> Any:
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title="requests", tickCount=6)),
-            color=alt.Color("what:N", sort=names, legend=_legend(2), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(2), scale=_dashes(names)),
+            color=alt.Color("what:N", sort=names, legend=_legend(names), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(names), scale=_dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -221,8 +222,8 @@ def lengths_chart(trace: Trace) -> Any:
             x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
                     axis=alt.Axis(title="length [tokens]", format="~s", values=_ticks(1, longest + 1))),
             y=alt.Y("y:Q", axis=alt.Axis(title="share of requests", format="%", tickCount=5)),
-            color=alt.Color("what:N", sort=names, legend=_legend(2), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(2), scale=_dashes(names)),
+            color=alt.Color("what:N", sort=names, legend=_legend(names), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(names), scale=_dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )  # fmt: skip
@@ -272,8 +273,8 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
-            color=alt.Color("what:N", sort=names, legend=_legend(len(names), columns=2), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(len(names), columns=2),
+            color=alt.Color("what:N", sort=names, legend=_legend(names), scale=_scale(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(names),
                                       scale=_dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
@@ -414,10 +415,14 @@ def _rounded(*columns: Floats) -> list[list[Any]]:
     return [_rounded_one(column) for column in columns]
 
 
-def _legend(entries: int, *, columns: int = 4) -> Any:
+def _legend(names: Sequence[str]) -> Any:
+    """As many columns as a chart on a phone has room for; none for one name."""
     import altair as alt
 
-    return alt.Legend(title=None, orient="top", columns=columns, symbolType="stroke") if entries > 1 else None
+    if len(names) < 2:
+        return None
+    columns = max(1, min(4, LEGEND_WIDTH // (28 + 6 * max(len(name) for name in names))))
+    return alt.Legend(title=None, orient="top", columns=columns, symbolType="stroke", labelLimit=LEGEND_WIDTH)
 
 
 def _scale(names: Sequence[str]) -> Any:

@@ -48,7 +48,7 @@ def chart_spec(chart: Any) -> dict[str, Any]:
         "font": FONT,
         "view": {"stroke": None},
         "axis": axis,
-        "legend": {"labelColor": INK, "labelFont": FONT, "labelFontSize": 11, "labelLimit": 200},
+        "legend": {"labelColor": INK, "labelFont": FONT, "labelFontSize": 11},
     }
     spec["padding"] = 4
     return spec
@@ -142,7 +142,9 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         line["params"] = [{"name": f"shown{k}", "select": names, "bind": "legend"}]
         line["encoding"] = dash | {"opacity": {"condition": {"param": f"shown{k}", "value": 1}, "value": 0.1}}
     colour = {"color": mark["color"]} if "color" in mark else {}
-    near = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
+    near: dict[str, Any] = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
+    if "params" not in line:  # one line alone: what is above or below the pointer
+        near["encodings"] = ["x"]
     points = {
         "mark": {"type": "point", "filled": True, "size": 55} | colour,
         "encoding": {

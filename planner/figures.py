@@ -57,8 +57,8 @@ def alternatives(plan: Plan) -> list[Figure]:
     dots = {name: (fleet.price_usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
     if len(set(dots.values())) > 2:
         caption = (
-            "The same fleets by cost and provisioned power. Nothing lies both left of and below a fleet with "
-            "a name: cheaper costs power, and the other way round."
+            "The same fleets by cost and provisioned power: the plan is the square; a fleet has a name where "
+            "no other is better in both."
         )
         found.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
     return found

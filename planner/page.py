@@ -80,7 +80,8 @@ def table(
         for row in rows
     )
     return (
-        f'<div class=scroll tabindex=0 role=group aria-label="{escape(caption)}"><table>'
+        f'<div class=scroll tabindex=0 role=group aria-label="{escape(caption)}">'
+        f"<table{' class=many' if len(head) > 7 else ''}>"
         f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -100,18 +100,20 @@ def _proof(plan: Plan) -> str:
         + (f"<h3>Neighbours</h3>{neighbours}" if certificate.neighbours else "")
         + f"<h3>Over these fleets</h3>{_universe(certificate.universe)}"
         + f"<h3>Assuming</h3>{assumed}"
-        + (f"<details><summary>{counted(len(ruled_out), 'kind')} of fleet ruled out</summary>"
-           f"{refuted}</details>" if ruled_out else "")
-    )  # fmt: skip
+        + (_folded(f"{counted(len(ruled_out), 'kind')} of fleet ruled out", refuted) if ruled_out else "")
+    )
 
 
 def _universe(lines: Sequence[str]) -> str:
     if len(lines) <= 8:
         return bullets(lines, "Not stated.")
-    return (
-        f"<details><summary>{len(lines)} kinds of pool or pair of pools</summary>"
-        f"<div class=columns>{bullets(lines)}</div></details>"
-    )
+    listed = f"<div class=columns>{bullets(lines)}</div>"
+    return _folded(f"{len(lines)} kinds of pool or pair of pools", listed)
+
+
+def _folded(summary: str, body: str) -> str:
+    """What opens on demand, and is not printed."""
+    return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 
 def _sources(plan: Plan) -> str:

@@ -112,8 +112,8 @@ def cost_rows(plan: Plan) -> Rows:
     over = "price over the tokens of this traffic"
     found: list[tuple[str, ...]] = [
         ("Price per hour", usd(price), "the GPUs' prices, all of them all the time"),
-        (f"Price per month of {HOURS_PER_MONTH} h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
-        (f"Price per year of {HOURS_PER_YEAR:,} h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
+        (f"Price per month of {HOURS_PER_MONTH}\u00a0h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
+        (f"Price per year of {HOURS_PER_YEAR:,}\u00a0h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
         ("Price per million tokens", f"{tokens:.3g} USD", f"{over}, prompts and answers"),
         ("Price per million output tokens", f"{output_tokens:.3g} USD", f"{over}, answers alone"),
         ("Power, provisioned", _kw(plan.fleet.power_w), "the GPUs' limits; hosts, network, cooling on top"),
@@ -123,7 +123,7 @@ def cost_rows(plan: Plan) -> Rows:
         month = f"{power.mean_w * HOURS_PER_MONTH / 1e3:,.0f} kWh"
         found += [
             ("Power, expected", _kw(power.mean_w), at_rest),
-            (f"Energy per month of {HOURS_PER_MONTH} h", month, "expected power all the time"),
+            (f"Energy per month of {HOURS_PER_MONTH}\u00a0h", month, "expected power all the time"),
         ]
     if power is not None and power.requests:
         share = "expected power, shared among the requests of the measured window"
@@ -160,14 +160,18 @@ def usage_rows(plan: Plan) -> Rows:
             seconds = run_seconds(runs)
             if seconds.sum() > 0:
                 decodes = f"{np.average(runs['decodes'], weights=seconds):,.1f}"
-                fullest = percent(float(runs["blocks"].max()) * KV_BLOCK_TOKENS / pool.type.kv_tokens)
+                fullest = _share(runs["blocks"].max() * KV_BLOCK_TOKENS / pool.type.kv_tokens)
             watts = power.worker_w[workers].sum() / (pool.count * pool.type.power_w)
-            drawn = percent(float(watts))
+            drawn = _share(watts)
         rows.append(
-            (pool.name, percent(float(busy.mean())), percent(float(busy.max())),
+            (pool.name, _share(busy.mean()), _share(busy.max()),
              f"{tokens:,.0f}", decodes, fullest, drawn)
         )  # fmt: skip
     return head, rows
+
+
+def _share(frac: float) -> str:
+    return f"{100 * frac:.1f} %"
 
 
 def node_rows(plan: Plan) -> Rows:

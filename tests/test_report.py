@@ -347,8 +347,8 @@ def test_what_a_plan_costs_is_arithmetic() -> None:
     plan = a_plan(mixed())
     told = {name: value for name, value, _ in rows.cost_rows(plan)[1]}
     price = plan.fleet.price_usd_per_h
-    assert told["Price per month of 730 h"] == f"{730 * price:,.0f} USD"
-    assert told["Price per year of 8,760 h"] == f"{8760 * price:,.0f} USD"
+    assert told["Price per month of 730\u00a0h"] == f"{730 * price:,.0f} USD"
+    assert told["Price per year of 8,760\u00a0h"] == f"{8760 * price:,.0f} USD"
     tokens = plan.trace.output_tokens.sum()
     assert told["Price per million output tokens"] == (
         f"{price / 3600 * plan.trace.duration_s / tokens * 1e6:.3g} USD"
@@ -359,7 +359,7 @@ def test_use_of_a_pool_is_over_its_own_workers() -> None:
     """Of 7 workers each is busy for 10 s of the 69.3 s until the end, with 5000 tokens in 200 steps."""
     plan = a_plan()
     _, (prefill, decode) = rows.usage_rows(plan)
-    assert prefill[:4] == ("pre", f"{1000 / (199 / 3 + 3):.4g} %", f"{1000 / (199 / 3 + 3):.4g} %", "25")
+    assert prefill[:4] == ("pre", "14.4 %", "14.4 %", "25")
     assert decode[0] == "dec"
     still = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
     assert rows.usage_rows(still)[1][0][4:] == ("–", "–", "–")
