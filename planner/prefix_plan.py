@@ -31,7 +31,8 @@ from planner.prefix_tree import (
     reuse,
 )
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
-from planner.solvers.prefixes import Demand, Replication, SessionReuse, hot_bound, replicate
+from planner.solvers.prefix_demand import Demand, SessionReuse
+from planner.solvers.prefixes import Replication, hot_bound, replicate
 from planner.traces import FloatArray, IntArray, Trace
 
 Seconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
