@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import sys
@@ -14,20 +15,25 @@ import pytest
 from planner import cli
 from planner.errors import InfeasibleError, InputError
 from planner.schedulefile import demand_of, read_market
+from planner.solvers.backend import minimise
 from planner.solvers.schedule import (
     Capacity,
     Demand,
     Market,
     Offer,
     Schedule,
+    _model,
     at_peak,
+    bought,
     broken,
     by_rule,
     schedule,
 )
+from planner.solvers.windows import Cover, Prices, _divisors, _rounded
 from planner.traces import Trace
 
 HOUR_S = 3600.0
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "schedule.py"
 
 
 def demand(*rates: list[float]) -> Demand:
@@ -35,7 +41,7 @@ def demand(*rates: list[float]) -> Demand:
 
 
 def exactly(market: Market, asked: Demand) -> Schedule:
-    found = schedule(market, asked, gap_frac=0.0, threads=1)
+    found = schedule(market, asked, gap_frac=0.0)
     assert found.gap_frac < 2e-3  # prices to a tenth of a cent
     assert_keeps_constraints(market, asked, found)
     return found
@@ -177,7 +183,7 @@ def test_schedule_is_as_cheap_as_enumeration(block: int) -> None:
         best = enumerated(market, asked, 3)
         if best == np.inf:
             with pytest.raises(InfeasibleError, match="does not fit"):
-                schedule(market, asked, threads=1)
+                schedule(market, asked)
             continue
         assert exactly(market, asked).cost_usd_per_h == pytest.approx(best, abs=0.01)
 
@@ -254,7 +260,7 @@ def test_a_day_beats_peak_and_rule_and_keeps_its_bound(seed: int) -> None:
         3e3,
     )
     asked = demand(*(rate.tolist() for rate in rates))
-    found = schedule(market, asked, gap_frac=0.01, time_limit_s=10, threads=1)
+    found = schedule(market, asked, gap_frac=0.01, time_limit_s=10)
     assert_keeps_constraints(market, asked, found)
     assert broken(market, asked, found) is None
     assert found.bound_usd_per_h <= found.cost_usd_per_h
@@ -262,6 +268,63 @@ def test_a_day_beats_peak_and_rule_and_keeps_its_bound(seed: int) -> None:
     assert rule is not None and peak is not None and broken(market, asked, rule) is None
     assert_keeps_constraints(market, asked, rule)
     assert found.cost_usd_per_h < min(peak.cost_usd_per_h, rule.cost_usd_per_h)
+
+
+def test_rounding_cuts_no_whole_workers_off() -> None:
+    """Every (z1, z2, z3) up to what one kind alone needs that covers a demand keeps its rounded rows."""
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        cover = Cover(np.arange(3), rng.uniform(0.5, 4, 3).round(2), rng.uniform(0.1, 9, 4).round(1))
+        counts = np.array(list(itertools.product(range(19), repeat=3)))
+        for divisor in _divisors(cover.rate_rps):
+            rows, least = _rounded(cover, divisor)
+            for t, needed_rps in enumerate(cover.needed_rps):
+                covering = counts[counts @ cover.rate_rps >= needed_rps * (1 - 1e-9)]
+                assert (covering @ rows[t]).min() >= least[t] - 1e-9
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_parts_at_any_prices_cost_no_more_than_the_whole(length: int) -> None:
+    """A reserved GPU paid in any of the windows, a worker that is there worth up to a start."""
+    rng = np.random.default_rng(length)
+    compared = 0
+    while compared < 12:
+        market, asked = random_case(rng)
+        best = enumerated(market, asked, 3) * asked.rate_rps.shape[1]
+        if best == np.inf:
+            continue
+        model = _model(market, asked)
+        shares = rng.dirichlet(np.ones(model.windows), len(model.reserved_cost))
+        there = rng.uniform(0, 1, (model.kinds, model.windows)) * model.start_cost[:, None]
+        prices = Prices(shares * model.reserved_cost[:, None], there)
+        cuts = [range(t, min(t + length, model.windows)) for t in range(0, model.windows, length)]
+        assert sum(minimise(model.program(part, prices)).bound for part in cuts) <= best + 1e-6
+        compared += 1
+
+
+def test_a_week_of_three_llms_is_within_half_a_percent_of_its_bound() -> None:
+    """Two days of it: by windows and prices, as two days are too many for the whole model."""
+    spec = importlib.util.spec_from_file_location("schedule_benchmark", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    market, week = benchmark.market(scale=2.0), benchmark.week(scale=2.0)
+    asked = replace(week, rate_rps=week.rate_rps[:, :48])
+    found = schedule(market, asked, gap_frac=0.005, time_limit_s=300)
+    assert_keeps_constraints(market, asked, found)
+    assert found.gap_frac <= 0.005
+    assert found.cost_usd_per_h == schedule(market, asked, gap_frac=0.005, time_limit_s=300).cost_usd_per_h
+
+
+def test_gpus_are_not_reserved_beside_spot_workers_that_need_them() -> None:
+    """One firm and one spot worker in turn on a stock of one: reserved at half the price the GPU would idle
+    while the spot worker needs it."""
+    market = Market((Offer("g", 1.0, 0.5, 0.1, stock=1),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
+    turns = np.array([[1, 0]]), np.array([[0, 1]])
+    found = bought(market, demand([1, 1]), *turns)
+    assert found.reserved_gpus.tolist() == [0] and found.on_demand_gpus.tolist() == [[1, 0]]
+    assert bought(replace(market, offers=(Offer("g", 1.0, 0.4, 0.1, stock=2),)), demand([1, 1]), *turns
+                  ).reserved_gpus.tolist() == [1]  # fmt: skip
 
 
 def test_broken_names_what_is_not_kept() -> None:
@@ -284,7 +347,7 @@ def test_the_limit_that_is_too_tight_is_named_with_what_would_do() -> None:
         (replace(market, offers=(Offer("g", 1.0),), cost_usd_per_h=4.0), "cost", "1 more USD/h of cost"),
     ):
         with pytest.raises(InfeasibleError) as error:
-            schedule(tight, demand([1, 5]) if constraint != "cost" else demand([5, 5]), threads=1)
+            schedule(tight, demand([1, 5]) if constraint != "cost" else demand([5, 5]))
         assert (error.value.constraint, error.value.relaxation) == (constraint, relaxation)
     with pytest.raises(InfeasibleError, match="no worker type serves llm1"):
         schedule(market, demand([1], [1]))
@@ -320,13 +383,13 @@ def test_command_writes_schedule_and_comparison(
     market, rates, out = tmp_path / "schedule.yaml", tmp_path / "demand.csv", tmp_path / "out.csv"
     market.write_text(MARKET)
     rates.write_text("window,chat\nmon 0h,5\nmon 1h,10\n")
-    assert run(monkeypatch, market, "--demand", rates, "-o", out, "--threads", 1, "--json") == 0
+    assert run(monkeypatch, market, "--demand", rates, "-o", out, "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["status"] == "optimal" and answer["reserved_gpus"] == {"h100": 4}
     assert answer["workers"][0]["firm"] == [1, 2] and answer["compared"]["peak"] == 32.0
     assert answer["cost_usd_per_h"] == pytest.approx(16 + 12 + 1)  # a start: 5 min x 4 x 6 USD/h, every 2 h
     assert out.read_text() == "window,llm,worker,firm,spot\n0,chat,h100 tp4,1,0\n1,chat,h100 tp4,2,0\n"
-    assert run(monkeypatch, market, "--demand", rates, "--threads", 1) == 0
+    assert run(monkeypatch, market, "--demand", rates) == 0
     assert "peak: 32.00 USD/h; the schedule saves 9.4 %" in capsys.readouterr().out
 
 

@@ -42,7 +42,6 @@ def schedule(
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.1, help="Seconds after which the best schedule is given.")
     ] = 60.0,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="1 makes the answer repeatable.")] = 2,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", readable=False, help="Write workers per window to this CSV.")
     ] = None,
@@ -82,7 +81,7 @@ def schedule(
             traces = {llm: read_trace(Path(file), seed=seed) for llm, _, file in pairs}
             asked = schedulefile.demand_of(traces, window_s=window_s)
         progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
-        found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit, threads=threads)
+        found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit)
         others = {"peak": at_peak(sold, asked), "linear rule": by_rule(sold, asked)}
     answer = to_json(sold, asked, found, others, gap)
     if out is not None:

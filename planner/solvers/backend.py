@@ -1,25 +1,36 @@
-"""Run a PuLP problem and say honestly what came back.
+"""Run a PuLP problem, or one in arrays, and say honestly what came back.
 
 HiGHS solves; CBC (bundled with PuLP) where HiGHS is missing; OR-tools (SCIP) to check both. Habits of solvers
 that live here and nowhere else: after a time limit PuLP's `status` still says "Optimal" (only `sol_status`
 tells), its HiGHS calls an unbounded problem infeasible and a stopped simplex a solution, CBC keeps its bound
 to itself, and integers come back as 3.9999999.
+
+Where a problem has too many rows to be written term by term, or many of its kind are solved, it comes as a
+`Program` of arrays, for HiGHS alone. (SciPy's own HiGHS would do, but prints to stdout when it is stopped.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pulp
+from scipy.sparse import csc_matrix
 
 from planner.errors import PlannerError
+
+if TYPE_CHECKING:
+    import highspy
 
 Engine = Literal["highs", "cbc", "ortools"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
 FEASIBILITY_TOLERANCE = 1e-6  # of a row, beside its largest term
+
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,90 @@ def solve(
 def whole(variable: pulp.LpVariable) -> int:
     """The value of an integer variable."""
     return round(variable.value() or 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """min cost x  with  matrix x >= least,  low <= x <= high,  and x integer where `is_integer`.
+
+    `matrix` is sparse, (rows, columns). `low` and `high` are finite, so that there is no optimum only where
+    there is no point.
+    """
+
+    cost: Floats
+    matrix: csc_matrix
+    least: Floats
+    low: Floats
+    high: Floats
+    is_integer: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """`x` of an "optimal" or "feasible" answer, its integers whole; `duals` of the rows of a relaxation.
+
+    No x costs less than `bound`: minus infinity where nothing is proven, infinity where there is none.
+    """
+
+    status: Status
+    bound: float
+    x: Floats | None = None
+    duals: Floats | None = None
+
+
+def minimise(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 0.0) -> Point:
+    """Solve, on one thread, to `gap_frac` of the optimum."""
+    highs = _solved(program, program.is_integer, time_limit_s, gap_frac)
+    status, x = _claim(highs), np.array(highs.getSolution().col_value)
+    if status in ("infeasible", "unknown"):
+        return Point(status, np.inf if status == "infeasible" else -np.inf)
+    info = highs.getInfo()
+    bound = info.mip_dual_bound if program.is_integer.any() else info.objective_function_value
+    return Point(status, bound, np.where(program.is_integer, np.round(x), x))
+
+
+def relaxed(program: Program, *, time_limit_s: float = 30.0) -> Point:
+    """Solve without the integers, with the duals of the rows (>= 0): an optimum's, or nothing."""
+    highs = _solved(program, np.zeros_like(program.is_integer), time_limit_s, 0.0)
+    if (status := _claim(highs)) != "optimal":
+        return Point(status, np.inf) if status == "infeasible" else Point("unknown", -np.inf)
+    solution = highs.getSolution()
+    duals = np.maximum(solution.row_dual, 0.0)
+    return Point("optimal", highs.getInfo().objective_function_value, np.array(solution.col_value), duals)
+
+
+def _solved(
+    program: Program, is_integer: npt.NDArray[np.bool_], time_limit_s: float, gap_frac: float
+) -> highspy.Highs:
+    import highspy
+
+    kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
+    matrix, lp = csc_matrix(program.matrix), highspy.HighsLp()
+    lp.num_row_, lp.num_col_ = matrix.shape
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = program.cost, program.low, program.high
+    lp.row_lower_, lp.row_upper_ = program.least, np.full(len(program.least), highspy.kHighsInf)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+    lp.integrality_ = [kinds[whole] for whole in is_integer.astype(int)] if is_integer.any() else []
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("time_limit", max(time_limit_s, 0.0))
+    highs.setOptionValue("mip_rel_gap", gap_frac)
+    highs.passModel(lp)
+    highs.run()
+    return highs
+
+
+def _claim(highs: highspy.Highs) -> Status:
+    """What has bounds is not unbounded; a stopped simplex has no solution, a stopped search may have one."""
+    name, info = highs.getModelStatus().name, highs.getInfo()
+    if name in ("kInfeasible", "kUnboundedOrInfeasible"):
+        return "infeasible"
+    if name == "kOptimal":
+        return "optimal"
+    has_integers, has_point = info.mip_node_count >= 0, info.primal_solution_status == 2
+    return "feasible" if has_integers and has_point else "unknown"
 
 
 class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]

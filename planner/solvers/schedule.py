@@ -22,35 +22,31 @@ Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
 
 Several LLMs share stock, power and budget; a reserved GPU may serve another LLM in the next window, for the
 price of a start. Compared with `at_peak`, the cheapest fleet that carries every LLM's peak all the time, and
-`by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type and no thought for starts. CP-SAT: on a
-week of hours it is far ahead of HiGHS. Rates are kept to one in a million; prices are rounded down to a
-tenth of a cent, so that the bound holds, and up in the budget.
+`by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type and no thought for starts. How it is
+solved stands in windows.py. Rates are kept to one in a million.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.solvers.backend import minimise
+from planner.solvers.windows import Cover, Windows, search
 from planner.solvers.worker_rule import fit_worker_rule
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 GOOD_ENOUGH_FRAC = 0.005  # gap at which the search stops: demand is not known better
-RATE_UNITS = 10**9  # the highest rate of an LLM, in the integers of CP-SAT
-RATE_TOLERANCE = 5e-7  # so that what fits exactly still does once rounded
-USD_UNITS = 1_000  # a dollar
 MOST_CELLS = 200_000  # windows x worker types
+EXCESS_MOST = 1e7  # GPUs or Watts
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,37 +149,37 @@ def schedule(
     *,
     gap_frac: float = GOOD_ENOUGH_FRAC,
     time_limit_s: float = 60.0,
-    threads: int = 2,
 ) -> Schedule:
-    """Solve the model above to `gap_frac`, or as far as the time allows. On one thread it is repeatable.
+    """Solve the model above to `gap_frac`, or as far as the time allows. Within the time it is repeatable.
 
     Raises InfeasibleError: "latency" for an LLM that no type serves, "capacity" for too tight a limit.
     """
-    from ortools.sat.python import cp_model
-
     _check(market, demand)
-    model = _Model(market, demand)
-    model.cp.minimize(model.cost(math.floor))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = threads
-    solver.parameters.linearization_level = 2
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.relative_gap_limit = gap_frac
-    status = solver.solve(model.cp)
-    if status == cp_model.INFEASIBLE:
+    deadline = time.monotonic() + time_limit_s
+    windows, count = demand.rate_rps.shape[1], len(market.capacities)
+    budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
+    unlimited = replace(market, cost_usd_per_h=None)
+
+    def cost_of(counts: Counts) -> float:
+        found = bought(market, demand, counts[:count], counts[count:])
+        return windows * found.cost_usd_per_h if broken(unlimited, demand, found) is None else math.inf
+
+    bound, best = search(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
+    if bound == math.inf:
         raise _too_tight(market, demand, time_limit_s)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
-    found = bought(market, demand, model.values(solver, model.x), model.values(solver, model.y))
-    bound = solver.best_objective_bound / USD_UNITS / demand.rate_rps.shape[1]
-    return replace(found, bound_usd_per_h=min(max(bound, 0.0), found.cost_usd_per_h))
+    found = bought(market, demand, best[:count], best[count:])
+    if broken(market, demand, found) is not None:
+        raise _too_dear(found.cost_usd_per_h, bound / windows, budget, time_limit_s)
+    return replace(found, bound_usd_per_h=min(max(bound / windows, 0.0), found.cost_usd_per_h))
 
 
 def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Schedule | None:
     """The cheapest fleet for every LLM's highest rate, kept through all windows; None beyond a limit."""
     highest = replace(demand, rate_rps=demand.rate_rps.max(axis=1, keepdims=True))
     try:
-        return schedule(market, highest, time_limit_s=time_limit_s, threads=1)
+        return schedule(market, highest, gap_frac=1e-4, time_limit_s=time_limit_s)
     except InfeasibleError:  # peaks at different hours need not fit together
         return None
 
@@ -212,7 +208,10 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
 
 
 def bought(market: Market, demand: Demand, workers: Counts, spot_workers: Counts) -> Schedule:
-    """The schedule with these workers and the cheapest mix of reserved and on-demand GPUs for them."""
+    """The schedule with these workers and the cheapest mix of reserved and on-demand GPUs for them.
+
+    Reserved GPUs that idle beside spot workers count against the stock too.
+    """
     windows = workers.shape[1]
     reserved = np.zeros(len(market.offers), np.int64)
     on_demand = np.zeros((len(market.offers), windows), np.int64)
@@ -223,6 +222,11 @@ def bought(market: Market, demand: Demand, workers: Counts, spot_workers: Counts
         levels = [0, *np.unique(gpus).tolist()] if offer.reserved_usd_per_h is not None else [0]
         if offer.on_demand_usd_per_h is None:
             levels = [int(gpus.max())]
+        if offer.stock is not None:
+            spot = sum(
+                (market.capacities[c].gpus * spot_workers[c] for c in own), np.zeros(windows, np.int64)
+            )
+            levels = [level for level in levels if level + spot.max() <= offer.stock] or levels[:1]
         bills = [
             (offer.reserved_usd_per_h or 0.0) * level
             + (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus - level, 0).mean())
@@ -270,111 +274,61 @@ def broken(market: Market, demand: Demand, found: Schedule) -> str | None:
     return None
 
 
-class _Model:
-    """The model in CP-SAT; with `gives_way` every limit may be exceeded by an integer variable of its own."""
+def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> Windows:
+    """The model but for the budget, in arrays: its costs are summed over windows. Firm workers come first.
 
-    def __init__(self, market: Market, demand: Demand, *, gives_way: bool = False) -> None:
-        from ortools.sat.python import cp_model
+    With `gives_way` stock and power may be exceeded, for that price per GPU or Watt (of `Market.limits`), and
+    nothing else costs anything; what they are exceeded by comes after the reserved GPUs.
+    """
+    capacities, offers = market.capacities, market.offers
+    count, gpus, windows = len(capacities), len(offers), demand.rate_rps.shape[1]
+    size, watts, rate, start_usd = (
+        np.array([value(c) for c in capacities], float)
+        for value in (lambda c: c.gpus, lambda c: c.power_w, lambda c: c.rate_rps, market.start_usd)
+    )
+    share = np.array([
+        market.spot_share(c) if market.most_spot_frac and market.offer(c).spot_usd_per_h is not None else 0.0
+        for c in capacities
+    ])  # fmt: skip
+    covers, most = [], np.zeros(2 * count)
+    for m, llm in enumerate(demand.llms):
+        own = np.flatnonzero([c.llm == llm for c in capacities])
+        spot = own[share[own] > 0]
+        columns = np.concatenate((own, count + spot))
+        carried = np.concatenate((rate[own], (share * rate)[spot]))
+        most[columns] = np.ceil(demand.rate_rps[m].max() / carried) + 1
+        covers.append(Cover(columns, carried, demand.rate_rps[m]))
+        if len(spot):
+            firm = np.concatenate((rate[own], np.zeros(len(spot))))
+            covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
+    on = np.array([[c.gpu == offer.gpu for c in capacities] for offer in offers]) * size
+    none, one = np.zeros((gpus, count)), np.eye(gpus)
+    limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
+    rows = np.vstack([
+        np.hstack((-on, none, one, one)),
+        np.hstack((none, -on, -one, -one))[limited],
+        np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None][: market.power_w is not None],
+    ])  # fmt: skip
+    least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
+    needed = on @ most[:count]
+    rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
+    kept = [needed[g] if offer.reserved_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
+    spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
+    cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
+    reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])
+    starts = np.tile(start_usd / (demand.window_s / 3600), 2)
+    most = np.concatenate((most, rented, kept))
+    if gives_way:
+        limits = np.array(list(_window_limits(market).values()))
+        excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))
+        rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), EXCESS_MOST)))
+        cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, gives_way))
+    return Windows(covers, rows, least, cost, reserved, starts, most, windows)
 
-        self.market, self.demand, self.cp = market, demand, cp_model.CpModel()
-        capacities, offers = market.capacities, market.offers
-        self.windows = range(demand.rate_rps.shape[1])
-        highest = demand.rate_rps.max(axis=1)
-        most = [
-            math.ceil(highest[demand.llms.index(c.llm)] / c.rate_rps / (market.spot_share(c) or 1.0)) + 1
-            if c.llm in demand.llms
-            else 0
-            for c in capacities
-        ]
-        is_spot = [
-            market.offer(c).spot_usd_per_h is not None
-            and market.most_spot_frac > 0
-            and market.spot_share(c) > 0
-            for c in capacities
-        ]
-        spot = [count if may else 0 for count, may in zip(most, is_spot, strict=True)]
-        gpus = [
-            sum(n * c.gpus for n, c in zip(most, capacities, strict=True) if c.gpu == o.gpu) for o in offers
-        ]
-        self.x, self.u = self._grid("x", most), self._grid("u", most)
-        self.y, self.v = self._grid("y", spot), self._grid("v", spot)
-        self.reserved = [
-            self.cp.new_int_var(0, n if offer.reserved_usd_per_h is not None else 0, f"R_{offer.gpu}")
-            for n, offer in zip(gpus, offers, strict=True)
-        ]
-        self.on_demand = self._grid(
-            "O", [n if o.on_demand_usd_per_h is not None else 0 for n, o in zip(gpus, offers, strict=True)]
-        )
-        self.excess: dict[str, cp_model.IntVar] = {}
-        if gives_way:
-            self.excess = {name: self.cp.new_int_var(0, 2**40, name) for name in market.limits()}
-        self._serve()
-        self._stay_within()
 
-    def _grid(self, name: str, most: Sequence[int]) -> list[list[cp_model.IntVar]]:
-        return [
-            [self.cp.new_int_var(0, count, f"{name}_{i}_{t}") for t in self.windows]
-            for i, count in enumerate(most)
-        ]
-
-    def _serve(self) -> None:
-        """served, firm, started."""
-        market, capacities = self.market, self.market.capacities
-        for m, llm in enumerate(self.demand.llms):
-            own = [c for c, capacity in enumerate(capacities) if capacity.llm == llm]
-            unit = RATE_UNITS / max(float(self.demand.rate_rps[m].max()), 1e-9)
-            firm = {c: round(capacities[c].rate_rps * unit) for c in own}
-            spot = {c: round(capacities[c].rate_rps * market.spot_share(capacities[c]) * unit) for c in own}
-            for t in self.windows:
-                rate = float(self.demand.rate_rps[m, t]) * unit * (1 - RATE_TOLERANCE)
-                carried = sum(firm[c] * self.x[c][t] for c in own)
-                self.cp.add(carried + sum(spot[c] * self.y[c][t] for c in own) >= math.floor(rate))
-                self.cp.add(carried >= math.floor((1 - market.most_spot_frac) * rate))
-        for c in range(len(capacities)):
-            for t in self.windows:
-                self.cp.add(self.x[c][t] - self.x[c][t - 1] <= self.u[c][t])
-                self.cp.add(self.y[c][t] - self.y[c][t - 1] <= self.v[c][t])
-
-    def _stay_within(self) -> None:
-        """held, stock, power, budget."""
-        market, capacities = self.market, self.market.capacities
-        for g, offer in enumerate(market.offers):
-            own = [c for c, capacity in enumerate(capacities) if capacity.gpu == offer.gpu]
-            for t in self.windows:
-                there = self.reserved[g] + self.on_demand[g][t]
-                self.cp.add(sum(capacities[c].gpus * self.x[c][t] for c in own) <= there)
-                if offer.stock is not None:
-                    spot = sum(capacities[c].gpus * self.y[c][t] for c in own)
-                    self.cp.add(there + spot <= offer.stock + self.excess.get(f"stock of {offer.gpu}", 0))
-        if market.power_w is not None:
-            for t in self.windows:
-                watts = sum(
-                    math.ceil(capacity.power_w) * (self.x[c][t] + self.y[c][t])
-                    for c, capacity in enumerate(capacities)
-                )
-                self.cp.add(watts <= math.floor(market.power_w) + self.excess.get("power", 0))
-        if market.cost_usd_per_h is not None:
-            budget = math.floor(market.cost_usd_per_h * USD_UNITS) + self.excess.get("cost", 0)
-            self.cp.add(self.cost(math.ceil) <= len(self.windows) * budget)
-
-    def cost(self, rounding: Callable[[float], int]) -> cp_model.LinearExprT:
-        """The objective over all windows, in units of money."""
-        market, window_h = self.market, self.demand.window_s / 3600
-        terms: list[cp_model.LinearExprT] = []
-        for g, offer in enumerate(market.offers):
-            reserved = rounding((offer.reserved_usd_per_h or 0.0) * USD_UNITS)
-            terms.append(len(self.windows) * reserved * self.reserved[g])
-            on_demand = rounding((offer.on_demand_usd_per_h or 0.0) * USD_UNITS)
-            terms += [on_demand * gpus for gpus in self.on_demand[g]]
-        for c, capacity in enumerate(market.capacities):
-            start = rounding(market.start_usd(capacity) / window_h * USD_UNITS)
-            spot = rounding(market.spot_worker_usd_per_h(capacity) * USD_UNITS)
-            terms += [spot * workers for workers in self.y[c]]
-            terms += [start * workers for started in (self.u[c], self.v[c]) for workers in started]
-        return sum(terms)
-
-    def values(self, solver: cp_model.CpSolver, grid: Sequence[Sequence[cp_model.IntVar]]) -> Counts:
-        return np.array([[solver.value(variable) for variable in row] for row in grid], np.int64)
+def _window_limits(market: Market) -> dict[str, float]:
+    """`Market.limits` that hold in every window: stocks in the order of offers, then power."""
+    return {name: limit for name, limit in market.limits().items() if name != "cost"}
 
 
 def _check(market: Market, demand: Demand) -> None:
@@ -392,27 +346,18 @@ def _check(market: Market, demand: Demand) -> None:
 
 def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerError:
     """Which limits have to give way, and by how much at least, each weighed as a share of what it is."""
-    from ortools.sat.python import cp_model
-
-    model = _Model(market, demand, gives_way=True)
-    limits = market.limits()
-    units = {name: USD_UNITS if name == "cost" else 1 for name in limits}
-    weights = {name: max(round(1e6 / max(limit * units[name], 1)), 1) for name, limit in limits.items()}
-    model.cp.minimize(sum(weights[name] * excess for name, excess in model.excess.items()))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_time_in_seconds = time_limit_s
-    status = solver.solve(model.cp)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    limits = _window_limits(market)
+    model = _model(market, demand, [1 / max(limit, 1.0) for limit in limits.values()])
+    point = minimise(model.program(range(model.windows), model.true_prices()), time_limit_s=time_limit_s)
+    if point.x is None:
         return PlannerError("the limits are too tight, and the time did not suffice to say which by how much")
-    more = {name: solver.value(excess) / units[name] for name, excess in model.excess.items()}
-    more = {name: amount for name, amount in more.items() if amount}
-    said = {"power": "W of power", "cost": "USD/h of cost"}
+    excess = dict(zip(limits, point.x[-len(limits) :].tolist(), strict=True))
+    more = {name: amount for name, amount in excess.items() if amount}
     says = [
-        f"{amount:g} more {said.get(name, name.replace('stock of ', 'GPUs of '))}"
+        f"{amount:g} more {'W of power' if name == 'power' else name.replace('stock of ', 'GPUs of ')}"
         for name, amount in more.items()
     ]
-    fewest = "" if status == cp_model.OPTIMAL else " (or less)"
+    fewest = "" if point.status == "optimal" else " (or less)"
     return InfeasibleError(
         f"the demand does not fit {', '.join(f'{name} ({limits[name]:g})' for name in more)}; "
         f"with {' and '.join(says)} it would{fewest}",
@@ -420,3 +365,18 @@ def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerEr
         constraint=", ".join(more),
         relaxation=" and ".join(says),
     )
+
+
+def _too_dear(cost: float, bound: float, budget: float, time_limit_s: float) -> PlannerError:
+    """The best schedule costs more than the budget: whether all do, and how much more would do."""
+    if bound <= budget:
+        return PlannerError(
+            f"no schedule within the budget of {budget:g} USD/h was found in {time_limit_s:g} s: the best "
+            f"costs {cost:.2f}, none less than {bound:.2f}; allow more with --time-limit"
+        )
+    more = f"{cost - budget:.6g} more USD/h of cost"
+    fewest = "" if bound >= cost * (1 - 1e-6) else " (or less)"
+    return InfeasibleError(
+        f"the demand does not fit cost ({budget:g}); with {more} it would{fewest}",
+        kind="capacity", constraint="cost", relaxation=more,
+    )  # fmt: skip

@@ -1,0 +1,335 @@
+"""How the model of schedule.py is solved: windows alone, priced so that they fit together.
+
+Two things tie the windows to each other: GPUs that are reserved for all of them, and starts from one to the
+next. Without these every window is a small integer program, solved in milliseconds.
+
+relaxation   The model without integers, tightened by mixed-integer rounding (Nemhauser, Wolsey: Integer and
+             Combinatorial Optimization, 1988, II.1.7). sum_j f_j z_j >= b in whole z >= 0, divided by any d:
+                 sum_j (floor(f_j/d) + min(frac(f_j/d) / frac(b/d), 1)) z_j >= ceil(b/d)
+             Covers are rounded so by the divisors of `_divisors`, as far as that cuts the solution off.
+prices       Of its duals: pi_gt of a reserved GPU in a window, sum_t pi_gt what it costs in all of them;
+             mu_kt of a worker that is there already when window t begins, at most its start.
+bound        Lagrange: at any such prices, the optima of parts of L windows, each with reserved GPUs of its
+             own and the counts before it free, sum up to no more than the model's.
+schedule     With the relaxation's reserved GPUs, rounded: window after window, each from the counts before
+             it, what it leaves behind worth mu. Then, 2 L windows at a time, decided again between those
+             around them.
+
+L is 1, 2, 4, ... until bound and schedule are near enough. At L = T both are the whole model's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from planner.solvers.backend import Point, Program, minimise, relaxed
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+ROUNDS = 8  # of rounding, at most
+CUTS_EACH = 3  # per LLM, window and round
+LEAST_VIOLATION = 1e-3
+DIVISOR_PARTS = 8  # rates are divided by 1 to so many
+PART_OF_GAP = 0.04  # parts are solved to this share of the gap that is asked for
+RATE_TOLERANCE = 5e-7  # so that what fits exactly still does once computed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cover:
+    """What an LLM needs: sum_j rate_j z_jt >= needed_t; j are its kinds of workers, the `columns` (n,)."""
+
+    columns: npt.NDArray[np.intp]
+    rate_rps: Floats  # (n,)
+    needed_rps: Floats  # (T,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prices:
+    """pi (G, T) of a reserved GPU in a window; mu (K, T) of a worker that is there when it begins."""
+
+    reserved: Floats
+    there: Floats
+
+
+class Windows:
+    """The model in arrays: K kinds of workers and G of on-demand GPUs in a window, S that all windows share.
+
+    `rows` (R, K + G + S) >= `least` (R,) hold in every window, beside the covers. Costs: of a worker or an
+    on-demand GPU per window (K + G,), of what is shared once (S,), of a start (K,). `most` (K + G + S,) are
+    upper limits. What is shared are the reserved GPUs, one for each on-demand one; `search` expects no more.
+    """
+
+    def __init__(
+        self, covers: Sequence[Cover], rows: Floats, least: Floats, cost: Floats, reserved_cost: Floats,
+        start_cost: Floats, most: Floats, windows: int,
+    ) -> None:  # fmt: skip
+        self.covers, self.cost, self.reserved_cost = covers, cost, reserved_cost
+        self.start_cost, self.most, self.windows = start_cost, most, windows
+        self.kinds, self.local, self.shared = len(start_cost), len(cost), len(reserved_cost)
+        self.rows = [list(zip(rows, least.tolist(), strict=True)) for _ in range(self.windows)]
+        for cover in covers:
+            for t, needed_rps in enumerate(cover.needed_rps):
+                if needed_rps > 0:  # no worker counts for more than all that is needed
+                    shares = np.minimum(cover.rate_rps / needed_rps, 1.0)
+                    self._add_row(t, cover, shares, 1 - RATE_TOLERANCE)
+
+    def _add_row(self, t: int, cover: Cover, factors: Floats, least: float) -> None:
+        row = np.zeros(len(self.most))
+        row[cover.columns] = factors
+        self.rows[t].append((row, least))
+
+    def program(
+        self,
+        part: Sequence[int],
+        prices: Prices,
+        *,
+        before: Counts | None = None,
+        after: Counts | None = None,
+        reserved: Counts | None = None,
+    ) -> Program:
+        """Consecutive windows; all of them follow each other in a ring. Counts (K,) before and after them,
+        and reserved GPUs (G,), are priced where they are not given.
+
+        Columns: workers and on-demand GPUs window by window, starts into each and into the one after,
+        reserved GPUs. Rows: those of the windows in order, then of the starts.
+        """
+        length, local, kinds = len(part), self.local, self.kinds
+        is_ring = length == self.windows
+        each = [np.array([row for row, _ in self.rows[t]]) for t in part]
+        least = [amount for t in part for _, amount in self.rows[t]]
+        cost = np.tile(self.cost, (length, 1))
+        into = sparse.diags([-1.0, 1.0], [0, -1], shape=(length + 1, length), format="lil")
+        started = np.zeros((length + 1, kinds))
+        if is_ring:
+            into[0, length - 1] += 1.0
+        elif before is None:
+            cost[0, :kinds] += prices.there[:, part[0]]
+        else:
+            started[0] = -before
+        if after is not None:
+            started[-1] = after
+        elif not is_ring:
+            cost[-1, :kinds] -= prices.there[:, (part[-1] + 1) % self.windows]
+        is_tied = np.ones((length + 1, kinds), bool)
+        is_tied[0], is_tied[-1] = is_ring or before is not None, after is not None
+        matrix = sparse.bmat(
+            [
+                [sparse.block_diag([rows[:, :local] for rows in each]), None,
+                 sparse.csr_matrix(np.vstack([rows[:, local:] for rows in each]))],
+                [sparse.kron(into, sparse.eye(kinds, local)), sparse.eye(started.size), None],
+            ], format="csr",
+        )  # fmt: skip
+        low = np.zeros(matrix.shape[1])
+        high = np.concatenate((np.tile(self.most[:local], length), np.tile(self.most[:kinds], length + 1),
+                               self.most[local:]))  # fmt: skip
+        if reserved is not None:
+            low[-self.shared :] = high[-self.shared :] = reserved
+        keep = np.concatenate((np.ones(len(least), bool), is_tied.ravel()))
+        return Program(
+            cost=np.concatenate((cost.ravel(), np.tile(self.start_cost, length + 1),
+                                 prices.reserved[:, list(part)].sum(axis=1))),
+            matrix=matrix[keep],
+            least=np.concatenate((least, started.ravel()))[keep],
+            low=low,
+            high=high,
+            is_integer=np.concatenate((np.tile(np.arange(local) < kinds, length),
+                                       np.zeros(started.size, bool), np.ones(self.shared, bool))),
+        )  # fmt: skip
+
+    def split(self, x: Floats, length: int) -> tuple[Floats, Floats]:
+        """Workers (K, length) and reserved GPUs (G,) of a solution of so many windows."""
+        local = x[: length * self.local].reshape(length, -1)
+        return local[:, : self.kinds].T, x[-self.shared :]
+
+    def true_prices(self) -> Prices:
+        """Those of all windows together: a reserved GPU is paid evenly."""
+        even = np.repeat(self.reserved_cost[:, None] / self.windows, self.windows, axis=1)
+        return Prices(even, np.zeros((self.kinds, self.windows)))
+
+    def prices(self, duals: Floats) -> Prices:
+        """From the duals of all windows' program. What they leave of a reserved GPU's cost is paid evenly."""
+        ends = np.cumsum([len(rows) for rows in self.rows])
+        own = np.split(duals[: ends[-1]], ends[:-1])
+        reserved = np.column_stack([
+            each @ np.array([row[-self.shared :] for row, _ in rows])
+            for each, rows in zip(own, self.rows, strict=True)
+        ])  # fmt: skip
+        reserved += (self.reserved_cost - reserved.sum(axis=1))[:, None] / self.windows
+        there = duals[ends[-1] :].reshape(self.windows, self.kinds).T
+        return Prices(reserved, np.clip(there, 0.0, self.start_cost[:, None]))
+
+    def tighten(self, workers: Floats) -> bool:
+        """Round the covers; whether that cuts these counts (K, T) off in any window."""
+        is_new = False
+        for cover in self.covers:
+            rounded = [_rounded(cover, divisor) for divisor in _divisors(cover.rate_rps)]
+            rows, least = np.array([row for row, _ in rounded]), np.array([amount for _, amount in rounded])
+            reached = np.einsum("dtn,nt->dt", rows, workers[cover.columns])
+            missing = (least - reached) / np.linalg.norm(rows, axis=2).clip(1e-9)
+            for t in range(self.windows):
+                for d in np.argsort(-missing[:, t], kind="stable")[:CUTS_EACH]:
+                    if missing[d, t] > LEAST_VIOLATION:
+                        self._add_row(t, cover, rows[d, t], float(least[d, t]))
+                        is_new = True
+        return is_new
+
+
+def _divisors(rates: Floats) -> list[float]:
+    own = sorted({float(rate) for rate in rates if rate > 0})
+    apart = {more - less for less, more in itertools.combinations(own, 2) if more - less > 1e-3 * more}
+    return sorted({rate / parts for rate in own for parts in range(1, DIVISOR_PARTS + 1)} | apart)
+
+
+def _rounded(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
+    """Rows (T, n) and what they must reach (T,), by mixed-integer rounding; 0 >= 0 where it says nothing."""
+    needed = cover.needed_rps * (1 - RATE_TOLERANCE) / divisor
+    part = needed - np.floor(needed)
+    steps = np.floor(cover.rate_rps / divisor + 1e-9)
+    rest = np.clip(cover.rate_rps / divisor - steps, 0.0, 1.0)
+    is_cut = part > 1e-4
+    rows = steps + np.minimum(rest / np.where(is_cut, part, 1.0)[:, None], 1.0)
+    return np.where(is_cut[:, None], rows, 0.0), np.where(is_cut, np.ceil(needed), 0.0)
+
+
+Proposal = tuple[Counts, Counts]
+"""Workers (K, T or L), reserved GPUs (G,)."""
+
+
+def search(
+    model: Windows,
+    cost_of: Callable[[Counts], float],
+    gap_frac: float,
+    budget: float,
+    deadline: float,
+) -> tuple[float, Counts | None]:
+    """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best one found.
+
+    `cost_of` is infinite for counts that break what no window knows. Ends with the gap closed and the budget
+    kept, or with a bound beyond the budget.
+    """
+    bound, wished, prices = relaxation(model, deadline)
+    parts = _Parts(model, prices, PART_OF_GAP * gap_frac, deadline)
+    best: Proposal | None = None
+    cost = math.inf
+
+    def try_out(proposal: Proposal | None) -> None:
+        nonlocal best, cost
+        if proposal is not None and (value := cost_of(proposal[0])) < cost:
+            best, cost = proposal, value
+
+    def is_done() -> bool:
+        is_closed = best is not None and cost <= budget and bound >= cost * (1 - gap_frac - 1e-9)
+        return is_closed or bound > budget or bound == math.inf or time.monotonic() > deadline
+
+    if wished is not None:
+        for proposal in parts.first(wished):
+            try_out(proposal)
+            if best is not None:
+                break
+    length = 1
+    while not is_done():
+        lower, chosen = parts.apart(length)
+        bound = max(bound, lower)
+        if length == model.windows:
+            try_out(chosen[0] if chosen else None)
+            break
+        if best is not None and not is_done():
+            try_out(parts.again(2 * length, best))
+        length = min(2 * length, model.windows)
+    return bound, None if best is None else best[0]
+
+
+def relaxation(model: Windows, deadline: float) -> tuple[float, Floats | None, Prices]:
+    """The tightened relaxation's bound, its reserved GPUs (G,) if it came to an end, and prices."""
+    prices, reserved, bound = model.true_prices(), None, -math.inf
+    for _ in range(ROUNDS):
+        program = model.program(range(model.windows), model.true_prices())
+        point = relaxed(program, time_limit_s=deadline - time.monotonic())
+        bound = max(bound, point.bound)
+        if point.x is None or point.duals is None:
+            break
+        workers, reserved = model.split(point.x, model.windows)
+        prices = model.prices(point.duals)
+        if not model.tighten(workers):
+            break
+    return bound, reserved, prices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """Parts of the windows, each solved to `gap_frac` of its own optimum."""
+
+    model: Windows
+    prices: Prices
+    gap_frac: float
+    deadline: float
+
+    def first(self, wished: Floats) -> Iterator[Proposal | None]:
+        """Schedules with about the reserved GPUs wished for, or as few as can be; None comes to nothing."""
+        is_rented = self.model.most[self.model.kinds : self.model.local] > 0
+        needed = np.zeros(len(wished), np.int64)
+        if not is_rented.all():
+            _, chosen = self.apart(1)
+            needed = np.max([needed, *(reserved for _, reserved in chosen)], axis=0)
+        yield self.in_order(np.where(is_rented, np.round(wished).astype(np.int64), needed))
+        yield self.in_order(np.where(is_rented, 0, needed))
+
+    def apart(self, length: int) -> tuple[float, list[Proposal]]:
+        """The bound of priced parts, and what they chose, where every one chose something."""
+        bound, found = 0.0, list[Proposal]()
+        cut = self._cut(length)
+        for part in cut:
+            point = self._solve(self.model.program(part, self.prices))
+            bound += point.bound
+            if not math.isfinite(bound):
+                break
+            if point.x is not None:
+                workers, reserved = self.model.split(np.round(point.x), len(part))
+                found.append((workers.astype(np.int64), reserved.astype(np.int64)))
+        return bound, found if len(found) == len(cut) else []
+
+    def in_order(self, reserved: Counts) -> Proposal | None:
+        """Window after window from the counts before it; the last one knows the first."""
+        model = self.model
+        counts = np.zeros((model.kinds, model.windows), np.int64)
+        for t in range(model.windows):
+            before = counts[:, t - 1] if t > 0 else None
+            after = counts[:, 0] if t == model.windows - 1 else None
+            program = model.program([t], self.prices, before=before, after=after, reserved=reserved)
+            point = self._solve(program)
+            if point.x is None:
+                return None
+            counts[:, [t]] = model.split(point.x, 1)[0]
+        return counts, reserved
+
+    def again(self, length: int, best: Proposal) -> Proposal | None:
+        """Parts of so many windows decided again, one after the other, each between the counts around it."""
+        model, counts, reserved = self.model, best[0].copy(), best[1]
+        if length >= model.windows:
+            return None
+        for part in self._cut(length, first=length // 2):
+            before, after = counts[:, part[0] - 1], counts[:, (part[-1] + 1) % model.windows]
+            program = model.program(part, self.prices, before=before, after=after, reserved=reserved)
+            point = self._solve(program)
+            if point.x is None:
+                break
+            counts[:, part] = model.split(point.x, len(part))[0]
+        return counts, reserved
+
+    def _cut(self, length: int, first: int = 0) -> list[list[int]]:
+        """All windows, from `first` around, in parts of so many; the last may be shorter."""
+        windows = self.model.windows
+        order = [(first + t) % windows for t in range(windows)]
+        return [order[i : i + length] for i in range(0, windows, length)]
+
+    def _solve(self, program: Program) -> Point:
+        return minimise(program, time_limit_s=self.deadline - time.monotonic(), gap_frac=self.gap_frac)
