@@ -350,9 +350,9 @@ def _joined(runs: Sequence[Run]) -> Run:
     )
 
 
-def steps(run: Measurement, fleet: Fleet) -> list[Steps]:
+def steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
     """Per pool, every step its engines logged while the traffic ran, against its fit; on the engines' own
-    clocks where they keep one."""
+    clocks where they keep one, unless `on_wall`."""
     found = []
     parts = run.journal.parts
     for pool in running(fleet):
@@ -362,7 +362,7 @@ def steps(run: Measurement, fleet: Fleet) -> list[Steps]:
         frames = []
         for log in logs if parts else ():
             start_s = parts[0].start_s
-            if log.has_cpu:
+            if log.has_cpu and not on_wall:
                 log, start_s = log.on_its_own_clock(start_s)
             frames.append(log.steps[(log.steps.start_s >= start_s) & (log.steps.t_s > 0)])
         frames = [frame for frame in frames if len(frame)]
@@ -418,7 +418,20 @@ def _typical(frame: pd.DataFrame) -> StepTable:
 
 def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:
     """The fleet with those fits, in place of any other form of step times."""
-    fits = {one.pool: one.calibrated.latency for one in found}
+    return _with_fits(fleet, {one.pool: one.calibrated.latency for one in found})
+
+
+def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
+    """The fleet with fits corrected by every step as the wall saw it, so that what else runs on the machine
+    is in them; None where engines keep no clock of their own, whose `corrections` are the wall's already."""
+    if not any(log.has_cpu for log in run.logs.values()):
+        return None
+    fits = {pool.name: pool.type.latency for pool in running(fleet)}
+    seen = [one for one in steps(run, fleet, on_wall=True) if len(one.table.y) >= LEAST_STEPS]
+    return _with_fits(fleet, {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen})
+
+
+def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
     pools = tuple(
         replace(pool, type=replace(pool.type, latency=fits[pool.name], form=None))
         if pool.name in fits

@@ -97,12 +97,24 @@ def verdict(found: Validation) -> str:
         text += f" The SLO was {'kept' if found.slo_holds else 'MISSED'} on the engines"
         predicted = comparison.predicted_verdict.holds
         text += f", and {'kept' if predicted else 'missed'} in the simulation."
-    if (most := max(stolen(found).values(), default=0.0)) > STOLEN_FRAC and not comparison.agrees:
+    most = max(stolen(found).values(), default=0.0)
+    if (
+        found.undisturbed is not None
+        and most > STOLEN_FRAC
+        and _worst(found.undisturbed) < abs(worst.error_frac)
+    ):
         text += (
             f" The machine was not idle: others ran in {100 * most:.0f} % of the time of an engine's steps, "
-            "which queues multiply; without interruptions (see there) is the fairer comparison."
+            "which queues multiply. Without interruptions the largest error is "
+            f"{100 * _worst(found.undisturbed):.1f} %."
         )
     return text
+
+
+def _worst(comparison: Comparison) -> float:
+    """The largest relative error of a percentile that is judged."""
+    errors = [abs(row.error_frac) for row in comparison.rows if row.tolerance_frac is not None]
+    return max((error for error in errors if math.isfinite(error)), default=math.inf)
 
 
 def stolen(found: Validation) -> dict[str, float]:

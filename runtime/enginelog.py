@@ -88,7 +88,7 @@ def read_step_logs(paths: Iterable[Path]) -> EngineLog:
                     row["scheduled_s"],
                     np.array(row["token_s"]),
                     row["preemptions"],
-                    row["cached_tokens"],
+                    row.get("cached_tokens", 0),
                 )
     table = pd.DataFrame(steps, columns=[*STEP_COLUMNS, *CPU_COLUMNS]).sort_values(
         "start_s", ignore_index=True

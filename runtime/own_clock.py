@@ -6,8 +6,8 @@ on that clock. Each engine is then simulated by itself with the requests it had,
 queueing and step times are checked, routing is not.
 
 Of a pair, the prefill engine is one that answers with a single token: it gives the TTFT. The decode engine
-stands behind a prefill that takes no time: it gives the gaps, TPOT, and as E2E the time from its receipt of
-the request to the last token, KV transfer included.
+stands behind a prefill and a link that take no time, and gives the gaps, TPOT, and as E2E the time from the
+step that first had the request, whose KV was there then, to the last token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from planner.domain import Fleet, Metric, Pool, Role, Slo, WorkerType
 from planner.manifests.engine import running
-from planner.oracle import INSTANT
+from planner.oracle import INSTANT, NO_LINK
 from runtime.compare import Comparison, Measurement, Run, Tolerances, compared, one_part, outcomes
 from runtime.enginelog import EngineLog, Served
 from runtime.replay import Journal, Part, Sent
@@ -77,21 +77,23 @@ def _alone(
         one = replace(one, role="mixed")
         trace = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     pools: tuple[Pool, ...] = (one,)
+    network = fleet.network
     if pool.role == "decode":
         instant = WorkerType(pool.type.gpu, 1, INSTANT, 10**12, 8192, 256)
         pools, workers = (Pool(_FRONT, "prefill", instant, 1), one), (f"{_FRONT}-0", here)
-        logs[f"{_FRONT}-0"] = EngineLog(log.steps[:0], _received(log.requests))
+        network = NO_LINK
+        logs[f"{_FRONT}-0"] = EngineLog(log.steps[:0], _at_once(log.requests))
     policies = replace(fleet.policies, prefix_cache=fleet.policies.prefix_cache and pool.role != "decode")
     only = Part(part.part, start_s, tuple(sent))
     moved: dict[int, Sent] = {request: replace(one, workers=workers) for request, one in sent.items()}
-    own_fleet = replace(fleet, pools=pools, policies=policies)
+    own_fleet = replace(fleet, pools=pools, policies=policies, network=network)
     return Measurement(own_fleet, trace, Journal((only,), moved), logs), only, own_fleet
 
 
-def _received(requests: Mapping[str, Served]) -> dict[str, Served]:
-    """Prefills that took no time: each first token comes when the decode engine receives the request."""
+def _at_once(requests: Mapping[str, Served]) -> dict[str, Served]:
+    """Prefills that took no time: each first token comes when the decode engine takes the request up."""
     return {
-        name: Served(one.queued_s, one.queued_s, np.array([one.queued_s]), 0, 0)
+        name: Served(one.scheduled_s, one.scheduled_s, np.array([one.scheduled_s]), 0, 0)
         for name, one in requests.items()
     }
 

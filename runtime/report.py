@@ -35,14 +35,17 @@ LATE_S = 0.05  # a client later than this could not keep up with the trace
 def render(found: Validation) -> dict[str, str]:
     """Path -> content of all that `plan validate -o DIR` leaves besides the journal and the logs."""
     wanted = found.wanted
-    fleet = fleet_document(corrected(wanted.fleet, found.corrections)) | {
-        "max_model_len": wanted.max_model_len
-    }
+    fleets = {"corrected.yaml": corrected(wanted.fleet, found.corrections) if found.corrections else None,
+              "as-run.yaml": found.as_run}  # fmt: skip
     return {
         "validation.json": json.dumps(document(found), indent=2, allow_nan=False) + "\n",
         "requests.csv": requests_csv(found.comparison.measured.requests),
         "report.html": _html(found),
-        **({"corrected.yaml": to_yaml(fleet)} if found.corrections else {}),
+        **{
+            name: to_yaml(fleet_document(fleet) | {"max_model_len": wanted.max_model_len})
+            for name, fleet in fleets.items()
+            if fleet is not None
+        },
     }
 
 

@@ -37,6 +37,7 @@ from runtime.compare import (
     Measurement,
     Steps,
     Tolerances,
+    as_run,
     compare,
     corrected,
     corrections,
@@ -107,14 +108,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Validation:
-    """All there is to say about a run. `undisturbed` is the comparison on the engines' own clocks, None where
-    they keep none; `after` the best of both with corrected fits, None without steps."""
+    """All there is to say about a run. `as_run` is the fleet with fits as the wall saw them, `undisturbed`
+    the comparison on the engines' own clocks, both None where they keep none; `after` the best of both
+    comparisons with corrected fits, None without steps."""
 
     wanted: Wanted
     measurement: Measurement
     comparison: Comparison
     steps: tuple[Steps, ...]
     corrections: tuple[Correction, ...]
+    as_run: Fleet | None
     after: Comparison | None
     undisturbed: Comparison | None
     records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
@@ -216,7 +219,7 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
         fixed = corrected(wanted.fleet, found)
         after = undisturbed(run, fixed, wanted.slo, tolerances) or compare(run, fixed, wanted.slo, tolerances)
     return Validation(
-        wanted, run, comparison, tuple(measured_steps), tuple(found), after,
+        wanted, run, comparison, tuple(measured_steps), tuple(found), as_run(run, wanted.fleet), after,
         undisturbed(run, wanted.fleet, wanted.slo, tolerances), tuple(file.records()), describe(),
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """`plan validate` on a real vLLM on the CPU: profile, fit, two workers; a pair through NIXL. `make test-vllm`
 
-What is asserted holds on a busy machine too: every request ends, token for token, and the engines count what
-the trace says. How far the prediction was off is printed.
+What is asserted holds on a busy machine too: every request ends, token for token, the engines count what the
+trace says, and on their own clocks the prediction is right. How far it was off on the wall is printed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pytest
 from planner.catalog import read_catalog
 from planner.domain import Fleet, Network, Policies, Pool, Role, Slo, WorkerType
 from planner.files import to_yaml
+from planner.fleetfile import read_fleet
 from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.tables import read_step_table
@@ -39,9 +40,10 @@ if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
-BUDGET_S = 40
-LOAD = 0.6  # of the rate that the fleet sustains in simulation
-REQUESTS = 120
+LARGER = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "head_dim": 64}
+BUDGET_S = 45
+LOAD = 0.65  # of the rate that the fleet sustains in simulation
+REQUESTS = 200
 MAX_MODEL_LEN = 2048
 KV_TOKENS = 64 * 1024
 PAIR_TOKENS = (100, 256, 1000, 1500)
@@ -60,11 +62,21 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="module")
-def latency(tmp_path_factory: pytest.TempPathFactory) -> StepLatency:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny LLM with eight times the work per token, so that engines take most of the machine: beside
+    steps of 6 to 80 ms their API servers, the router and the client need 4 to 7 % of a core each."""
+    folder = tmp_path_factory.mktemp("llm")
+    config = json.loads((TINY / "config.json").read_text()) | LARGER
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def latency(llm: Path, tmp_path_factory: pytest.TempPathFactory) -> StepLatency:
     """The fit of a short profile of one engine on one core."""
     table = tmp_path_factory.mktemp("profile") / "table.csv"
     core = str(max(os.sched_getaffinity(0)))
-    plan("profile", str(TINY), "-o", str(table), "--engine", "vllm", "--budget", str(BUDGET_S),
+    plan("profile", str(llm), "-o", str(table), "--engine", "vllm", "--budget", str(BUDGET_S),
          "--max-num-batched-tokens", "512", "--max-num-seqs", "32", "--max-model-len", str(MAX_MODEL_LEN),
          "--eager", OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND=core)  # fmt: skip
     steps = read_step_table(table)
@@ -80,17 +92,19 @@ def plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     return done
 
 
-def fleet_of(latency: StepLatency, *pools: tuple[str, Role, int]) -> Fleet:
+def fleet_of(
+    llm: Path, latency: StepLatency, *pools: tuple[str, Role, int], policies: Policies | None = None
+) -> Fleet:
     catalog = read_catalog()
     engine = WorkerType(catalog.gpu("h100-80g"), 1, latency, KV_TOKENS, 512, 32)  # the GPU is not used
-    llm = catalog.llm(str(TINY))
-    return Fleet(llm, tuple(Pool(name, role, engine, n) for name, role, n in pools), Policies(), Network(1e9))
+    asked = tuple(Pool(name, role, engine, n) for name, role, n in pools)
+    return Fleet(catalog.llm(str(llm)), asked, policies or Policies(), Network(1e9))
 
 
 def a_trace(requests: int, rate_rps: float, seed: int) -> Trace:
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(rng.exponential(1 / rate_rps, requests))
-    return Trace("made up", arrival_s, rng.integers(400, 1800, requests), rng.integers(4, 24, requests))
+    return Trace("made up", arrival_s, rng.integers(400, 1200, requests), rng.integers(16, 48, requests))
 
 
 def sustained_rps(fleet: Fleet) -> float:
@@ -99,57 +113,129 @@ def sustained_rps(fleet: Fleet) -> float:
     return len(trace) / simulate(fleet, trace).end_s
 
 
-def test_two_mixed_workers_serve_all_of_the_trace(
-    latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
-) -> None:
-    """120 requests at 60 % of the sustained rate, open loop: each finishes with its length, the two engines
-    have counted every prompt and output token once, hold as many KV tokens as the plan says and keep none.
-    Predicted against measured is printed. Asserted is only that on the engines' own clocks, with fits
-    corrected by the run's own steps, the median of end-to-end times is right within 30 %."""
-    fleet = fleet_of(latency, ("mixed", "mixed", 2))
-    rate_rps = LOAD * sustained_rps(fleet)
-    trace = a_trace(REQUESTS, rate_rps, seed=2)
-    (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
-    lines = zip(trace.arrival_s, trace.input_tokens, trace.output_tokens, strict=True)
-    (tmp_path / "trace.csv").write_text(
-        "arrival_s,input_tokens,output_tokens\n" + "".join(f"{a:.6f},{i},{o}\n" for a, i, o in lines)
-    )
-    out = tmp_path / "out"
-    files = [str(tmp_path / "fleet.yaml"), "--trace", str(tmp_path / "trace.csv"), "-o", str(out)]
-    done = plan("validate", *files, "--json")
+def validated(fleet: Path, trace: Trace, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """`plan validate`, with what it found printed."""
+    lines = []
+    for i in range(len(trace)):
+        ids = trace.prefix_ids[trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]].tolist()
+        row = {"arrival_s": float(trace.arrival_s[i]), "input_tokens": int(trace.input_tokens[i]),
+               "output_tokens": int(trace.output_tokens[i])}  # fmt: skip
+        more = {"prefix_block_tokens": trace.prefix_block_tokens, "prefix_ids": ids} if ids else {}
+        lines.append(json.dumps(row | more))
+    out.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
+    done = plan("validate", str(fleet), "--trace", str(out.with_suffix(".jsonl")), "-o", str(out), "--json")
     told: dict[str, Any] = json.loads(done.stdout)
     loads = [load for part in told["parts"] for load in part["load_average"]]
-    say(f"{rate_rps:.1f} requests/s on two workers, load average {min(loads):.1f} to {max(loads):.1f}")
-    columns = [told[name] for name in ("errors", "errors_undisturbed", "errors_corrected")]
+    stolen = ", ".join(f"{100 * frac:.0f} %" for frac in told["stolen_frac"].values())
+    say(f"{out.name}: {len(trace)} requests at {len(trace) / trace.arrival_s[-1]:.1f}/s; load average "
+        f"{min(loads):.1f} to {max(loads):.1f}, others ran in {stolen} of the engines' steps")  # fmt: skip
+    columns = [told[name] for name in ("errors", "errors_undisturbed", "errors_corrected") if told[name]]
     for rows in zip(*columns, strict=True):
-        row, errors = rows[0], [f"{100 * row['error_frac']:+.0f} %" for row in rows]
+        row, errors = rows[0], [f"{100 * (row['error_frac'] or 0):+.0f} %" for row in rows]
         if row["percentile"] != "p99":
-            say(f"{row['metric']} {row['percentile']}: predicted {1e3 * row['predicted_s']:.1f} ms, measured "
-                f"{1e3 * row['measured_s']:.1f} ms: {errors[0]}, without interruptions {errors[1]}, and "
-                f"corrected fits {errors[2]}")  # fmt: skip
+            say(f"{row['metric']} {row['percentile']}: predicted {1e3 * (row['predicted_s'] or 0):.1f} ms, "
+                f"measured {1e3 * (row['measured_s'] or 0):.1f} ms: {errors[0]}; without interruptions "
+                f"{', and with corrected fits '.join(errors[1:])}")  # fmt: skip
     say(told["verdict"])
-    assert (told["finished"], told["rejected"], told["failed"]) == (REQUESTS, 0, 0)
+    assert (told["finished"], told["rejected"], told["failed"]) == (len(trace), 0, 0)
     assert told["times"] == "engines' step logs"
+    return told
+
+
+def own_clock_errors(told: Mapping[str, Any], *, percentile: str = "p50") -> dict[str, float]:
+    """With fits corrected by the run's own steps."""
+    rows = [row for row in told["errors_corrected"] if row["percentile"] == percentile]
+    return {row["metric"]: row["error_frac"] for row in rows}
+
+
+def test_two_mixed_workers_serve_all_of_the_trace(
+    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    """Profile, predict, run, correct, predict, run. First 60 requests with the profile's fits; the steps of
+    that run, as long as they took on the wall, correct the fits; with these 200 other requests are predicted
+    and sent, open loop at 65 % of what the corrected fleet sustains. Each finishes with its length, the
+    engines have counted every prompt and output token once, hold as many KV tokens as the plan says and keep
+    none.
+
+    On an idle machine medians on the wall are within 20 % (docs/validation.md); asserted is that they are on
+    the engines' own clocks, with fits corrected by the run's own steps, whatever else the machine does."""
+    fleet = fleet_of(llm, latency, ("mixed", "mixed", 2))
+    (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
+    first = a_trace(60, LOAD * sustained_rps(fleet), seed=2)
+    validated(tmp_path / "fleet.yaml", first, tmp_path / "first", say)
+    as_run = tmp_path / "first" / "as-run.yaml"
+    trace = a_trace(REQUESTS, LOAD * sustained_rps(read_fleet(as_run, read_catalog())), seed=3)
+    out = tmp_path / "second"
+    told = validated(as_run, trace, out, say)
     engines = told["parts"][0]["engines"]
     assert sum(engine["prompt_tokens"] for engine in engines) == trace.input_tokens.sum()
     assert sum(engine["generation_tokens"] for engine in engines) == trace.output_tokens.sum()
     assert all(engine["kv_tokens"] == KV_TOKENS for engine in engines)
     assert all(engine["kv_cache_usage_perc"] == 0 for engine in engines)
     assert told["steps"][0]["steps"] > REQUESTS
-    fixed = {(row["metric"], row["percentile"]): row for row in told["errors_corrected"]}
-    assert abs(fixed["e2e", "p50"]["error_frac"]) < 0.3
+    assert max(map(abs, own_clock_errors(told).values())) < 0.2
     table = (out / "requests.csv").read_text().splitlines()[1:]
     assert {row.split(",")[5] for row in table} == {"mixed-0", "mixed-1"}
     assert all(0 < float(row.split(",")[8]) <= float(row.split(",")[11]) for row in table)
 
 
+def shared_trace(requests: int, rate_rps: float) -> Trace:
+    """Every prompt begins with one of 6 documents of 4 or 5 blocks, then goes on by itself."""
+    rng = np.random.default_rng(5)
+    arrival_s = np.cumsum(rng.exponential(1 / rate_rps, requests))
+    documents = [np.arange(10 * k, 10 * k + 4 + k % 2) for k in range(6)]
+    chosen = [documents[k] for k in rng.integers(6, size=requests)]
+    inputs = np.array([CPU_BLOCK_TOKENS * len(ids) for ids in chosen]) + rng.integers(20, 400, requests)
+    return Trace(
+        "documents", arrival_s, inputs, rng.integers(4, 16, requests),
+        prefix_offsets=np.cumsum([0, *map(len, chosen)]), prefix_ids=np.concatenate(chosen),
+        prefix_block_tokens=CPU_BLOCK_TOKENS,
+    )  # fmt: skip
+
+
+def test_prompts_hit_the_prefix_cache_as_simulated(
+    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    """80 prompts over 6 documents on one worker: all but the first of a document find its 4 or 5 blocks.
+    Tokens found in the cache: as simulated, as the step log says, and as vLLM's own counters say."""
+    fleet = fleet_of(llm, latency, ("mixed", "mixed", 1), policies=Policies(prefix_cache=True))
+    (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
+    trace = shared_trace(80, 5.0)
+    told = validated(tmp_path / "fleet.yaml", trace, tmp_path / "out", say)
+    hits, engine = told["prefix_hits"], told["parts"][0]["engines"][0]
+    say(f"prefix hits: predicted {hits['predicted_frac']:.4f}, measured {hits['measured_frac']:.4f}")
+    blocks = np.diff(trace.prefix_offsets)
+    expected = CPU_BLOCK_TOKENS * (blocks.sum() - 3 * 4 - 3 * 5) / trace.input_tokens.sum()
+    assert hits["predicted_frac"] == pytest.approx(expected, abs=1e-9)
+    assert hits["measured_frac"] == pytest.approx(expected, abs=1e-9)
+    assert engine["prefix_cache_queries"] == trace.input_tokens.sum()
+    assert engine["prefix_cache_hits"] / engine["prefix_cache_queries"] == pytest.approx(expected, abs=1e-9)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
-def test_a_pair_through_nixl_says_what_one_engine_says(tmp_path: Path, say: Callable[[str], None]) -> None:
+def test_a_pair_is_predicted_each_engine_on_its_own_clock(
+    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    """A prefill and a decode worker joined by NIXL: all requests end; on their own clocks, with fits
+    corrected by the run's own steps, the medians of both engines are within 25 %."""
+    fleet = fleet_of(llm, latency, ("prefill", "prefill", 1), ("decode", "decode", 1))
+    (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
+    trace = a_trace(60, LOAD * sustained_rps(fleet), seed=4)
+    told = validated(tmp_path / "fleet.yaml", trace, tmp_path / "out", say)
+    prefill, decode = told["parts"][0]["engines"]
+    assert decode["transferred_tokens"] == prefill["prompt_tokens"] == trace.input_tokens.sum()
+    assert max(map(abs, own_clock_errors(told).values())) < 0.25
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
+def test_a_pair_through_nixl_says_what_one_engine_says(
+    llm: Path, tmp_path: Path, say: Callable[[str], None]
+) -> None:
     """A prefill and a decode worker behind our router give the same tokens as the prefill worker alone; the
     decode engine computes no prompt token but the last of each: all KV came over the connector, as many
     bytes as the blocks of the prompts hold."""
     latency = StepLatency((1.0, 512.0), (0.002, 0.02), 1e-8, 1e-5, 1e-8, 1e-5, 0.0, "any")
-    fleet = fleet_of(latency, ("prefill", "prefill", 1), ("decode", "decode", 1))
+    fleet = fleet_of(llm, latency, ("prefill", "prefill", 1), ("decode", "decode", 1))
     trace = a_trace(2, 1.0, seed=0)
     wanted = Wanted(fleet, trace, slo=Slo(()), max_model_len=MAX_MODEL_LEN)
 
