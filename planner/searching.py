@@ -50,9 +50,9 @@ from planner.solvers.level0 import (
     first_incumbent,
     objective,
     search_one_pool,
-    search_two_pools,
 )
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
+from planner.solvers.two_pools import search_two_pools
 from planner.traces import Trace
 from planner.traffic import rescale, window
 from planner.units import show_s

@@ -1,6 +1,7 @@
 """The master problem against arithmetic by hand, enumeration and its own constraints."""
 
 import itertools
+import operator
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from planner.domain import Gpu, WorkerType
 from planner.models.latency import StepLatency
 from planner.obliged import Obliged
-from planner.solvers.level0 import Bounded, Search, objective, search_one_pool, search_two_pools
+from planner.solvers import two_pools
+from planner.solvers.level0 import Bounded, Search, objective, search_one_pool
 from planner.solvers.master import (
     Limits,
     Option,
@@ -19,6 +21,7 @@ from planner.solvers.master import (
     least_workers,
     promising,
 )
+from planner.solvers.two_pools import search_two_pools
 from planner.workload import Lengths, Workload
 
 # f(N) = 10 ms up to 100 tokens, then 0.1 ms per token: 100 tokens or more cost 0.1 ms each at best
@@ -145,9 +148,16 @@ def serial(tasks: object) -> None:
         task()
 
 
+@pytest.mark.parametrize("separated", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_level_0_against_enumeration_with_made_up_monotone_verdicts(seed: int) -> None:
-    """Pools hold above random thresholds, pairs above random staircases; the search finds the cheapest."""
+def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
+    seed: int, separated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pools hold above random thresholds, pairs above random staircases; the search finds the cheapest.
+
+    With `separated` decode pools are also asked alone, as where there are very many pairs.
+    """
+    monkeypatch.setattr(two_pools, "MANY_PAIRS", 0 if separated else 200)
     rng = np.random.default_rng(seed)
     gpus = [replace(GPU, name=f"g{i}", base=f"g{i}") for i in range(3)]
     price = rng.uniform(1, 5, 3)
@@ -184,11 +194,15 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(seed: int) -
     def leads(fleets: object) -> list[bool]:
         return [counts[0][1] >= lead[counts[0][0].name] for counts in fleets]  # type: ignore[attr-defined]
 
+    def follows(fleets: object) -> list[bool]:
+        return [counts[0][1] >= least_d[counts[0][0].name] for counts in fleets]  # type: ignore[attr-defined]
+
     search_one_pool([bounded[o.name] for o in mixed], holds, search, serial, lambda: False)
-    search_two_pools(
-        [bounded[o.name] for o in prefill], [bounded[o.name] for o in decode], holds, leads, search, serial,
-        lambda: False, lambda p, d: True,
-    )  # fmt: skip
+    for compare in (operator.eq, operator.ne):  # pairs of one GPU type, then of two
+        search_two_pools(
+            [bounded[o.name] for o in prefill], [bounded[o.name] for o in decode], holds, leads, search,
+            serial, lambda: False, lambda p, d, c=compare: c(p.type.gpu, d.type.gpu), follows,  # type: ignore[misc]
+        )  # fmt: skip
     best = min((objective(counts) for counts in allowed_counts()), default=np.inf)
     assert search.value == pytest.approx(best)
     if search.best is not None:

@@ -37,8 +37,9 @@ from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.oracle import INSTANT, NO_LINK, side_by_side
 from planner.solvers.goodput import Rule, Steady, Traffic, goodput
-from planner.solvers.level0 import Bounded, Counts, Search, search_two_pools
+from planner.solvers.level0 import Bounded, Counts, Search
 from planner.solvers.master import Limits, Option
+from planner.solvers.two_pools import search_two_pools
 from planner.traces import Trace
 
 NO_TIME = DistServeSteps((1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), 1, 0.0, 0.0, 0.0)
