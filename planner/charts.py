@@ -379,9 +379,17 @@ def staircase_chart(
     y = alt.Y("y:Q", axis=alt.Axis(title=titles[1], tickCount=6), scale=alt.Scale(zero=True))
     layers: list[Any] = [
         alt.Chart(levels).mark_rule(color=BLUE, strokeWidth=2.2).encode(x=x, x2="x2:Q", y=y),
-        alt.Chart(_rows(x=list(corners), y=list(values)))
-        .mark_point(color=BLUE, filled=True, size=40, opacity=1)
-        .encode(x="x:Q", y="y:Q"),
+        alt.Chart(_rows(x=list(corners), y=list(values), text=list(names)))
+        .mark_point(color=BLUE, filled=True, size=55, opacity=1)
+        .encode(
+            x="x:Q",
+            y="y:Q",
+            tooltip=[
+                alt.Tooltip("text:N", title="title"),
+                alt.Tooltip("x:Q", title=titles[0]),
+                alt.Tooltip("y:Q", title=titles[1]),
+            ],
+        ),
         alt.Chart(_rows(x=list(corners), y=list(values), text=list(names)))
         .mark_text(color=INK, align="left", dx=5, dy=-7, fontSize=10)
         .encode(x="x:Q", y="y:Q", text="text:N"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,7 @@ def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
     table = list(csv.DictReader((out / "pareto.csv").read_text().splitlines()))
     assert [float(row["value"]) for row in table] == [step["value"] for step in document["steps"]]
     assert (out / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "pareto.html").read_text()
+    for step in document["steps"]:
+        assert f">{escape(step['fleet'])}</td>" in page
+    assert page.count("<div class=still") == 1

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,9 +27,10 @@ from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, stud
 from planner.units import quantity, show_s
 
 if TYPE_CHECKING:
+    from planner.drawing import Figure
     from planner.pareto import Frontier
 
-NAMES = ("pareto.csv", "pareto.json", "pareto.png")
+NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
 
 def pareto(
@@ -79,15 +81,36 @@ def pareto(
         _print(found, document)
 
 
-def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, bytes]:
-    """CSV, JSON and the picture."""
-    from planner.drawing import chart_png
+def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, str, bytes]:
+    """The page, CSV, JSON and the picture."""
+    from planner.drawing import Figure, chart_png
 
     text = io.StringIO()
     rows = csv.DictWriter(text, list(document["steps"][0]), lineterminator="\n")
     rows.writeheader()
     rows.writerows(document["steps"])
-    return text.getvalue(), json.dumps(document, indent=2) + "\n", chart_png(picture(found, document))
+    caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding"
+    asked = "" if found.asked is None else "; the circle is what was asked"
+    figure = Figure("pareto", picture(found, document), f"{caption}{asked}.")
+    numbers = json.dumps(document, indent=2) + "\n"
+    return _html(found, document, figure), text.getvalue(), numbers, chart_png(figure)
+
+
+def _html(found: Frontier, document: dict[str, Any], figure: Figure) -> str:
+    from planner.page import chart, page, section, table
+
+    steps = _steps(found, document)
+    values = [step["value"] for step in document["steps"]]
+    title = f"What {found.axis} costs: {min(values):.6g} to {max(values):.6g} {found.objective_unit}"
+    cells = [list(step.values()) for step in steps]
+    body = (
+        f"<header><p class=eyebrow>Frontier of {len(steps)} fleets</p><h1>{escape(title)}</h1>"
+        f"<p class=lead>{escape(_asked(found))}.</p></header>"
+        + chart(figure, wide=True)
+        + section("Fleet by fleet", table(list(steps[0]), cells, caption="Frontier", numeric=(1,)))
+        + f"<p class=note>The staircase ends: {escape(found.ended)}.</p>"
+    )
+    return page(title, body, "Written by fleetplan. pareto.csv and pareto.json hold the same in plain units.")
 
 
 def picture(found: Frontier, document: dict[str, Any]) -> Any:
@@ -105,13 +128,19 @@ def picture(found: Frontier, document: dict[str, Any]) -> Any:
     )
 
 
-def _print(found: Frontier, document: dict[str, Any]) -> None:
-    def shown(limit: float) -> str:
-        return show_s(limit) if found.unit == "s" else f"{limit:.6g} {found.unit}"
+def _shown(found: Frontier, limit: float) -> str:
+    return show_s(limit) if found.unit == "s" else f"{limit:.6g} {found.unit}"
 
-    rows = [
+
+def _asked(found: Frontier) -> str:
+    start = f"from {_shown(found, found.loosest)}" if math.isfinite(found.loosest) else "from no limit"
+    return start if found.asked is None else f"{start}; asked was {_shown(found, found.asked)}"
+
+
+def _steps(found: Frontier, document: dict[str, Any]) -> list[dict[str, str]]:
+    return [
         {
-            f"{found.axis}, holds to": shown(step["holds_to"]),
+            f"{found.axis}, holds to": _shown(found, step["holds_to"]),
             found.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],
             "level 0": "exact" if step["level0_exact"] else "NOT exhausted",
@@ -119,7 +148,8 @@ def _print(found: Frontier, document: dict[str, Any]) -> None:
         }
         for step in document["steps"]
     ]
-    asked = "" if found.asked is None else f"; asked was {shown(found.asked)}"
-    start = f"from {shown(found.loosest)}" if math.isfinite(found.loosest) else "from no limit"
-    print_rows(rows, f"{start}{asked}")
+
+
+def _print(found: Frontier, document: dict[str, Any]) -> None:
+    print_rows(list[dict[str, Any]](_steps(found, document)), _asked(found))
     stdout_console(soft_wrap=True).print(f"the staircase ends: {document['ended']}", markup=False)
