@@ -51,6 +51,7 @@ from planner.units import show_s
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
 PLACEMENT_S = 10.0
+_ROUTED = {"jsq": "join the shortest queue", "round-robin": "routed in turn"}
 
 
 def other_policies(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternative, ...]:
@@ -70,6 +71,37 @@ def other_policies(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternativ
     if chosen.task.queues == ("fcfs",):
         return (*rows, *_shortest_first(chosen, found))
     return rows
+
+
+def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[str, ...]:
+    """What prefix caches save at the same SLO, both fleets certified by simulation."""
+    problem, found = best_of(answers)
+    if problem.hits is None:
+        return ()
+    policies, unit = problem.oracle.policies, OBJECTIVE_UNITS[problem.task.objective]
+    plain = [(other, each) for other, each in answers if not other.oracle.policies.prefix_cache]
+    if not policies.prefix_cache:
+        return ("prefix caches save nothing here: the plan counts on no hit",)
+    now = f"with prefix caching and {policies.routing} routing {found.value:.4g} {unit}"
+    if not plain:
+        return (f"{now}; without, no fleet within the limits keeps the SLO",)
+    other, each = best_of(plain)
+    gpus = [one.oracle.fleet(best.best).gpus for one, best in ((problem, found), (other, each))]
+    return (f"{now} instead of {each.value:.4g}, {gpus[0]} GPUs instead of {gpus[1]}",)
+
+
+def one_more(problem: Problem, best: Counts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """With prefix caches one worker more may spread prefixes too thin: is the SLO kept then? And warnings."""
+    if not problem.oracle.policies.prefix_cache:
+        return (), ()
+    sentences, warnings = [], []
+    for i, (option, count) in enumerate(best):
+        more = (*best[:i], (option, count + 1), *best[i + 1 :])
+        _, verdict = problem.oracle.verdict(problem.oracle.fleet(more), record=True)
+        pool = problem.oracle.fleet(best).pools[i].name
+        sentences.append(f"with one worker more in the {pool} pool: {_why(verdict, problem.slo)}")
+        warnings += [] if verdict.holds else [f"{sentences[-1]}; do not scale it up without a new plan"]
+    return tuple(sentences), tuple(warnings)
 
 
 def _shortest_first(problem: Problem, found: Found) -> tuple[Alternative, ...]:
@@ -322,6 +354,15 @@ def warnings(fleet: Fleet, simulation: Simulation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(sentences))
 
 
+def shared_copies(problem: Problem) -> tuple[str, ...]:
+    """A warning where users were made up who ask what others asked."""
+    is_superposed = any("copies share their prefixes" in note for note in problem.trace.notes)
+    if not (is_superposed and problem.oracle.policies.prefix_cache):
+        return ()
+    return ("superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
+            "thin or compress, or plan on a trace of that rate",)  # fmt: skip
+
+
 def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: bool) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
     work = problem.trusted
@@ -330,13 +371,15 @@ def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: 
         f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
     )
     bases = sorted({worker.latency.basis for worker in problem.types})
+    policies = problem.oracle.policies
     sentences = [
         "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
         "step times: " + "; ".join(bases),
         "host overhead per step: "
         + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
-        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, no prefix cache, "
-        f"{_queue_order(problem.oracle.policies)}, join the shortest queue",
+        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, "
+        f"{'prefix caches' if policies.prefix_cache else 'no prefix cache'}, {_queue_order(policies)}, "
+        f"{_ROUTED.get(policies.routing, f'routing {policies.routing}')}",
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
         f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, "
         f"{task.network.transfer}",
@@ -348,6 +391,16 @@ def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: 
         "beyond level 0 every GPU and TP degree takes part with one token budget per role",
         "power: the boards' limits, GPUs only",
     ]
+    if problem.hits is not None:
+        sentences.append(
+            "the bound counts of every block of a prompt its first use in the trace alone, which no cache "
+            "spares, and of memory the blocks that one request has alone"
+        )
+    if policies.prefix_cache:
+        sentences.append(
+            "caches are cold at the start of the trace; with them monotonicity is no more than likely, since "
+            "more workers may hit less: the neighbours with one worker fewer and one more were simulated"
+        )
     if trusts_separation:
         sentences.append(
             "a decode pool too small behind instant prefill is too small behind any prefill pool"

@@ -25,6 +25,7 @@ from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
 from planner.manifests.engine import image as image_of
 from planner.models.latency import StepLatency
 from planner.plan import Plan
+from planner.prefix_document import pool_document, warm_up_json
 from planner.report import render as render_report
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
@@ -39,6 +40,7 @@ CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cach
                "status")  # fmt: skip
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
 OUTDATED = (
+    "warm-up.json",
     *(f"charts/{name}.png" for name in figures.NAMES),
     *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
 )
@@ -49,11 +51,13 @@ _CSV_CHUNK = 50_000
 def render(plan: Plan, *, command: str = "") -> dict[str, str]:
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
     deployments = manifests.render(plan.fleet, plan.max_model_len).files
+    prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     return {
         "plan.yaml": plan_yaml(plan),
         "certificate.json": certificate_json(plan),
         "requests.csv": requests_csv(plan.simulation),
         "report.html": render_report(plan, command=command),
+        **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
         **{f"manifests/{path}": text for path, text in deployments.items()},
     }
 
@@ -102,6 +106,7 @@ def plan_yaml(plan: Plan) -> str:
         ],
         "prices_note": plan.prices_note,
         "placement": placement_document(plan.placement),
+        **_prefixes(plan),
     }
     return header + to_yaml(plain(document) | fleet_document(fleet))
 
@@ -170,6 +175,10 @@ def _per_million(plan: Plan) -> Document:
 def _throughput(plan: Plan) -> Document:
     found = plan.throughput
     return {} if found is None else {"throughput": dataclasses.asdict(found)}
+
+
+def _prefixes(plan: Plan) -> Document:
+    return {"prefixes": [pool_document(found) for found in plan.prefixes]} if plan.prefixes else {}
 
 
 def placement_document(found: Placement | None) -> Document | None:
@@ -242,6 +251,7 @@ def certificate_json(plan: Plan) -> str:
         "usd_per_million": _per_million(plan),
         **_throughput(plan),
         "placement": placement_document(plan.placement),
+        **_prefixes(plan),
         "slo": slo_document(plan.slo),
         "simulated": _verdict(plan.verdict),
         "alternatives": _alternatives(plan),
@@ -278,6 +288,7 @@ def to_json(plan: Plan) -> Document:
             "usd_per_million": _per_million(plan),
             **_throughput(plan),
             "placement": placement_document(plan.placement),
+            **_prefixes(plan),
             **_fleet_summary(fleet),
             "slo": slo_document(plan.slo),
             "certificate": _certificate(plan),

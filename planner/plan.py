@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.domain import Fleet, Slo
+from planner.prefix_plan import PoolPrefixes
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
 from planner.simulator.replay import Simulation
@@ -111,6 +112,7 @@ class Plan:
     warnings: tuple[str, ...] = ()  # what a reader must know before trusting the figures
     throughput: Throughput | None = None  # where that was the objective; the certificate is about cost
     placement: Placement | None = None
+    prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
 
     @property
     def power(self) -> ExpectedPower | None:

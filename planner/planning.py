@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from planner import evidence
 from planner.catalog import Catalog
 from planner.errors import InfeasibleError, PlannerError
@@ -15,6 +17,7 @@ from planner.options import (
 )
 from planner.oracle import Answers
 from planner.plan import Certificate, Plan, Refuted, Throughput
+from planner.prefix_plan import pool_prefixes
 from planner.searching import (
     Found,
     Problem,
@@ -33,6 +36,7 @@ from planner.slo import Task
 from planner.traces import Trace
 
 RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
+PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
 _FEWEST_REQUESTS = 20  # a trace thinned further says nothing
 
 
@@ -87,6 +91,7 @@ def certified(
     progress("simulating the plan and its neighbours")
     simulation, verdict = oracle.verdict(fleet, record=True)
     neighbours, binding = evidence.neighbours(problem, best)
+    one_more, one_more_warnings = evidence.one_more(problem, best)
     if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet)
     insurance, insured = evidence.insurance(problem, found, trace, catalog, seed)
     spot, spot_warnings = evidence.on_spot(problem, found)
@@ -106,7 +111,7 @@ def certified(
         neighbours=neighbours,
         binding=(
             *binding, *evidence.used_up(problem.limits, best), *([if_longer] if if_longer else []), *insured,
-            *spot,
+            *spot, *evidence.prefix_savings(searched), *one_more,
         ),
         assumptions=evidence.assumptions(
             problem, simulation, trusts_separation=level0.search.trusts_separation
@@ -130,10 +135,14 @@ def certified(
         max_model_len=problem.longest_tokens,
         prices_note=evidence.prices_note(task, catalog, problem.gpus),
         warnings=(
-            *evidence.warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings
+            *evidence.warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings,
+            *evidence.shared_copies(problem), *one_more_warnings,
         ),
         throughput=throughput,
         placement=evidence.placement(fleet),
+        prefixes=pool_prefixes(
+            fleet, simulation, problem.trace, time_limit_s=PREFIXES_S, rng=np.random.default_rng(seed)
+        ),
     )  # fmt: skip
 
 

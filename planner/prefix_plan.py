@@ -30,10 +30,12 @@ from planner.prefix_tree import (
     prefix_tree,
     reuse,
 )
+from planner.simulator.replay import Simulation
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.solvers.prefix_demand import Demand, SessionReuse
 from planner.solvers.prefixes import Replication, hot_bound, replicate
 from planner.traces import FloatArray, IntArray, Trace
+from planner.workload import prefix_sharing
 
 Seconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
 
@@ -42,7 +44,8 @@ STABLE_PARTS = 8
 MOST_NODES = 100  # that are placed; what is below them is left to sessions
 CURVE_CORNERS = 12
 FULL_FRAC = 0.95  # a worker's prefill share beyond which Little's law would ask for endless memory
-SEARCH_FRAC = 0.25  # of the time limit for each smaller pool that is tried
+GAP_FRAC, ROUTINGS = 0.02, 400  # that the placement may be off, and how many are tried at most
+FEW_ROUTINGS = 100  # for each smaller pool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +70,7 @@ class StableTraffic:
 class PrefixPlan:
     """Where the prefixes of a trace go in a pool, and what is expected of that before any simulation.
 
-    Hit ratios are shares of input tokens; loads are seconds of work per second of one worker. An estimate:
-    `workers_needed`, the smallest pool whose largest load is not above the load per worker without caches.
+    Hit ratios are shares of input tokens; loads are seconds of work per second of one worker.
     """
 
     pool: Pool
@@ -79,11 +81,10 @@ class PrefixPlan:
     session_hit_frac: float
     prefill_saved_frac: float
     uncached_load: float
-    workers_needed: int
 
     @property
-    def gpus_saved(self) -> int:
-        return (self.pool.count - self.workers_needed) * self.pool.type.gpus
+    def hit_frac(self) -> float:
+        return self.stable_hit_frac + self.session_hit_frac
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +111,62 @@ def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
     raise InputError(f"{asked}; expected one of {known} with --pool")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolPrefixes:
+    """Prefixes of one pool: what is planned, and what a simulation from cold caches on came to.
+
+    Simulated hits are of the pool's requests, as is `possible_hit_frac`, what one endless cache for all would
+    spare. Loads are the least seconds of work, hits taken off, per second of each worker.
+    """
+
+    plan: PrefixPlan
+    warm_up: tuple[WarmUp, ...]
+    possible_hit_frac: float
+    simulated_hit_frac: float
+    simulated_load: tuple[float, ...]
+
+
+def pool_prefixes(
+    fleet: Fleet, simulation: Simulation, trace: Trace, *, time_limit_s: float, rng: np.random.Generator
+) -> tuple[PoolPrefixes, ...]:
+    """For every pool that prefills: its placement, of the requests that the simulation sent there."""
+    answers: list[PoolPrefixes] = []
+    if not fleet.policies.prefix_cache or simulation.cached_tokens is None:
+        return ()
+    first = 0
+    for pool in fleet.pools:
+        workers, first = range(first, first + pool.count), first + pool.count
+        own = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
+        part = trace if len(own) == len(trace) else trace.select(own)
+        if pool.role == "decode" or not len(own) or not part.duration_s > 0:
+            continue
+        found = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
+        cached = simulation.cached_tokens[own]
+        work_s = least_seconds(
+            Option(pool.role, pool.type, 0.0), part.input_tokens, part.output_tokens, cached
+        )
+        load = np.bincount(simulation.prefill_worker[own] - workers.start, work_s, minlength=pool.count)
+        answers.append(
+            PoolPrefixes(
+                plan=found,
+                warm_up=tuple(warm_up(part, found, own)),
+                possible_hit_frac=prefix_sharing(part).token_hit_frac,
+                simulated_hit_frac=float(cached.sum() / part.input_tokens.sum()),
+                simulated_load=tuple((load / part.duration_s).tolist()),
+            )
+        )
+    return tuple(answers)
+
+
 def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.random.Generator) -> PrefixPlan:
     """Place the stable prefixes of a trace on the workers of a pool; raises TraceError without block ids."""
     traffic = stable_traffic(trace, pool)
     demand, sessions = traffic.demand, traffic.sessions
     memory_tokens = room_tokens(trace, pool)
     found = replicate(
-        demand, pool.count, memory_tokens, sessions=sessions, time_limit_s=time_limit_s, rng=rng
-    )
+        demand, pool.count, memory_tokens, sessions=sessions, time_limit_s=time_limit_s, gap_frac=GAP_FRAC,
+        routings=ROUTINGS, rng=rng,
+    )  # fmt: skip
     hits_rps = found.hits_rps(demand).sum(axis=1)
     uncached = float(demand.rate_rps @ demand.work_s)
     return PrefixPlan(
@@ -129,12 +178,14 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
         session_hit_frac=float(traffic.session_hits.at(found.session_tokens.sum())),
         prefill_saved_frac=(uncached - float(found.load.sum())) / traffic.prefill_s,
         uncached_load=uncached / pool.count,
-        workers_needed=_workers_needed(trace, pool, traffic, time_limit_s, rng),
     )
 
 
-def warm_up(trace: Trace, plan: PrefixPlan) -> list[WarmUp]:
-    """Per worker the longest placed prefixes, which hold the shorter ones; hottest first."""
+def warm_up(trace: Trace, plan: PrefixPlan, numbers: IntArray | None = None) -> list[WarmUp]:
+    """Per worker the longest placed prefixes, which hold the shorter ones; hottest first.
+
+    `numbers` (n,) are the requests' own numbers where the trace is a part of another.
+    """
     demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed
     end_tokens = demand.path_sum(demand.tokens)
     hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
@@ -147,7 +198,8 @@ def warm_up(trace: Trace, plan: PrefixPlan) -> list[WarmUp]:
                 first = trace.prefix_offsets[request]
                 blocks = -(-int(end_tokens[v]) // trace.prefix_block_tokens)
                 ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
-                prompts.append(WarmUp(f"{plan.pool.name}-{r}", int(end_tokens[v]), request, ids))
+                number = request if numbers is None else int(numbers[request])
+                prompts.append(WarmUp(f"{plan.pool.name}-{r}", int(end_tokens[v]), number, ids))
     return prompts
 
 
@@ -261,25 +313,31 @@ def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
     return max(int(room // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
 
 
-def _workers_needed(
-    trace: Trace,
-    pool: Pool,
-    traffic: StableTraffic,
-    time_limit_s: float,
-    rng: np.random.Generator,
+def workers_for_same_load(
+    trace: Trace, plan: PrefixPlan, *, time_limit_s: float, rng: np.random.Generator
 ) -> int:
-    """The smallest pool found whose largest load is at most the load per worker without any cache."""
-    demand, sessions = traffic.demand, traffic.sessions
-    target = float(demand.rate_rps @ demand.work_s) / pool.count * (1 + 1e-9)
+    """The smallest pool found whose largest load is at most the load per worker without any cache.
+
+    An estimate by work alone: whether an SLO holds then, `plan` with `policies: {prefix_cache: true}` says.
+    """
+    demand, sessions = plan.traffic.demand, plan.traffic.sessions
+    target = plan.uncached_load * (1 + 1e-9)
     ends_s = time.monotonic() + time_limit_s
-    for workers in range(1, pool.count):
-        room = room_tokens(trace, pool, workers)
+    for workers in range(1, plan.pool.count):
+        room = room_tokens(trace, plan.pool, workers)
         if hot_bound(demand, workers, room, sessions) > target:
             continue
         if time.monotonic() > ends_s:
             break
-        limit_s = SEARCH_FRAC * time_limit_s
-        fewer = replicate(demand, workers, room, sessions=sessions, time_limit_s=limit_s, rng=rng)
+        fewer = replicate(
+            demand,
+            workers,
+            room,
+            sessions=sessions,
+            time_limit_s=time_limit_s,
+            routings=FEW_ROUTINGS,
+            rng=rng,
+        )
         if fewer.largest_load <= target:
             return workers
-    return pool.count
+    return plan.pool.count

@@ -22,7 +22,7 @@ from planner.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from planner.prefix_plan import PrefixPlan, WarmUp
+    from planner.prefix_plan import PoolPrefixes, PrefixPlan, WarmUp
     from planner.prefix_tree import PrefixSummary
 
 NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
@@ -56,97 +56,62 @@ def plan_prefixes(
     """
     import numpy as np
 
-    from planner import files, prefix_plan
+    from planner import files, prefix_document, prefix_plan
     from planner.catalog import read_catalog
     from planner.fleetfile import read_fleet
     from planner.prefix_tree import summarise
+    from planner.simulator.replay import simulate
     from planner.traces import read_trace
 
     if out is not None:
         files.check_output_directory(out)
         keep_inputs([out / name for name in NAMES], trace, fleet)
     with Progress() as progress:
-        chosen = prefix_plan.prefill_pool(read_fleet(fleet, read_catalog(catalog)), pool) if fleet else None
+        machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
+        chosen = prefix_plan.prefill_pool(machines, pool) if machines else None
         requests = read_trace(trace, seed=seed)
         progress(f"reading the prefixes of {len(requests)} requests")
         summary = summarise(requests)
-        found, prompts = None, []
-        if chosen is not None:
+        found, prompts, needed = None, [], 0
+        simulated: tuple[PoolPrefixes, ...] = ()
+        if machines is not None and chosen is not None:
             progress(f"placing prefixes on {chosen.count} workers")
             rng = np.random.default_rng(seed)
             found = prefix_plan.plan_prefixes(requests, chosen, time_limit_s=time_limit, rng=rng)
             prompts = prefix_plan.warm_up(requests, found)
+            needed = prefix_plan.workers_for_same_load(requests, found, time_limit_s=time_limit, rng=rng)
+            if machines.policies.prefix_cache:
+                progress("simulating the fleet")
+                simulated = prefix_plan.pool_prefixes(
+                    machines, simulate(machines, requests), requests, time_limit_s=time_limit, rng=rng
+                )
     document: dict[str, Any] = {"trace": summary.as_dict(), "notes": list(requests.notes)}
     if found is not None:
-        document["plan"] = _plan_document(found, prompts)
+        document["plan"] = {
+            "basis": ESTIMATE,
+            **prefix_document.plan_document(found, prompts),
+            "workers_needed": needed,
+            "gpus_saved": (found.pool.count - needed) * found.pool.type.gpus,
+        }
+        document["simulated"] = {each.plan.pool.name: prefix_document.simulated(each) for each in simulated}
     if out is not None:
         content = {
             "prefixes.json": json.dumps(document, indent=2) + "\n",
             "hit-curve.csv": _curve_csv(summary),
         }
         if found is not None:
-            content["warm-up.json"] = json.dumps(_warm_up_document(prompts), indent=1) + "\n"
+            content["warm-up.json"] = prefix_document.warm_up_json(prompts)
         files.write_files(out, content, outdated=NAMES)
     if json_output:
         print_json(document)
         return
     _print_summary(summary)
     if found is not None:
-        _print_plan(found, prompts)
+        _print_plan(found, prompts, needed)
+    for each in simulated:
+        _print_simulated(each)
     if out is not None:
         stdout_console().print(f"written to {out}: {', '.join(content)}", markup=False)
-
-
-def _plan_document(found: PrefixPlan, prompts: list[WarmUp]) -> dict[str, Any]:
-    pool, replication = found.pool, found.replication
-    return {
-        "basis": ESTIMATE,
-        "pool": pool.name,
-        "workers": pool.count,
-        "prefix_tokens_per_worker": found.memory_tokens,
-        "nodes": _node_rows(found),
-        "stable_hit_frac": found.stable_hit_frac,
-        "session_hit_frac": found.session_hit_frac,
-        "hit_frac": found.stable_hit_frac + found.session_hit_frac,
-        "prefill_saved_frac": found.prefill_saved_frac,
-        "load_without_caches": found.uncached_load,
-        "load": replication.load.tolist(),
-        "load_bound": replication.bound,
-        "gap_frac": replication.gap_frac,
-        "session_tokens": replication.session_tokens.tolist(),
-        "workers_needed": found.workers_needed,
-        "gpus_saved": found.gpus_saved,
-        "warm_up_tokens": {
-            worker: sum(prompt.tokens for prompt in prompts if prompt.worker == worker)
-            for worker in sorted({prompt.worker for prompt in prompts})
-        },
-    }
-
-
-def _node_rows(found: PrefixPlan) -> list[dict[str, Any]]:
-    """The placed prefixes, hottest first; `prefix` counts the tree's nodes, 0 holds no token."""
-    demand, placed = found.traffic.demand, found.replication.placed
-    through_rps = demand.subtree_sum(demand.rate_rps)
-    hits_rps = found.replication.hits_rps(demand).sum(axis=1)
-    return [
-        {
-            "prefix": v,
-            "after": int(demand.parent[v]),
-            "tokens": int(demand.tokens[v]),
-            "requests_per_s": float(through_rps[v]),
-            "replicas": int(placed[v].sum()),
-            "workers": [f"{found.pool.name}-{r}" for r in placed[v].nonzero()[0].tolist()],
-            "hit_frac": float(hits_rps[v] / through_rps[v]),
-        }
-        for v in sorted(range(1, len(demand)), key=lambda v: (-through_rps[v], v))
-    ]
-
-
-def _warm_up_document(prompts: list[WarmUp]) -> list[dict[str, Any]]:
-    return [
-        {"worker": one.worker, "tokens": one.tokens, "request": one.request, "block_ids": list(one.block_ids)}
-        for one in prompts
-    ]
 
 
 def _curve_csv(summary: PrefixSummary) -> str:
@@ -199,7 +164,9 @@ def _print_summary(summary: PrefixSummary) -> None:
     print_rows(rows, "one LRU cache for all requests")
 
 
-def _print_plan(found: PrefixPlan, prompts: list[WarmUp]) -> None:
+def _print_plan(found: PrefixPlan, prompts: list[WarmUp], needed: int) -> None:
+    from planner.prefix_document import placed_rows
+
     pool, replication = found.pool, found.replication
     rows = [
         {
@@ -207,7 +174,7 @@ def _print_plan(found: PrefixPlan, prompts: list[WarmUp]) -> None:
             "requests/s": row["requests_per_s"], "replicas": row["replicas"],
             "its requests that hit": f"{100 * row['hit_frac']:.1f} %",
         }
-        for row in _node_rows(found)
+        for row in placed_rows(found)
     ]  # fmt: skip
     if rows:
         shown = f", the hottest {MOST_ROWS} of {len(rows)}" if len(rows) > MOST_ROWS else ""
@@ -223,9 +190,22 @@ def _print_plan(found: PrefixPlan, prompts: list[WarmUp]) -> None:
             "work per second of the busiest worker": f"{replication.largest_load:.4g} s; "
             f"{found.uncached_load:.4g} s without caches, no less than {replication.bound:.4g} s in any way "
             f"(gap {100 * replication.gap_frac:.1f} %)",
-            "workers for the same load": f"{found.workers_needed} instead of {pool.count}, "
-            f"{found.gpus_saved} GPUs fewer",
+            "workers for the same load": f"{needed} instead of {pool.count}, "
+            f"{(pool.count - needed) * pool.type.gpus} GPUs fewer",
             "warm-up": f"{len(prompts)} prompts of {sum(one.tokens for one in prompts):,} tokens in all",
         },
         ESTIMATE,
+    )
+
+
+def _print_simulated(found: PoolPrefixes) -> None:
+    planned, load = found.plan.replication.load, found.simulated_load
+    print_mapping(
+        {
+            "hit ratio": f"{100 * found.simulated_hit_frac:.1f} % of input tokens; planned "
+            f"{100 * found.plan.hit_frac:.1f} %, possible {100 * found.possible_hit_frac:.1f} %",
+            "work per second of the busiest worker": f"{max(load):.4g} s; planned {planned.max():.4g} s",
+            "of the idlest": f"{min(load):.4g} s; planned {planned.min():.4g} s",
+        },
+        f"simulated, caches cold at the start: {found.plan.pool.name}",
     )

@@ -51,7 +51,7 @@ from planner.solvers.prefix_prices import Budget, Prices, Routed
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
 WHOLE_CELLS = 300  # nodes x replicas up to which the MIP is solved as a whole
-ROUTINGS = 800  # that the search may try
+ROUTINGS = 1400  # that the search may try
 
 
 @dataclass(frozen=True, slots=True, eq=False)
