@@ -91,7 +91,8 @@ def _header(plan: SharedPlan) -> str:
     return (
         f"# {plan.status}: {counted(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
         f"{total['cost_usd_per_h']:.2f} USD/h.\n"
-        f"# Each has a plan of its own, which every command takes:  plan manifests {name}/plan.yaml --target kubernetes -o deploy/\n"
+        "# Each has a plan of its own, which every command takes:\n"
+        f"#   plan manifests {name}/plan.yaml --target kubernetes -o deploy/\n"
     )
 
 
@@ -105,7 +106,6 @@ def _certificate(plan: SharedPlan) -> Document:
         "gap_frac": plan.gap_frac,
         "level0": plan.level0,
         "level0_bound": plan.level0_bound,
-        "level0_gap_frac": plan.level0_gap_frac,
         "level0_exact": plan.is_exact,
         "llms": {
             name: {"value": one.certificate.value, "alone": plan.alone[name]}
@@ -124,17 +124,16 @@ def _certificate(plan: SharedPlan) -> Document:
 
 def proof_lines(plan: SharedPlan) -> list[str]:
     """What was proved, in sentences."""
-    value, level0, least, bound = (
-        amount(each, plan.unit) for each in (plan.value, plan.level0, plan.level0_bound, plan.bound)
-    )
-    proved = (
-        f"exactly the best is {level0} {plan.unit}"
-        if plan.is_exact
-        else f"the best found is {level0} {plan.unit}, none has less than {least}; the search was stopped"
-    )
+    value, least, bound = (amount(each, plan.unit) for each in (plan.value, plan.level0_bound, plan.bound))
+    if plan.level0 is None:
+        level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
+    else:
+        level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
+        level0 += f"{amount(plan.level0, plan.unit)} {plan.unit}"
+        level0 += "" if plan.is_exact else f", none has less than {least}; the search was stopped"
     return [
         f"Plan: {value} {plan.unit}. Status: {plan.status}.",
-        f"With one worker type per pool for every LLM, {proved}.",
+        f"With one worker type per pool for every LLM, {level0}.",
         f"No fleets and no policies whatever serve all of this for less than {bound} {plan.unit}: a gap of "
         f"{percent(plan.gap_frac)} to the plan.",
         f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "

@@ -11,8 +11,9 @@ that gives way to others does so at a stated price.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner import evidence
@@ -34,16 +35,15 @@ from planner.searching import (
     search_policies,
     silent,
 )
+from planner.shared_limits import CHEAPER_FRAC, Asking, infeasible, prices
 from planner.shared_slo import Part, Question
 from planner.slo import Task
 from planner.solvers.level0 import Counts
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement
-from planner.solvers.shared import Row, Shape, Shared, rows_of, share
+from planner.solvers.shared import Shape, Shared, rows_of, share
 
 Searched = list[tuple[Problem, Found]]
-CHEAPER_FRAC = 1e-6  # a saving of less is none
-LEVEL0 = "with one worker type per pool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,17 @@ class Used:
 class SharedPlan:
     """A plan for every LLM, within limits that they share.
 
-    `alone` is the objective of each with all of the fleet for itself. `level0` is the best value with one
-    worker type per pool, and no such fleets have less than `level0_bound`: the same where `is_exact`. No
-    fleets whatever have less than `bound`.
+    `alone` is the objective of each with all of the fleet for itself. No fleets with one worker type per pool
+    have less than `level0_bound`, which is proved where `is_exact`; `level0` is the best such value found,
+    None where it was not looked for because fleets of several types have less. No fleets whatever have less
+    than `bound`.
     """
 
     plans: Mapping[str, Plan]
     alone: Mapping[str, float]
     objective: str
     unit: str
-    level0: float
+    level0: float | None
     level0_bound: float
     bound: float
     is_exact: bool
@@ -92,11 +93,6 @@ class SharedPlan:
     @property
     def gap_frac(self) -> float:
         return (self.value - self.bound) / self.value if self.value else 0.0
-
-    @property
-    def level0_gap_frac(self) -> float:
-        """Between the best known and the bound over fleets with one worker type per pool."""
-        return (self.level0 - self.level0_bound) / self.level0 if self.level0 else 0.0
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
@@ -129,47 +125,52 @@ def plan_together(
         until = _slice(deadline, len(parts) - k)
         alone.append(_searched(part, part.task, catalog, answers, seed, until, progress))
     best = [best_of(searched)[1] for searched in alone]
-    is_exhausted = all(found.level0.search.is_exhausted for each in alone for _, found in each)
-    together = [(option.type, count) for found in best for option, count in found.best]
 
-    if limits.broken(together) is None:
+    def fit(fleets: Iterable[Counts | None]) -> bool:
+        workers = [(option.type, count) for counts in fleets for option, count in counts or ()]
+        return limits.broken(workers) is None
+
+    if fit(found.best for found in best):
         plans = [
-            certified(searched, part.trace, catalog, seed=seed)
-            for part, searched in zip(parts, alone, strict=True)
+            certified(each, part.trace, catalog, seed=seed) for part, each in zip(parts, alone, strict=True)
         ]
-        level0 = sum(found.level0.search.value for found in best)
-        shared = Shared(None, level0, level0 if is_exhausted else 0.0, is_exhausted, 0)
+        least = sum(found.level0.search.value for found in best)
+        is_level0 = fit(found.level0.search.best for found in best)
+        is_exact = all(found.level0.search.is_exhausted for each in alone for _, found in each)
+        shared = Shared(None, least if is_level0 else math.inf, least if is_exact else 0.0, is_exact, 0)
         binding: tuple[str, ...] = ("no shared limit binds: every LLM has the fleet it would have alone",)
         simulations = 0
     else:
         until = _slice(deadline, 1)
         _one_after_another(alone, limits, _slice(until, 1), progress)
         llms = [_shapes(searched) for searched in alone]
+        ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
         shared = share(
             llms, rows_of(limits), run=side_by_side, out_of_time=lambda: time.monotonic() > until,
             progress=progress,
         )  # fmt: skip
         if shared.best is None:
-            raise _infeasible(llms, limits, shared, deadline, progress)
+            raise infeasible(ask, rows_of(limits), is_exact=shared.is_exact)
         plans = _plans(parts, alone, shared, catalog, answers, seed, deadline, progress)
         simulations = sum(plan.certificate.simulations for plan in plans)
         value = sum(plan.certificate.value for plan in plans)
-        binding = (
-            *_price_of_sharing(parts, best, plans, unit),
-            *_prices(llms, limits, value, unit, deadline, progress),
-        )
+        binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), value, unit))
+        # a smaller fleet that holds after all, where more workers have hurt
+        if (least := sum(plan.certificate.level0 for plan in plans)) < shared.value * (1 - 1e-9):
+            shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
-    lower = [searched[0][0].lower or 0.0 for searched in alone]
-    value = sum(plan.certificate.value for plan in plans)
     return SharedPlan(
         plans={part.name: plan for part, plan in zip(parts, plans, strict=True)},
         alone={part.name: found.value for part, found in zip(parts, best, strict=True)},
         objective=task.objective,
         unit=unit,
-        level0=shared.value,
+        level0=shared.value if math.isfinite(shared.value) else None,
         level0_bound=shared.bound,
-        bound=min(sum(lower), value),
+        bound=min(
+            sum(searched[0][0].lower or 0.0 for searched in alone),
+            sum(plan.certificate.value for plan in plans),
+        ),
         is_exact=shared.is_exact,
         limits=tuple(
             Used(name, amount, sum(limits.use(name, worker) * count for worker, count in counts))
@@ -182,14 +183,7 @@ def plan_together(
             "certificate.json has the options, and what else is assumed",
             "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
         ),
-        warnings=(
-            *question.notes,
-            *(
-                f"{part.name}: {line}"
-                for part, plan in zip(parts, plans, strict=True)
-                for line in plan.warnings
-            ),
-        ),
+        warnings=(*question.notes, *_warnings(parts, plans)),
         rounds=shared.rounds,
         simulations=simulations + sum(problem.oracle.simulations for each in alone for problem, _ in each),
         seed=seed,
@@ -340,7 +334,7 @@ def _plans(
     return plans
 
 
-def _price_of_sharing(
+def _gives_way(
     parts: Sequence[Part], alone: Sequence[Found], plans: Sequence[Plan], unit: str
 ) -> tuple[str, ...]:
     """What each LLM pays for not having all of the fleet to itself."""
@@ -355,111 +349,8 @@ def _price_of_sharing(
     return tuple(sentences)
 
 
-def _prices(
-    llms: Sequence[Sequence[Shape]],
-    limits: Limits,
-    value: float,
-    unit: str,
-    deadline: float,
-    progress: Progress,
-) -> tuple[str, ...]:
-    """Of each limit, the least more (of it alone) that makes the plan cheaper, and what that saves."""
-
-    def ask(rows: Sequence[Row], **how: object) -> Shared:
-        return share(
-            llms, rows, run=side_by_side, out_of_time=lambda: time.monotonic() > deadline,
-            progress=progress, **how,  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    sentences = []
-    rows = rows_of(limits)
-    for row in rows:
-        progress(f"what more of {row.name} would save")
-        others = [other for other in rows if other is not row]
-        lifted = ask(others, below=value * (1 - CHEAPER_FRAC))
-        if lifted.best is None:
-            if lifted.is_exact:
-                sentences.append(f"{LEVEL0}, more of {row.name} alone saves nothing")
-            else:
-                sentences.append(f"what more of {row.name} would save was not found within the time limit")
-            continue
-        cheaper = Row("value", value * (1 - CHEAPER_FRAC), lambda option: option.objective)
-        least = ask([*others, cheaper], weigh=row.use)
-        amount = least.value if least.best is not None else _use(row, lifted)
-        then = ask([*others, replace(row, amount=amount)], below=value * (1 - CHEAPER_FRAC))
-        saved = value - (then.value if then.best is not None else value)
-        if saved > 0:
-            less = "less saves nothing" if least.is_exact else "less was not tried in time"
-            sentences.append(
-                f"{LEVEL0}, {_more(row, amount)} would save {saved:.4g} {unit}; {less}, and any amount "
-                f"{value - lifted.value:.4g} {unit}"
-            )
-    return tuple(sentences)
-
-
-def _more(row: Row, amount: float) -> str:
-    """ "4 more of stock of h100-80g (16 instead of 12)"."""
-    unit = {"power": " W", "cost": " USD/h"}.get(row.name, "")
-    what = row.name.removeprefix("stock of ")
-    return f"{amount - row.amount:.6g}{unit} more {what} ({amount:.6g} instead of {row.amount:.6g})"
-
-
-def _use(row: Row, shared: Shared) -> float:
-    assert shared.best is not None
-    return sum(row.use(option) * n for shape, vector in shared.best for option, n in shape.counts(vector))
-
-
-def _infeasible(
-    llms: Sequence[Sequence[Shape]], limits: Limits, shared: Shared, deadline: float, progress: Progress
-) -> PlannerError:
-    """Name the limits that bind, and the least more of each alone that would do."""
-    rows = rows_of(limits)
-    names = ", ".join(row.name for row in rows)
-    if not shared.is_exact:
-        return PlannerError(
-            f"no fleets of all LLMs within the limits they share ({names}) were found within the time limit; "
-            "raise --time-limit"
-        )
-    ways: dict[str, str] = {}
-    is_exact = True
-
-    def late() -> bool:
-        return time.monotonic() > deadline
-
-    for row in rows:
-        progress(f"infeasible; looking for the least {row.name} that would do")
-        found = share(
-            llms, [other for other in rows if other is not row], weigh=row.use, run=side_by_side,
-            out_of_time=late, progress=progress,
-        )  # fmt: skip
-        is_exact &= found.is_exact
-        if found.best is not None:
-            ways[row.name] = _raised(row, found.value)
-    if not ways and is_exact:
-        free = share(llms, (), run=side_by_side, out_of_time=late, progress=progress)
-        exceeded = [row for row in rows if _use(row, free) > row.amount * (1 + CHEAPER_FRAC)]
-        ways = {
-            ", ".join(row.name for row in exceeded): " and ".join(
-                _raised(row, _use(row, free)) for row in exceeded
-            )
-        }
-    if not ways:
-        return InfeasibleError(
-            f"capacity: the LLMs do not fit together within the limits they share ({names}), and the time "
-            "limit left no room to find out what would do; raise --time-limit",
-            kind="capacity", constraint=names, relaxation="unknown: raise --time-limit",
-        )  # fmt: skip
-    relaxation = ", or ".join(ways.values())
-    return InfeasibleError(
-        "capacity: each LLM can be served alone, but not all of them within the limits they share. Raise "
-        f"{relaxation}",
-        kind="capacity", constraint=", ".join(ways), relaxation=relaxation,
-    )  # fmt: skip
-
-
-def _raised(row: Row, amount: float) -> str:
-    unit = {"power": " W", "cost": " USD/h"}.get(row.name, "")
-    return f"{row.name} from {row.amount:g} to {amount:g}{unit}"
+def _warnings(parts: Sequence[Part], plans: Sequence[Plan]) -> list[str]:
+    return [f"{part.name}: {line}" for part, plan in zip(parts, plans, strict=True) for line in plan.warnings]
 
 
 def _placement(parts: Sequence[Part], plans: Sequence[Plan]) -> Placement | None:
