@@ -177,8 +177,15 @@ def test_a_plan_replaces_the_one_before_and_leaves_other_files(here: Path, run: 
     (here / "out").mkdir()
     (here / "out" / "plan.yaml").write_text("old")
     (here / "out" / "notes.txt").write_text("mine")
-    assert run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out").code == 0
-    assert {path.name for path in (here / "out").iterdir()} == WRITTEN | {"notes.txt"}
+    (here / "out" / "charts").mkdir()
+    (here / "out" / "charts" / "mine.png").write_text("mine")
+    line = ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
+    assert run(*line, "--png").code == 0
+    charts = {path.name for path in (here / "out" / "charts").iterdir()}
+    assert {"ttft.png", "tbt.png", "busy.png", "load.png", "mine.png"} <= charts
+    assert run(*line).code == 0
+    assert {path.name for path in (here / "out").iterdir()} == WRITTEN | {"notes.txt", "charts"}
+    assert {path.name for path in (here / "out" / "charts").iterdir()} == {"mine.png"}
     assert yaml.safe_load((here / "out" / "plan.yaml").read_text())["status"] == "certified"
 
 
