@@ -33,7 +33,7 @@ from planner.cli import app
 from planner.domain import Fleet, Policies
 from planner.errors import InputError
 from planner.files import write_files
-from planner.manifests import engine, kubernetes
+from planner.manifests import engine, kserve, kubernetes, ray_serve
 from planner.output import plan_yaml
 
 DATA = Path(__file__).parent / "data"
@@ -530,3 +530,20 @@ def test_workers_fill_nodes_without_waste() -> None:
 def test_pools_whose_names_differ_by_case_alone_keep_apart() -> None:
     fleet = Fleet(LLM, (a_pool("Pool", "mixed", "h100-80g", 4, 1), a_pool("pool", "mixed", "h100-80g", 4, 1)))
     assert engine.pool_labels(fleet) == ["pool", "pool-2"]
+
+
+def test_ray_and_kserve_are_told_the_nearest_of_their_own_policies() -> None:
+    """Ray: a class per deployment, none where its default is nearest. KServe: queues alone without prefix
+    caches, its default of queues and prefixes with them, no scheduler at all for round robin."""
+
+    def told(**policies: Any) -> tuple[Any, Any]:
+        fleet = replace(mixed(), policies=Policies(**policies))
+        ray = ray_serve.document(fleet, 5000)["applications"][0]["args"]["llm_configs"][0]
+        router = kserve.documents(fleet, 5000)[0]["spec"]["router"]
+        return ray["deployment_config"].get("request_router_config"), router.get("scheduler")
+
+    assert told() == (None, {"config": {"inline": kserve.SHORTEST_QUEUE}})
+    assert told(routing="round-robin") == ({"request_router_class": ray_serve.ROUND_ROBIN}, None)
+    shared = told(routing="prefix-affinity", prefix_cache=True)
+    assert shared == ({"request_router_class": ray_serve.PREFIX_AFFINITY}, {})
+    assert kserve.documents(pairs(), 5000)[0]["spec"]["router"]["scheduler"] == {}

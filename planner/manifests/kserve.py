@@ -1,7 +1,7 @@
 """KServe: an LLMInferenceService per mixed pool or pair of pools (the decode pool, the prefill pool inside).
 
 KServe starts vLLM itself, with TP and PP from `parallelism`; the other flags come in VLLM_ADDITIONAL_ARGS,
-which its container hands to a shell. Its own scheduler routes.
+which its container hands to a shell. Its own scheduler routes, by what the plan's policy is nearest to.
 """
 
 from __future__ import annotations
@@ -13,6 +13,15 @@ from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
 
 ENGINE = f"vLLM {engine.VLLM_VERSION}, KServe with LLMInferenceService v1alpha2 (0.21)"
+SHORTEST_QUEUE: Document = {
+    "apiVersion": "inference.networking.x-k8s.io/v1alpha1",
+    "kind": "EndpointPickerConfig",
+    "plugins": [{"type": "single-profile-handler"}, {"type": "queue-scorer"}, {"type": "max-score-picker"}],
+    "schedulingProfiles": [
+        {"name": "default",
+         "plugins": [{"pluginRef": "queue-scorer", "weight": 1}, {"pluginRef": "max-score-picker"}]}
+    ],
+}  # fmt: skip
 _KSERVE_TELLS = ("served-model-name", "tensor-parallel-size", "pipeline-parallel-size")
 
 
@@ -39,7 +48,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
         spec: Document = {
             "model": {"uri": f"hf://{name}", "name": name},
             **_workload(fleet, pool, max_model_len),
-            "router": {"scheduler": {}, "route": {}, "gateway": {}},
+            "router": _router(fleet, is_pair=prefill is not None),
         }
         if prefill is not None:
             spec["prefill"] = _workload(fleet, prefill, max_model_len)
@@ -52,6 +61,18 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
             }
         )
     return services
+
+
+def _router(fleet: Fleet, *, is_pair: bool) -> Document:
+    """KServe's default scores queues and prefixes, for pairs and for plans with prefix caches; without them
+    a mixed pool is told to look at queues alone. Round robin needs no scheduler: that is what a Service does.
+    """
+    router: Document = {"route": {}, "gateway": {}}
+    if is_pair or fleet.policies.prefix_cache:
+        return {"scheduler": {}, **router}
+    if fleet.policies.routing == "round-robin":
+        return router
+    return {"scheduler": {"config": {"inline": SHORTEST_QUEUE}}, **router}
 
 
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:

@@ -17,6 +17,10 @@ from planner.manifests.kubernetes import Document
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
 
+# Ray's routers of one deployment's replicas; without one it takes the emptier of two drawn at random
+ROUND_ROBIN = "ray.serve.experimental.round_robin_router:RoundRobinRouter"
+PREFIX_AFFINITY = "ray.serve.llm.request_router:PrefixCacheAffinityRouter"
+
 # what Ray calls the GPUs of catalogs/gpus.yaml, by the beginning of their node label
 _ACCELERATORS = {
     "NVIDIA-A100-SXM4-40GB": "A100-40G",
@@ -48,7 +52,10 @@ def steps(fleet: Fleet) -> list[str]:
             "",
             f"Ray has no name for {', '.join(sorted(map(engine.one_line, unknown)))}: any GPU may be taken.",
         ]
-    lines += ["", "Ray routes by power of two choices."]
+    routers = {_router(fleet, pool) for pool in engine.running(fleet)}
+    if routers - {ROUND_ROBIN}:
+        lines += ["", "Where the plan takes the least loaded worker, Ray takes the one with fewer requests of "
+                  "two drawn at random."]  # fmt: skip
     return lines
 
 
@@ -92,6 +99,16 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "deployment_config": {"num_replicas": pool.count},
         "engine_kwargs": kwargs,
     }
+    if (router := _router(fleet, pool)) is not None:
+        config["deployment_config"]["request_router_config"] = {"request_router_class": router}
     if (name := accelerator(pool.type.gpu)) is not None:
         config["accelerator_type"] = name
     return config
+
+
+def _router(fleet: Fleet, pool: Pool) -> str | None:
+    """The class that is nearest to the plan's policy for `pool`; None: Ray's default."""
+    policies = fleet.policies
+    if (policies.decode_routing if pool.role == "decode" else policies.routing) == "round-robin":
+        return ROUND_ROBIN
+    return PREFIX_AFFINITY if policies.prefix_cache and pool.role != "decode" else None
