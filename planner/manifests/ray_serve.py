@@ -54,8 +54,8 @@ def steps(fleet: Fleet) -> list[str]:
         ]
     routers = {_router(fleet, pool) for pool in engine.running(fleet)}
     if routers - {ROUND_ROBIN}:
-        lines += ["", "Where the plan takes the least loaded worker, Ray takes the one with fewer requests of "
-                  "two drawn at random."]  # fmt: skip
+        lines += ["", "Where the plan takes the least loaded worker, Ray takes the emptier of two drawn at "
+                  "random."]  # fmt: skip
     return lines
 
 
