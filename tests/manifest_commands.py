@@ -215,6 +215,8 @@ def _ray(path: str, text: str) -> list[Command]:
 
 def _llm_d(path: str, text: str) -> list[Command]:
     values = yaml.load(text, Loader=LOADER)
+    if values.get("kind") == "EndpointPickerConfig":
+        return []
     made = [values[role] for role in ("prefill", "decode") if values[role]["create"]]
     assert len(made) == 1
     return [_of_container(made[0]["containers"][0], gpus_of(made[0]["containers"][0]), made[0]["replicas"])]

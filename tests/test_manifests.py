@@ -52,6 +52,10 @@ FLEETS = {
               a_pool("d", "decode", "h100-80g", 4, 1))
     ),
     "spanning nodes": spanning(),
+    "cache-aware": replace(mixed(), policies=Policies(
+        prefix_cache=True, routing="cache-aware", balance_requests=8, balance_ratio=1.1)),
+    "pairs with prefix caches": replace(pairs(), policies=Policies(prefix_cache=True, routing="e2")),
+    "affinity": replace(mixed(count=2), policies=Policies(prefix_cache=True, routing="prefix-affinity")),
 }  # fmt: skip
 RFC1123 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -160,7 +164,9 @@ def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
     files = rendered(fleet)
     for path, text in files.items():
         target = path.split("/")[0].removesuffix(".yaml").removesuffix(".values")
-        if target in ("llm-d", "production-stack", "ray-serve"):
+        if path == "llm-d/endpoint-picker.yaml":
+            validate(yaml.safe_load(text), SCHEMAS["EndpointPickerConfig"])
+        elif target in ("llm-d", "production-stack", "ray-serve"):
             values = yaml.safe_load(text)
             validate(values, SCHEMAS[target])
             for role in ("decode", "prefill") if target == "llm-d" else ():
@@ -469,6 +475,37 @@ def test_one_worker_leaves_the_router_no_choice_of_two() -> None:
     """vllm-router 0.1.17 exits with 'Power-of-two policy for decode requires at least 2 decode workers'."""
     args = engine.router_policy_args(EXAMPLES["pairs of one gpu"], ("prefill", "decode"))
     assert args[-4:] == ["--prefill-policy", "power_of_two", "--decode-policy", "round_robin"]
+
+
+def test_the_router_has_the_settings_that_were_simulated() -> None:
+    """cache-aware is the router's own rule; what stands in for another policy keeps the router's defaults."""
+    args = engine.router_policy_args(FLEETS["cache-aware"], ("mixed",))
+    assert args == ["--policy", "cache_aware", "--cache-threshold", "0.3",
+                    "--balance-abs-threshold", "8", "--balance-rel-threshold", "1.1"]  # fmt: skip
+    assert engine.router_policy_args(FLEETS["affinity"], ("mixed",)) == ["--policy", "cache_aware"]
+    pairs = engine.router_policy_args(FLEETS["pairs with prefix caches"], ("prefill", "decode"))
+    assert pairs[pairs.index("--prefill-policy") + 1] == "cache_aware"
+    assert pairs[pairs.index("--decode-policy") + 1] in ("power_of_two", "round_robin")
+
+
+def test_targets_look_at_prefixes_where_the_plan_does() -> None:
+    """And say so where their router cannot."""
+    for name, logic, mode in (("cache-aware", "roundrobin", "kv"), ("affinity", "prefixaware", "kv"),
+                              ("mixed", "roundrobin", "least-loaded")):  # fmt: skip
+        files = rendered(FLEETS[name])
+        values = yaml.safe_load(files["production-stack.values.yaml"])
+        assert values["routerSpec"]["routingLogic"] == logic
+        assert ("hits are not kept" in files["README.md"]) == (name == "cache-aware")
+        graph = yaml.safe_load(files["dynamo.yaml"])
+        frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
+        assert frontend["args"][:2] == ["--router-mode", mode]
+        picker = yaml.safe_load(files["llm-d/endpoint-picker.yaml"])
+        plugins = {plugin["type"] for plugin in picker["plugins"]}
+        named = {plugin["pluginRef"] for plugin in picker["schedulingProfiles"][0]["plugins"]}
+        assert named <= plugins
+        assert ("prefix-cache-scorer" in named) == (name != "mixed")
+        assert ("queue-scorer" in named) == (name != "affinity")
+        assert ("The plan counts on no hit" in files["README.md"]) == (name == "mixed")
 
 
 def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:

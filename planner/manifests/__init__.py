@@ -20,6 +20,7 @@ from planner.manifests import (
     ray_serve,
     vllm,
 )
+from planner.slo import PREFIX_ROUTINGS
 
 
 class Target(Protocol):
@@ -51,7 +52,7 @@ OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
     "vllm": ("vllm/*.config.yaml", "vllm/*.sh"),
     "compose": ("compose/*.yaml", "compose/nodes.env"),
-    "llm-d": ("llm-d/*.values.yaml",),
+    "llm-d": ("llm-d/*.values.yaml", "llm-d/endpoint-picker.yaml"),
     "production-stack": ("production-stack.values.yaml",),
 }
 
@@ -127,15 +128,43 @@ def _capped(fleet: Fleet) -> list[str]:
     ]
 
 
-_TOLD = ("routing", "decode_routing", "seed", "queue", "queue_window_s")  # or said below
+_TOLD = ("routing", "decode_routing", "seed", "queue", "queue_window_s", "prefix_cache")  # or said below
+_CACHE_SETTINGS = ("cache_threshold_frac", "balance_requests", "balance_ratio")
 
 
 def _untold(policies: Policies) -> list[str]:
     """What a plan's policies change that no target expresses: all but routing and the order of the queue."""
     default = Policies()
+    told = (*_TOLD, *_CACHE_SETTINGS) if policies.routing == "cache-aware" else _TOLD
     names = [field.name for field in fields(Policies)]
     changed = [name for name in names if getattr(policies, name) != getattr(default, name)]
-    return [f"{name} {getattr(policies, name)}" for name in changed if name not in _TOLD]
+    return [f"{name} {getattr(policies, name)}" for name in changed if name not in told]
+
+
+def _caches(policies: Policies) -> list[str]:
+    """A plan that counts on hits needs a router that looks for them."""
+    lines = [
+        f"- The plan counts on hits of vLLM's prefix caches, found by the routing {policies.routing}. A "
+        "target whose text says that its router does not look at prefixes does not keep the plan's promise."
+    ]
+    if policies.routing == "cache-aware":
+        lines.append(
+            f"- Our router's cache_aware is the rule that was simulated, with the settings that did best: a "
+            f"match of more than {policies.cache_threshold_frac:g} of a prompt is followed, unless workers "
+            f"are more than {policies.balance_requests} requests and {policies.balance_ratio:g} times apart. "
+            "It compares characters of the prompts, the simulation blocks of tokens."
+        )
+    elif policies.routing in PREFIX_ROUTINGS:
+        lines.append(
+            f"- No router below routes by {policies.routing}; cache_aware, at its defaults, stands in for it "
+            "in ours. Simulate that before you rely on it: `policies: {prefix_cache: true, routing: "
+            "[cache-aware]}` in slo.yaml."
+        )
+    lines.append(
+        "- Caches are cold at the start, as in the simulation. warm-up.json beside plan.yaml lists prompts "
+        "to prefill once per worker, as block ids of the trace: send the prompts they stand for."
+    )
+    return lines
 
 
 def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
@@ -146,6 +175,8 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         "- Our router has no join-the-shortest-queue by tokens; its nearest policy, power of two, stands in.",
         "- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.",
     ]
+    if fleet.policies.prefix_cache:
+        lines[3:] = _caches(fleet.policies)
     if untold := _untold(fleet.policies):
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
     if fleet.policies.queue != "fcfs":

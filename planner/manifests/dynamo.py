@@ -10,12 +10,16 @@ from planner.domain import Fleet, Pool
 from planner.errors import InputError
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
+from planner.slo import PREFIX_ROUTINGS
 
 DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25
-_ROUTER_MODES = {"jsq": "least-loaded", "least-outstanding": "least-loaded", "round-robin": "round-robin"}
+_ROUTER_MODES = {
+    "jsq": "least-loaded", "least-outstanding": "least-loaded", "round-robin": "round-robin",
+    **dict.fromkeys(PREFIX_ROUTINGS, "kv"),
+}  # fmt: skip
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -31,7 +35,13 @@ def steps(fleet: Fleet) -> list[str]:
         "    kubectl get dgd",
         "",
         "Needs Dynamo's operator. Each graph has a frontend of its own.",
-    ]
+        *(
+            ["", "Its frontend routes by overlap of prefixes and load, at its own weights; it keeps its own "
+             "account of what workers cache, since they are not told to publish events."]
+            if _router_mode(fleet) == "kv"
+            else []
+        ),
+    ]  # fmt: skip
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
@@ -59,13 +69,17 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     return graphs
 
 
+def _router_mode(fleet: Fleet) -> str:
+    return _ROUTER_MODES.get(fleet.policies.routing, "least-loaded")
+
+
 def _frontend(fleet: Fleet) -> Document:
-    mode = _ROUTER_MODES.get(fleet.policies.routing, "least-loaded")
+    mode = _router_mode(fleet)
     main = {
         "name": "main",
         "image": IMAGE,
         "command": ["python3", "-m", "dynamo.frontend"],
-        "args": ["--router-mode", mode],
+        "args": ["--router-mode", mode, *(["--no-router-kv-events"] if mode == "kv" else [])],
         "envFrom": [{"secretRef": {"name": "hf-token-secret", "optional": True}}],
     }
     return {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Llm, Pool, Role, WorkerType
 from planner.errors import InputError
+from planner.slo import PREFIX_ROUTINGS
 
 VLLM_VERSION = "0.33.0"
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
@@ -25,7 +26,10 @@ ROUTER_START = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
-_ROUTER_POLICIES = {"jsq": "power_of_two", "least-outstanding": "power_of_two", "round-robin": "round_robin"}
+_ROUTER_POLICIES = {
+    "jsq": "power_of_two", "least-outstanding": "power_of_two", "round-robin": "round_robin",
+    **dict.fromkeys(PREFIX_ROUTINGS, "cache_aware"),
+}  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
@@ -51,7 +55,7 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         "gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
         "block-size": KV_BLOCK_TOKENS,
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
-        "enable-prefix-caching": True,  # the plan counts on no hit, so it can only help
+        "enable-prefix-caching": True,  # where the plan counts on no hit, it can only help
     }
     if fleet.policies.queue != "fcfs":  # each request brings its place: runtime.routing.priority
         told["scheduling-policy"] = "priority"
@@ -188,7 +192,8 @@ def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
 
 
 def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
-    """The router's nearest policies: power of two choices where the simulator joins the shortest queue.
+    """The router's nearest policies: power of two choices where the simulator joins the shortest queue, its
+    own cache-aware rule where the simulator looks at prefixes.
 
     The router refuses to choose between two where there is one worker; round robin does the same then.
     """
@@ -199,10 +204,21 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
     routing, decode_routing = fleet.policies.routing, fleet.policies.decode_routing
     if "mixed" in roles:
-        return ["--policy", nearest(routing, "mixed")]
+        front = nearest(routing, "mixed")
+        return ["--policy", front, *_cache_settings(fleet, front)]
     front, back = nearest(routing, "prefill"), nearest(decode_routing, "decode")
-    return ["--vllm-pd-disaggregation", "--kv-connector", "nixl",
-            "--policy", front, "--prefill-policy", front, "--decode-policy", back]  # fmt: skip
+    return ["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--policy", front,
+            *_cache_settings(fleet, front), "--prefill-policy", front, "--decode-policy", back]  # fmt: skip
+
+
+def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
+    """Of the cache-aware rule: the plan's where it was simulated with that rule, else the router's own."""
+    policies = fleet.policies
+    if policy != "cache_aware" or policies.routing != "cache-aware":
+        return []
+    return ["--cache-threshold", f"{policies.cache_threshold_frac:g}",
+            "--balance-abs-threshold", str(policies.balance_requests),
+            "--balance-rel-threshold", f"{policies.balance_ratio:g}"]  # fmt: skip
 
 
 def router_command(args: Iterable[str]) -> list[str]:

@@ -14,9 +14,11 @@ from planner.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 from planner.manifests.kubernetes import Document
+from planner.slo import PREFIX_ROUTINGS
 
 CHART_VERSION = "v0.4.12"
 ENGINE = f"vLLM {engine.VLLM_VERSION}, chart llm-d-modelservice {CHART_VERSION}"
+ROUTER = "llm-d's router 0.8 or newer"
 BEHIND_SIDECAR_PORT = 8200
 
 
@@ -30,7 +32,35 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         if engine.is_capped(pool.type.gpu):
             about += engine.power_note(pool.type.gpu) + "\n"
         files[f"llm-d/{name}.values.yaml"] = about + to_yaml(values(fleet, pool, max_model_len))
+    if not engine.is_disaggregated(fleet):
+        files["llm-d/endpoint-picker.yaml"] = f"# for {ROUTER}\n" + to_yaml(endpoint_picker(fleet))
     return files
+
+
+def endpoint_picker(fleet: Fleet) -> Document:
+    """Configuration of llm-d's endpoint picker for mixed pools.
+
+    Its scorers add up, with its own weights. Where the plan looks at prefixes their share of a prompt counts,
+    as far as an LRU index of a worker's KV blocks has it; where it does not, queues and KV use alone.
+    """
+    scorers = (
+        {}
+        if fleet.policies.routing == "prefix-affinity"
+        else {"queue-scorer": 2, "kv-cache-utilization-scorer": 2}
+    )
+    plugins: list[Document] = [{"type": name} for name in scorers]
+    if fleet.policies.routing in PREFIX_ROUTINGS:
+        scorers["prefix-cache-scorer"] = 3
+        plugins += [{"type": "approx-prefix-cache-producer"}, {"type": "prefix-cache-scorer"}]
+    weighted = [{"pluginRef": name, "weight": weight} for name, weight in scorers.items()]
+    return {
+        "apiVersion": "llm-d.ai/v1alpha1",
+        "kind": "EndpointPickerConfig",
+        "plugins": [*plugins, {"type": "max-score-picker"}],
+        "schedulingProfiles": [
+            {"name": "default", "plugins": [*weighted, {"pluginRef": "max-score-picker"}]}
+        ],
+    }
 
 
 def steps(fleet: Fleet) -> list[str]:
@@ -44,8 +74,13 @@ def steps(fleet: Fleet) -> list[str]:
             for name in engine.pool_labels(fleet)
         ),
         "",
-        f"Then llm-d's router over the pods labelled llm-d.ai/model={engine.llm_label(fleet)}: it routes by "
-        "its own scores, not by the plan's policy.",
+        f"Then llm-d's router over the pods labelled llm-d.ai/model={engine.llm_label(fleet)}"
+        + (
+            ": it routes by its own scores, not by the plan's policy."
+            if engine.is_disaggregated(fleet)
+            else ", with llm-d/endpoint-picker.yaml as its EndpointPickerConfig: scorers nearest to the "
+            "plan's policy, at llm-d's own weights, which were not simulated."
+        ),
     ]
 
 

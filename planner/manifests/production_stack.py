@@ -41,7 +41,14 @@ def steps(fleet: Fleet) -> list[str]:
         f"    helm install {engine.llm_label(fleet)} vllm/vllm-stack --version {CHART_VERSION} "
         "-f production-stack.values.yaml",
         "",
-        "Its router has no policy that counts work in flight: requests go round robin.",
+        "Its router has no policy that counts work in flight: requests go round robin."
+        if _routing_logic(fleet) == "roundrobin"
+        else "Its prefixaware follows the longest match, whatever the load, as the plan does.",
+        *(
+            ["It has none that weighs prefixes against load either, so the plan's hits are not kept."]
+            if fleet.policies.prefix_cache and _routing_logic(fleet) == "roundrobin"
+            else []
+        ),
     ]
 
 
@@ -70,8 +77,12 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
             ],
             "modelSpec": models,
         },
-        "routerSpec": {"enableRouter": True, "replicaCount": 1, "routingLogic": "roundrobin"},
+        "routerSpec": {"enableRouter": True, "replicaCount": 1, "routingLogic": _routing_logic(fleet)},
     }
+
+
+def _routing_logic(fleet: Fleet) -> str:
+    return "prefixaware" if fleet.policies.routing == "prefix-affinity" else "roundrobin"
 
 
 def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
