@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from planner.domain import KV_BLOCK_TOKENS, Policies, Role, WorkerType
+from planner.simulator.replay import routing_weights
 
 
 @dataclass(slots=True)
@@ -55,14 +56,9 @@ class Load:
 
 
 def load_of(name: str, role: Role, engine: WorkerType) -> Load:
-    """An idle worker. One that prefills is measured by the prompt tokens before it, at its speed, and one
-    token per request (Splitwise section IV-A); one that decodes by the length of its step."""
-    latency, budget, seats = engine.latency, engine.max_num_batched_tokens, engine.max_num_seqs
-    token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
-    if role != "decode":
-        return Load(name, role, engine.kv_tokens, token_s, token_s, 0.0)
-    sequence_s = float(latency.step_s(seats) - latency.step_s(1)) / seats + latency.b_s
-    return Load(name, role, engine.kv_tokens, 0.0, sequence_s + 1e-12, latency.d_s)
+    """An idle worker, its seconds those of the simulator's "jsq"."""
+    token_s, sequence_s, context_s, _ = routing_weights(engine, "jsq", decode=role == "decode")
+    return Load(name, role, engine.kv_tokens, token_s, sequence_s, context_s)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from planner.domain import Fleet, Limit, WorkerType
-from planner.simulator.replay import _weights, measured_window, spared
+from planner.simulator.replay import measured_window, routing_weights, spared
 from planner.traces import Trace
 
 BLOCK = 16
@@ -116,7 +116,7 @@ class Reference:
             is_decode = pool.role == "decode"
             policy = fleet.policies.decode_routing if is_decode else fleet.policies.routing
             for _ in range(pool.count):
-                weights = _weights(pool.type, policy, decode=is_decode)
+                weights = routing_weights(pool.type, policy, decode=is_decode)
                 blocks = pool.type.kv_tokens // BLOCK
                 self.workers.append(Worker(len(self.workers), pool.role, pool.type, weights, blocks))
         self.front = [worker for worker in self.workers if worker.role != "decode"]

@@ -480,8 +480,8 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest: int
         ("pp", worker_type.pp), ("lanes", worker_type.pp),
     ):  # fmt: skip
         row[name] = value
-    row["weight"][0, layout.FRONT] = _weights(worker_type, policies.routing, decode=False)
-    row["weight"][0, layout.BACK] = _weights(worker_type, policies.decode_routing, decode=True)
+    row["weight"][0, layout.FRONT] = routing_weights(worker_type, policies.routing, decode=False)
+    row["weight"][0, layout.BACK] = routing_weights(worker_type, policies.decode_routing, decode=True)
 
 
 def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
@@ -512,7 +512,7 @@ def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
     return link
 
 
-def _weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[float, ...]:
+def routing_weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[float, ...]:
     """Score of a worker per pending prompt token, per request it has, per KV token of those requests, per
     request that waits.
 
