@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from planner.curves import BINS, Curve, busy_share, in_system, load_edges_s
 from planner.domain import Fleet, Limit
-from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SOFT, VERMILLION
+from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
 from planner.simulator.replay import Simulation
 from planner.traces import Trace
 from planner.units import percentile_name, show_s
@@ -113,7 +113,7 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
     import altair as alt
 
     layers: list[Any] = []
-    for limit in limits:
+    for k, limit in enumerate(limits):
         at_s, wanted = limit.limit_s, limit.percentile_frac
         near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(wanted)} ≤ {show_s(at_s)}"
@@ -125,10 +125,8 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
             alt.Chart(_rows(x=[at_s], y=[wanted]))
             .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
             .encode(x="x:Q", y="y:Q"),
-            alt.Chart(_rows(x=[at_s], y=[0.06], text=[text]))
-            .mark_text(color=INK, fontSize=11, align="right" if near_end else "left",
-                       dx=-6 if near_end else 6)
-            .encode(x="x:Q", y="y:Q", text="text:N"),
+            *_labels(_rows(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
+                     align="right" if near_end else "left", dx=-6 if near_end else 6),
         ]  # fmt: skip
     return layers
 
@@ -246,12 +244,8 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
     )  # fmt: skip
     endless = alt.Chart(_rows(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
     text = f"endless cache: {100 * endless_frac:.1f} %"
-    label = alt.Chart(_rows(x=sizes[:1], y=[endless_frac], text=[text])).mark_text(
-        color=INK, align="left", dy=-8, fontSize=11
-    )
-    return alt.layer(line, endless.encode(y="y:Q"), label.encode(x="x:Q", y="y:Q", text="text:N")).properties(
-        width=WIDTH, height=HEIGHT
-    )
+    labels = _labels(_rows(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
+    return alt.layer(line, endless.encode(y="y:Q"), *labels).properties(width=WIDTH, height=HEIGHT)
 
 
 def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str) -> Any:
@@ -344,12 +338,11 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
                  alt.Tooltip("x:Q", title="cost [USD/h]", format=",.2f"),
                  alt.Tooltip("y:Q", title="provisioned power [kW]", format=",.1f")],
     )  # fmt: skip
-    names = (
-        base.transform_filter("datum.kind !== 'another'")
-        .mark_text(align="left", dx=8, color=INK, fontSize=11, limit=170)
-        .encode(text="name:N")
+    named = [row for row in rows if row["kind"] != "another"]
+    columns = {key: [row[of] for row in named] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
+    return alt.layer(drawn, *_labels(_rows(**columns), align="left", dx=8, limit=170)).properties(
+        width=560, height=260
     )
-    return alt.layer(drawn, names).properties(width=560, height=260)
 
 
 def staircase_chart(
@@ -390,9 +383,7 @@ def staircase_chart(
                 alt.Tooltip("y:Q", title=titles[1]),
             ],
         ),
-        alt.Chart(_rows(x=list(corners), y=list(values), text=list(names)))
-        .mark_text(color=INK, align="left", dx=5, dy=-7, fontSize=10)
-        .encode(x="x:Q", y="y:Q", text="text:N"),
+        *_labels(_rows(x=list(corners), y=list(values), text=list(names)), align="left", dx=5, dy=-8),
     ]
     if asked is not None:
         layers.append(
@@ -406,6 +397,15 @@ def staircase_chart(
 def _rows(**columns: Sequence[Any] | Floats) -> Any:
     rows = zip(*map(_rounded_one, columns.values()), strict=True)
     return _data([dict(zip(columns, row, strict=True)) for row in rows])
+
+
+def _labels(rows: Any, **place: Any) -> list[Any]:
+    """Text at points x, y, over a rim of paper that keeps curves behind it apart."""
+    import altair as alt
+
+    text = alt.Chart(rows).encode(x="x:Q", y="y:Q", text="text:N")
+    rim = text.mark_text(color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", fontSize=11, **place)
+    return [rim, text.mark_text(color=INK, fontSize=11, **place)]
 
 
 def _data(rows: list[dict[str, Any]]) -> Any:

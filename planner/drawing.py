@@ -16,10 +16,10 @@ from planner.files import cached_text
 
 # As drawn for a light page, and the name of the CSS variable that takes its place in a report.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
-INK, MUTED, SOFT, GRID = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8"
+INK, MUTED, SOFT, GRID, PAPER = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8", "#ffffff"
 THEME = {
     BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple", ORANGE: "--orange",
-    INK: "--ink", MUTED: "--muted", SOFT: "--soft", GRID: "--grid",
+    INK: "--ink", MUTED: "--muted", SOFT: "--soft", GRID: "--grid", PAPER: "--page",
 }  # fmt: skip
 FONT = "Helvetica, Arial, sans-serif"
 GUIDE = "guide"  # style of a line that is no data, such as a diagonal
@@ -77,7 +77,7 @@ def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:
     import vl_convert
 
     spec = chart_spec(figure.chart)
-    spec["config"]["background"] = "#ffffff"
+    spec["config"]["background"] = PAPER
     spec["padding"] = 12
     spec["title"] = {
         "text": textwrap.wrap(figure.caption, PNG_COLUMNS), "anchor": "start", "frame": "group",
@@ -99,8 +99,8 @@ def live_spec(chart: Any) -> dict[str, Any]:
     axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
     spec["layer"] = [_live_part(part, axes, k) for k, part in enumerate(parts)]
     if has_lines:
-        if axes["x"].pop("values", None):
-            axes["x"]["tickCount"] = 6
+        if axes["x"].pop("values", None):  # of a logarithmic axis, which may zoom now
+            axes["x"] |= {"tickCount": 6, "gridOpacity": _AT_1_2_5, "tickOpacity": _AT_1_2_5}
         for part in spec["layer"]:
             for inner in part.get("layer", [part]):
                 inner["mark"]["clip"] = True
@@ -111,6 +111,8 @@ def live_spec(chart: Any) -> dict[str, Any]:
     return spec
 
 
+_DIGIT = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-6)))"
+_AT_1_2_5 = {"condition": {"test": f"indexof([1, 2, 5], {_DIGIT}) >= 0", "value": 1}, "value": 0}
 # only a mouse drags, and only a pinch or Ctrl with the wheel zooms: fingers and wheels move the page
 _ZOOM = {
     "name": "zoom",

@@ -24,12 +24,12 @@ def render(plan: Plan, *, command: str = "") -> str:
             "</header>",
             headline(words.headline(plan)),
             section("Fleet", _fleet(plan)),
+            section("What was promised, and what the simulation says", _slo(plan)),
+            section("How it runs", _running(plan)),
             section(
                 "What it costs and draws",
                 table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,)),
             ),
-            section("What was promised, and what the simulation says", _slo(plan)),
-            section("How it runs", _running(plan)),
             section("What else it could be", _alternatives(plan)),
             section("What binds", bullets(plan.certificate.binding, "No single limit binds.")),
             section("What was proved, and over what", _proof(plan)),
@@ -70,16 +70,14 @@ def _fleet(plan: Plan) -> str:
 
 
 def _slo(plan: Plan) -> str:
-    percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
-    return (
-        table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
-        + f"<p class=note>{escape(words.measured_line(plan))}</p><div class=below>{percentiles}</div>"
-    )
+    kept = table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
+    return f"{kept}<p class=note>{escape(words.measured_line(plan))}</p>"
 
 
 def _running(plan: Plan) -> str:
     usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 7))
-    return f"{charts(figures.running(plan))}<div class=below>{usage}</div>"
+    percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
+    return "<div class=below>".join((charts(figures.running(plan)), f"{usage}</div>", f"{percentiles}</div>"))
 
 
 def _alternatives(plan: Plan) -> str:

@@ -338,7 +338,9 @@ def test_bars_neither_zoom_nor_move() -> None:
 def test_what_costs_and_draws_less_has_a_name() -> None:
     """b is beaten by a in both; a and c beat each other in one."""
     chart = charts.trade_chart({"a": (1.0, 5.0), "b": (2.0, 6.0), "c": (3.0, 1.0)}, "c").to_dict()
-    kinds = {row["name"]: row["kind"] for data in _data(chart) for row in data["values"]}
+    told = [row for data in _data(chart) for row in data["values"]]
+    kinds = {row["name"]: row["kind"] for row in told if "kind" in row}
+    assert {row["text"] for row in told if "text" in row} == {"a", "c"}
     assert kinds == {"a": "not beaten", "b": "another", "c": "the plan"}
 
 

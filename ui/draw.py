@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, PURPLE, SOFT, VERMILLION
+from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
 from ui.store import Document, Store, pack
 
 FIGURE_PIXELS = 150
@@ -20,7 +20,8 @@ _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
 DARK = {
     BLUE: "#56b4e9", VERMILLION: "#f0883e", GREEN: "#3fc79a", PURPLE: "#e08fd0",
-    INK: "#e6eaf0", MUTED: "#98a4b3", SOFT: "#66727f", GRID: "#323b47",
+    ORANGE: "#e6b84f", INK: "#e6eaf0", MUTED: "#98a4b3", SOFT: "#66727f", GRID: "#323b47",
+    PAPER: "#0e1117",
 }  # fmt: skip
 
 
