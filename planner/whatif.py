@@ -84,6 +84,11 @@ class Study:
             self._traffic[key] = asked_traffic(self.trace, task, seed=self.seed)
         return self._traffic[key]
 
+    @property
+    def held_requests(self) -> int:
+        """Requests of all the traffic that is remembered: 24 bytes each, and what was said of them."""
+        return sum(len(trace) for trace, _ in self._traffic.values())
+
     def pose(self, task: Task) -> Problem:
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 pytest.importorskip("streamlit", reason="needs the extra 'ui'")
@@ -19,11 +23,12 @@ from planner.catalog import read_catalog
 from planner.cli import app as cli
 from planner.errors import InputError, PlannerError
 from planner.files import repository_dir
+from planner.schedulefile import parse_market
 from planner.slo import METRICS, parse_task, read_task
 from planner.traces import read_trace
-from ui import jobs, question, session, worker
+from ui import jobs, market, question, session, worker
 from ui.jobs import Job, Jobs, result_key
-from ui.store import SAMPLES, Store, pack
+from ui.store import SAMPLES, Store, error_line, pack
 
 APP = Path(worker.__file__).parent / "app.py"
 EXAMPLES = repository_dir("examples")
@@ -49,7 +54,7 @@ def started_here(
         then(job)
         job.end("done")
     except PlannerError as error:
-        job.end("failed", worker.error_line(error))
+        job.end("failed", error_line(error))
     return job
 
 
@@ -96,6 +101,11 @@ def text_of(at: AppTest) -> str:
     return "\n".join(shown((*at.markdown, *at.subheader, *at.caption, *at.info, *at.warning)))
 
 
+def typed(at: AppTest, label: str) -> Any:
+    """The text of this name; its key follows what it says."""
+    return next(area for area in at.text_area if area.label == label)
+
+
 def test_the_inputs_one_starts_with_ask_what_examples_slo_yaml_asks() -> None:
     asked = question.document(question.sample(CATALOG), CATALOG)
     assert parse_task(asked, CATALOG) == read_task(EXAMPLES / "slo.yaml", CATALOG)
@@ -128,6 +138,78 @@ def test_empty_inputs_are_no_limits() -> None:
     task = parse_task(question.document(asked, CATALOG), CATALOG)
     assert (task.rate_rps, task.power_limit_w, task.cost_limit_usd_per_h) == (None, None, None)
     assert task.slo.attainment_frac == 0.95 and set(task.stock.values()) == {None}
+
+
+WHOLE = """
+llm: meta-llama/Llama-3.1-70B
+slo: {ttft: {p90: 2 s, p99: 10 s}, tbt_p99: 200 ms, attainment: 0.9}
+traffic: {rate: 20, scale: compress, window: busiest 10 min}
+fleet:
+  gpus: {a100-80g: 64, h100-80g: null, h100-80g@350W: 8}
+  prices:
+    h100-80g: {on_demand: 2.99 usd/h, reserved: 2.20 usd/h, spot: 1.50 usd/h,
+               spot_interruptions_per_h: 5 %, spot_restart: 5 min}
+    a100: 1 usd/h
+  pp: [1, 2]
+  network: {bandwidth: 25 GB/s, latency: 1 ms, transfer: serialised}
+  host_overhead: 2 ms
+policies: {queue: [sjf, fcfs], longest_wait: 60 s}
+objective: power
+limits: {power: 80 kW, cost: 500 usd/h, gpus: 12}
+spare: 2 nodes
+robust: {step_times: 10 %, traffic: 0.05}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WHOLE,
+        "{llm: llama-3.1-8b, preset: vidur, spare: 1 worker}",
+        "{llm: llama-3.1-8b, preset: splitwise, objective: throughput, limits: {cost: 100}}",
+        "{llm: llama-3.1-8b, slo: {e2e: {p97.5: 1 min}}, fleet: {prices: {h100-80g: {reserved: 2}}}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1}}, fleet: {gpus: [h100-80g], prices: {a100-80g: 9}}}",
+        "{llm: llama-3.1-8b, preset: vidur, fleet: {gpus: {h100-80g@350W: 8}, prices: {h100-80g: 2}}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1}}, policies: {routing: round-robin, prefix_cache: true}}",
+    ],
+)
+def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
+    """And through JSON, as sessions keep it. A capped GPU may get as its own price what it costs anyway."""
+    given = yaml.safe_load(text)
+    asked = json.loads(json.dumps(question.of_document(given, question.sample(CATALOG), CATALOG)))
+    found, wanted = (parse_task(each, CATALOG) for each in (question.document(asked, CATALOG), given))
+    assert found.gpus(CATALOG) == wanted.gpus(CATALOG)
+    assert replace(found, prices_usd_per_h={}) == replace(wanted, prices_usd_per_h={})
+
+
+def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
+    asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
+    assert set(question.leaves(asked["more"])) == {
+        "slo.ttft.p99: 10000 ms", "fleet.network.latency: 1 ms", "fleet.network.transfer: serialised",
+        "fleet.prices.h100-80g.spot_restart: 5 min",
+    }  # fmt: skip
+
+
+def test_an_input_that_contradicts_what_was_typed_is_refused() -> None:
+    asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
+    with pytest.raises(InputError, match="ttft: p99: an input says '3000 ms'"):
+        question.document(asked | {"ttft_percentile": "p99", "ttft_ms": 3000.0}, CATALOG)
+
+
+def test_the_most_traffic_is_looked_for_without_a_rate() -> None:
+    asked = question.sample(CATALOG) | {"objective": "throughput"}
+    assert parse_task(question.document(asked, CATALOG), CATALOG).rate_rps is None
+
+
+def test_inputs_kept_beside_another_catalog_or_by_an_earlier_version_are_mended() -> None:
+    sample = question.sample(CATALOG)
+    row = {"use": True, "GPU": "h100-80g", "USD/h": 1.0, "stock": 2}
+    old = {"preset": "gone", "gpus": [row, row | {"GPU": "gone"}], "rate": 3.0, "gone": 1}
+    found = question.kept(old, CATALOG)
+    assert found.keys() == sample.keys() and (found["preset"], found["rate"]) == (question.OWN_LIMITS, 3.0)
+    assert [row["GPU"] for row in found["gpus"]] == list(CATALOG.gpus)
+    assert [one["GPU"] for one in found["gpus"] if one["use"]] == ["h100-80g"]
+    parse_task(question.document(found, CATALOG), CATALOG)
 
 
 def test_what_is_kept_is_there_again_and_belongs_to_its_session(tmp_path: Path) -> None:
@@ -236,6 +318,12 @@ def test_a_process_that_answered_does_the_next_job_and_ends_with_the_app(
     assert not is_alive(spare)
 
 
+def sample_request(**changed: Any) -> dict[str, Any]:
+    asked = question.sample(CATALOG) | changed
+    path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
+    return request_of(path) | {"question": question.document(asked, CATALOG), "time_limit_s": 120.0}
+
+
 def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:
     running = Jobs(Store(tmp_path))
     job = running.start(ANNA, "trace", "trace", request_of(EXAMPLES / "slo.yaml"))
@@ -263,7 +351,8 @@ def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
     ]  # fmt: skip
     assert {button.label for button in at.download_button} == {
         f"Download {name}" for name in
-        ("plan.yaml", "report.html", "slo.yaml", "certificate.json", "manifests.zip", "everything.zip")
+        ("plan.yaml", "report.html", "slo.yaml", "certificate.json", "plan.sh", "manifests.zip",
+         "everything.zip")
     }  # fmt: skip
 
 
@@ -360,6 +449,62 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
 
 
 @pytest.mark.usefixtures("at_once")
+def test_what_if_takes_any_key_of_slo_yaml_and_refuses_what_is_none() -> None:
+    planned()
+    at = opened("what_if")
+    at.selectbox(key="what_moves").select("other").run()
+    at.text_input(key="what_key").set_value("fleet.network.latncy=5 ms").run()
+    assert "did you mean 'latency'" in shown(at.error)[0]
+    at.text_input(key="what_key").set_value("fleet.network.latency=5 ms").run()
+    assert not at.exception and not at.error
+    assert "With fleet.network.latency=5 ms: " in shown(at.subheader)[0]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_around_a_plan_dearer_gpus_keep_it_and_longer_steps_do_not() -> None:
+    """The sample's plan fails if steps take 1.8 % longer; that a price moves cannot break a promise."""
+    planned()
+    at = opened("what_if")
+    at.button(key="sensitivity_start").click().run()
+    assert not at.exception and not at.error
+    rows = at.table[0].value.replace(r"\\", "", regex=True).set_index("if")["the plan"]
+    assert rows["steps take 10 % longer"] == "✗ fails" and rows["h100-80g 10 % dearer"] == "✓ holds"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_slo_yaml_as_text_leads_the_inputs_and_follows_them() -> None:
+    at = opened(owner="2" * 32)
+    text = typed(at, "slo.yaml")
+    assert parse_task(yaml.safe_load(text.value or ""), CATALOG) == read_task(EXAMPLES / "slo.yaml", CATALOG)
+    text.set_value(WHOLE)
+    at.button(key="apply_yaml").click().run()
+    assert not at.exception and not at.error
+    assert at.number_input(key="ask_ttft_ms").value == 2000.0 and at.number_input(key="ask_spare").value == 2
+    assert at.multiselect(key="ask_queues").value == ["sjf", "fcfs"]
+    assert "fleet.network.latency: 1 ms" in text_of(at)
+    again = opened(owner="2" * 32)
+    asked = yaml.safe_load(typed(again, "slo.yaml").value or "")
+    assert parse_task(asked, CATALOG) == parse_task(yaml.safe_load(WHOLE), CATALOG)
+    again.button(key="forget_more").click().run()
+    assert "Also asked" not in text_of(again)
+    text = typed(again, "slo.yaml")
+    text.set_value((text.value or "").replace("llm:", "lm:"))
+    again.button(key="apply_yaml").click().run()
+    assert "unknown key 'lm'; did you mean 'llm'?" in shown(again.error)[0]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_llm_that_is_in_no_catalog_is_uploaded_as_its_config() -> None:
+    config = (EXAMPLES / "tiny-llm" / "config.json").read_bytes()
+    at = opened(owner="3" * 32)
+    at.file_uploader(key="upload_llm").upload("config.json", config).run()
+    assert not at.exception and str(at.selectbox(key="ask_llm").value).endswith("/config.json")
+    asked = yaml.safe_load(typed(at, "slo.yaml").value or "")
+    llm = CATALOG.llm(str(EXAMPLES / "tiny-llm" / "config.json"))
+    assert replace(CATALOG.llm(parse_task(asked, CATALOG).llm), name=llm.name) == llm
+
+
+@pytest.mark.usefixtures("at_once")
 def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
     planned()
     at = opened("what_if")
@@ -396,6 +541,53 @@ def test_a_schedule_from_the_plan_costs_no_more_than_a_fleet_for_the_peak() -> N
     assert not at.exception and not at.error
     assert "USD per hour on average" in at.subheader[-1].value
     assert "the schedule saves" in text_of(at)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_command_shown_gives_the_same_schedule(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two LLMs on two GPUs, sold three ways, within a limit of power; typed as text."""
+    text = """
+gpus:
+  h100-80g: {on_demand: 6.98 usd/h, reserved: 4.40 usd/h, spot: 2.80 usd/h, interruptions: 0.05, stock: 64}
+  a100-80g: {on_demand: 2 usd/h}
+capacity:
+  - {llm: chat, worker: h100 tp4, gpu: h100-80g, gpus: 4, rate: 5.2 req/s, power: 2800 W, start: 10 min}
+  - {llm: code, worker: a100 tp2, gpu: a100-80g, gpus: 2, rate: 1.5 req/s}
+spot: 0.25
+limits: {power: 80 kW}
+"""
+    at = opened("schedule", "4" * 32)
+    typed(at, "schedule.yaml").set_value(text)
+    at.button(key="apply_schedule").click().run()
+    again = opened("schedule", "4" * 32)  # a reload
+    again.button(key="schedule_start").click().run()
+    assert not again.exception and not again.error
+    assert {"chat", "code"} == set(again.table[1].value.iloc[:, 0])
+    command = next(code.value for code in again.code if code.value.startswith("plan schedule"))
+    with sqlite3.connect(folder / "fleetplan.sqlite") as db:
+        (key,) = db.execute("select key from results where document like '%code%a100 tp2%'").fetchone()
+    files = Store(folder).files(key)
+    assert parse_market(yaml.safe_load(files["schedule.yaml"])) == parse_market(yaml.safe_load(text))
+    monkeypatch.chdir(tmp_path)
+    for name in ("schedule.yaml", "demand.csv"):
+        Path(name).write_bytes(files[name])
+    found = CliRunner().invoke(cli, shlex.split(command)[1:])
+    assert found.exit_code == 0, found.output
+    assert Path("schedule.csv").read_bytes() == files["schedule.csv"]
+
+
+def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
+    """6 prefill workers of 2 GPUs and 2 decode workers of 4, at 30 requests/s: twice 3 x 2 + 4 GPUs at 15."""
+    pools = [
+        {"role": "prefill", "count": 6, "tp": 2, "gpu": "h100-80g"},
+        {"role": "decode", "count": 2, "tp": 4, "gpu": "h100-80g"},
+    ]
+    plan = {"llm": "x", "workers": pools, "rate_rps": 30.0}
+    found = market.unit(plan, CATALOG.gpu("h100-80g"))
+    assert (found["gpus"], found["rate"], found["power"]) == (10, "15 req/s", "7000 W")
+    assert found["worker"] == "3 prefill of 2 + 1 decode of 4 × h100-80g"
 
 
 @pytest.mark.usefixtures("at_once")

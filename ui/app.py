@@ -14,7 +14,7 @@ PAGES = {
     "what_if": "What if",
     "saved": "Saved plans",
     "schedule": "Schedule",
-    "prefixes": "Prefixes",
+    "prefixes": "Prefixes and tenants",
     "validation": "Validation",
 }
 

@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
-from ui.store import Document, Store, pack
+from ui.store import Document, Store, error_line, pack
 
 FIGURE_PIXELS = 150
 AXES_PIXELS = 60
@@ -54,6 +54,13 @@ def pictures(found: Sequence[Mapping[str, Any]]) -> None:
                 chart(picture)
 
 
+def tenants(found: Iterable[Document]) -> None:
+    """Who sends how much of a trace."""
+    rows = [(row["tenant"], f"{row['requests']:,}", f"{100 * row['share of tokens']:.1f} %") for row in found]
+    if rows:
+        table(("tenant", "requests", "share of tokens"), rows)
+
+
 def bullets(lines: Iterable[str]) -> None:
     st.markdown("\n".join(f"- {escaped(line)}" for line in lines))
 
@@ -65,7 +72,7 @@ def escaped(text: str) -> str:
 
 def error(found: Exception | str) -> None:
     """What the command says on its one line."""
-    st.error(escaped(str(found)))
+    st.error(escaped(found if isinstance(found, str) else error_line(found)))
 
 
 def plan(document: Document) -> None:
@@ -103,6 +110,7 @@ def plan_tabs(document: Document, store: Store, key: str, command: str) -> None:
         pictures(document["charts"])
     with binds:
         bullets(document["certificate"]["binding"] or ["No single limit binds."])
+        st.page_link("views/what_if.py", label="What relaxing each limit would save")
         if tables["neighbours"][1]:
             st.markdown("**One worker fewer**")
             table(*tables["neighbours"])
@@ -129,14 +137,21 @@ def _power(document: Document) -> None:
     )
 
 
-def plan_downloads(store: Store, key: str, command: str) -> None:
+def plan_downloads(store: Store, key: str, text: str) -> None:
     """The files of a plan, packed when asked for, and the command that makes them again."""
+    script = f"{text}\n".encode()
     downloads(store, key, ("plan.yaml", "report.html", "slo.yaml", "certificate.json"))
     with st.container(horizontal=True):
+        _download("plan.sh", lambda: script, key)
         _download("manifests.zip", lambda: pack(store.files(key, "manifests/")), key)
-        _download("everything.zip", lambda: store.packed(key), key)
-    st.write("The same plan on a command line, beside the trace and slo.yaml:")
-    st.code(command, language="bash", wrap_lines=True)
+        _download("everything.zip", lambda: pack(store.files(key) | {"plan.sh": script}), key)
+    command(text, "slo.yaml and the trace")
+
+
+def command(text: str, beside: str) -> None:
+    """What does the same on a command line, to be copied."""
+    st.write(f"The same on a command line, beside {beside}:")
+    st.code(text, language=None, wrap_lines=True)
 
 
 def downloads(store: Store, key: str, names: Iterable[str]) -> None:

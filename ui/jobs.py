@@ -175,13 +175,14 @@ class Jobs:
 
 def result_key(kind: str, request: dict[str, Any]) -> str:
     """Hash of a request, of the content of the files it names, and of our own code and catalog."""
-    content = {name: _digest_of(Path(request[name])) for name in PATHS if request.get(name)}
+    named = {name: request.get(name) for name in PATHS} | {"llm": request.get("question", {}).get("llm")}
+    content = {name: _digest_of(Path(path)) for name, path in named.items() if path}
     text = json.dumps([kind, request, content, _own_digest()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest_of(path: Path) -> str:
-    found = sorted(path.rglob("*.yaml")) if path.is_dir() else [path]
+    found = sorted([*path.rglob("*.yaml"), *path.glob("config.json")]) if path.is_dir() else [path]
     return hashlib.sha256(repr([(_digest(p, *_stamp(p))) for p in found if p.is_file()]).encode()).hexdigest()
 
 

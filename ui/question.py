@@ -1,22 +1,26 @@
-"""From the inputs of a page to slo.yaml and the command that gives the same plan, and back to defaults.
+"""From the inputs of a page to slo.yaml and the command that gives the same plan, and back.
 
-`asked` is a mapping of plain values, one per input: what a session keeps, and a plan with it.
+`asked` is a mapping of plain values, one per input: what a session keeps, and a plan with it. What slo.yaml
+can say and no input shows is in `asked["more"]`, so that a question passes through the page without loss.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from planner.catalog import Catalog
-from planner.domain import Limit
-from planner.slo import METRICS, SloPreset
-from planner.units import percentile_name
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.slo import METRICS, SloPreset, is_path, parse_task, share
+from planner.units import percentile_name, quantity
 from ui.store import SAMPLES
 
 Asked = dict[str, Any]
+Row = Mapping[str, Any]
 
 OWN_LIMITS = "own limits"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")
@@ -27,6 +31,20 @@ WHAT = {
     "tpot": "Mean gap of a request (TPOT)",
     "e2e": "End-to-end time (E2E)",
 }
+WORKERS, NODES = "workers", "nodes"
+PRICES = {"USD/h": "on_demand", "reserved": "reserved", "spot": "spot",
+          "interruptions/h": "spot_interruptions_per_h"}  # fmt: skip
+"""The columns of prices, and what slo.yaml calls them."""
+SHOWN: dict[str, Any] = {
+    "llm": None, "preset": None, "slo": None, "objective": None, "spare": None,
+    "traffic": {"rate": None, "scale": None, "window": None},
+    "fleet": {"gpus": None, "prices": None, "pp": None, "host_overhead": None,
+              "network": {"bandwidth": None}},
+    "policies": {"queue": None, "longest_wait": None},
+    "limits": {"power": None, "cost": None, "gpus": None},
+    "robust": {"step_times": None, "traffic": None},
+}  # fmt: skip
+"""The keys of slo.yaml that have inputs."""
 
 
 def sample(catalog: Catalog) -> Asked:
@@ -38,40 +56,89 @@ def sample(catalog: Catalog) -> Asked:
         "llm": catalog.llm("llama-3.1-70b").name,
         "preset": OWN_LIMITS,
         "attainment": None,
-        "objective": "cost", "power_kw": 80.0, "cost": 500.0, "gpu_limit": None, "spare": 0,
-        "bandwidth": 50.0, "host_overhead": 0.0, "seed": 0, "time_limit": 120,
+        "objective": "cost", "power_kw": 80.0, "cost": 500.0, "gpu_limit": None,
+        "spare": 0, "spare_of": WORKERS, "robust_steps": 0.0, "robust_traffic": 0.0,
+        "queues": ["fcfs"], "longest_wait": None, "stages": [1],
+        "bandwidth": 50.0, "host_overhead": 0.0, "seed": 0, "time_limit": 120, "more": {},
     }  # fmt: skip
     for metric in METRICS:
         asked[f"{metric}_percentile"] = "p90" if metric == "ttft" else "p99"
         asked[f"{metric}_ms"] = {"ttft": 2000.0, "tbt": 200.0}.get(metric)
-    return asked | {
-        "gpus": [
-            {"use": name in stock, "GPU": name, "USD/h": gpu.price_usd_per_h, "stock": stock.get(name)}
-            for name, gpu in catalog.gpus.items()
-        ]
-    }
+    return asked | {"gpus": gpu_rows({}, catalog, use=stock)}
+
+
+def kept(found: Mapping[str, Any], catalog: Catalog) -> Asked:
+    """Inputs that were kept, perhaps by an earlier version or beside another catalog, as they are now."""
+    default = sample(catalog)
+    asked = default | {key: found[key] for key in default if key in found}
+    if asked["preset"] not in catalog.slos:
+        asked["preset"] = OWN_LIMITS
+    rows = {row["GPU"]: row for row in asked["gpus"]}
+    unused = gpu_rows({}, catalog, use={})
+    return asked | {"gpus": [row | rows.get(row["GPU"], {}) for row in unused]}
+
+
+def gpu_rows(prices: Mapping[str, Row], catalog: Catalog, *, use: Mapping[str, int | None]) -> list[Asked]:
+    """The table of GPUs. A capped one costs what its uncapped row does, unless it has a price of its own."""
+    rows = []
+    for name, gpu in catalog.gpus.items():
+        terms = dict(prices.get(name, prices.get(gpu.base, {})))
+        if "on_demand" not in terms and "reserved" not in terms:
+            terms["on_demand"] = gpu.price_usd_per_h
+        columns = {column: terms.get(key) for column, key in PRICES.items()}
+        rows.append({"use": name in use, "GPU": name, "stock": use.get(name), **columns})
+    return rows
+
+
+def llm_name(llm: str) -> str:
+    """The row of the catalog, or the file's name."""
+    return Path(llm).name if is_path(llm) else llm
 
 
 def of_preset(preset: SloPreset) -> Asked | None:
     """A preset's limits as inputs; None where they are relative, or two of one metric."""
-    limits = {limit.metric: limit for limit in preset.slo.limits}
-    named = all(percentile_name(limit.percentile_frac) in PERCENTILES for limit in limits.values())
-    if preset.slowdowns is not None or len(limits) < len(preset.slo.limits) or not named:
+    if preset.slowdowns is not None:
         return None
-    asked: Asked = {}
-    for metric in METRICS:
-        limit: Limit | None = limits.get(metric)
-        asked[f"{metric}_ms"] = 1e3 * limit.limit_s if limit else None
-        if limit:
-            asked[f"{metric}_percentile"] = percentile_name(limit.percentile_frac)
-    share = preset.slo.attainment_frac
-    return asked | {"attainment": None if share is None else 100 * share}
+    asked, more = _of_slo(preset.slo)
+    return None if more else asked
+
+
+def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> Asked:
+    """The inputs that ask what a slo.yaml asks; trace, seed and time limit stay those of `asked`.
+
+    Raises what `slo.parse_task` raises.
+    """
+    task = parse_task(document, catalog)
+    more = _beyond(document, SHOWN)
+    limits, more_limits = _of_slo(task.slo) if task.slowdowns is None else ({}, {})
+    prices, more_prices = _of_prices((document.get("fleet") or {}).get("prices") or {}, catalog)
+    more = merged(more, _given({"slo": more_limits, "fleet": _given({"prices": more_prices})}))
+    return asked | limits | {
+        "llm": document["llm"] if is_path(document["llm"]) else task.llm,
+        "preset": task.preset or OWN_LIMITS,
+        "rate": task.rate_rps, "scale": task.scale, "window": task.window or WINDOWS[0],
+        "gpus": gpu_rows(prices, catalog, use=task.stock),
+        "objective": task.objective,
+        "power_kw": _times(task.power_limit_w, 1e-3), "cost": task.cost_limit_usd_per_h,
+        "gpu_limit": task.gpu_limit,
+        "spare": task.spare_workers or task.spare_nodes, "spare_of": NODES if task.spare_nodes else WORKERS,
+        "robust_steps": _times(task.robust.step_times_frac, 100),
+        "robust_traffic": _times(task.robust.traffic_frac, 100),
+        "queues": list(task.queues), "stages": list(task.stages),
+        "longest_wait": None if math.isinf(task.longest_wait_s) else task.longest_wait_s,
+        "bandwidth": _times(task.network.bandwidth_bytes_per_s, 1e-9),
+        "host_overhead": _times(task.host_overhead_s, 1e3),
+        "more": more,
+    }  # fmt: skip
 
 
 def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
-    """slo.yaml; what is left empty is left out. `slo.parse_task` refuses what makes no sense."""
+    """slo.yaml; what is left empty is left out. `slo.parse_task` refuses what makes no sense.
+
+    Raises InputError where an input and `more` say two things of one key.
+    """
     used = [row for row in asked["gpus"] if row["use"]]
-    traffic = {"rate": asked["rate"], "scale": asked["scale"]}
+    traffic = {"rate": None if asked["objective"] == "throughput" else asked["rate"], "scale": asked["scale"]}
     if asked["window"] != WINDOWS[0]:
         traffic["window"] = asked["window"]
     limits = {
@@ -82,21 +149,32 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     fleet: dict[str, Any] = {"gpus": {row["GPU"]: _stock(row["stock"]) for row in used}}
     if prices := _prices(used, catalog):
         fleet["prices"] = prices
+    if asked["stages"] not in ([1], []):
+        fleet["pp"] = asked["stages"]
     fleet["network"] = {"bandwidth": _with_unit(asked["bandwidth"], "GB/s")}
     if asked["host_overhead"]:
         fleet["host_overhead"] = _with_unit(asked["host_overhead"], "ms")
     found: dict[str, Any] = {"llm": asked["llm"]}
     preset = catalog.slos.get(asked["preset"])
-    if preset is not None and of_preset(preset) is None:
+    if preset is not None and _is(preset, asked):
         found["preset"] = preset.name
     else:
         found["slo"] = _slo(asked)
-    found |= {"traffic": _given(traffic), "fleet": fleet, "objective": asked["objective"]}
-    if given := _given(limits):
-        found["limits"] = given
+    found |= {"traffic": _given(traffic), "fleet": fleet}
+    policies = {
+        "queue": asked["queues"] if asked["queues"] not in (["fcfs"], []) else None,
+    }
+    if policies["queue"]:  # first come, first served overtakes nobody
+        policies["longest_wait"] = _with_unit(asked["longest_wait"], "s")
+    robust = {
+        "step_times": _with_unit(asked["robust_steps"] or None, "%"),
+        "traffic": _with_unit(asked["robust_traffic"] or None, "%"),
+    }
+    found |= _given({"policies": _given(policies)}) | {"objective": asked["objective"]}
+    found |= _given({"limits": _given(limits), "robust": _given(robust)})
     if asked["spare"]:
-        found["spare"] = f"{asked['spare']} worker{'s' if asked['spare'] > 1 else ''}"
-    return found
+        found["spare"] = f"{asked['spare']} {asked['spare_of']}"
+    return merged(found, asked["more"])
 
 
 def command(asked: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
@@ -106,6 +184,58 @@ def command(asked: Mapping[str, Any], catalog_folder: Path | None = None) -> str
     words += ["--time-limit", str(asked["time_limit"])] if asked["time_limit"] != 120 else []
     words += ["--catalog", str(catalog_folder)] if catalog_folder else []
     return shlex.join(words)
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any], where: str = "slo.yaml") -> dict[str, Any]:
+    """Both, section by section; raises InputError where they say two things of one key."""
+    both = dict(first)
+    for key, value in second.items():
+        here = f"{where}: {key}"
+        if isinstance(both.get(key), Mapping) and isinstance(value, Mapping):
+            both[key] = merged(both[key], value, here)
+        elif both.setdefault(key, value) != value:
+            raise InputError(
+                f"{here}: an input says {both[key]!r}, slo.yaml says {value!r}; keep one of them"
+            )
+    return both
+
+
+def leaves(document: Mapping[str, Any], path: str = "") -> Iterable[str]:
+    """Every key with its value, "fleet.network.latency: 1 ms", for people."""
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}: {value}"
+
+
+def _beyond(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a document is not among the keys shown."""
+    more: dict[str, Any] = {}
+    for key, value in document.items():
+        if key not in shown:
+            more[key] = value
+        elif shown[key] is not None and isinstance(value, Mapping):
+            more[key] = _beyond(value, shown[key])
+    return _given(more)
+
+
+def _of_slo(slo: Slo) -> tuple[Asked, dict[str, Any]]:
+    """Limits as inputs, the first of every metric; and the others as slo.yaml has them."""
+    asked: Asked = {f"{metric}_ms": None for metric in METRICS}
+    more: dict[str, dict[str, str]] = {}
+    for limit in slo.limits:
+        name, ms = percentile_name(limit.percentile_frac), _times(limit.limit_s, 1e3)
+        if asked[f"{limit.metric}_ms"] is None:
+            asked |= {f"{limit.metric}_ms": ms, f"{limit.metric}_percentile": name}
+        else:
+            more.setdefault(limit.metric, {})[name] = _with_unit(ms, "ms")
+    return asked | {"attainment": _times(slo.attainment_frac, 100)}, more
+
+
+def _is(preset: SloPreset, asked: Mapping[str, Any]) -> bool:
+    """Whether the limits in the inputs are a preset's, or those of one that no inputs can show."""
+    return all(asked[key] == value for key, value in (of_preset(preset) or {}).items())
 
 
 def _slo(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,22 +249,55 @@ def _slo(asked: Mapping[str, Any]) -> dict[str, Any]:
     return lines
 
 
-def _prices(used: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, str]:
-    """Prices that are not the catalog's, and those of their capped kin, which would follow them."""
-    own = {row["GPU"] for row in used if row["USD/h"] != catalog.gpus[row["GPU"]].price_usd_per_h}
+def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Row], dict[str, Row]]:
+    """Prices of slo.yaml by what the table shows, and what it does not show."""
+    shown: dict[str, Row] = {}
+    more: dict[str, Row] = {}
+    for asked, value in given.items():
+        name = catalog.gpu(str(asked)).name
+        terms = value if isinstance(value, Mapping) else {"on_demand": value}
+        rate = PRICES["interruptions/h"]
+        shown[name] = {
+            key: share(terms[key], key, most=60.0) if key == rate
+            else quantity(terms[key], "usd_per_h", where=key)
+            for key in PRICES.values()
+            if key in terms
+        }  # fmt: skip
+        if others := {key: terms[key] for key in terms if key not in PRICES.values()}:
+            more[name] = others
+    return shown, more
+
+
+def _prices(used: Iterable[Row], catalog: Catalog) -> dict[str, Any]:
+    """Prices that are not those a row has anyway: the catalog's, or those of its uncapped kin."""
+    found: dict[str, Row] = {}
+    for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
+        gpu = catalog.gpus[row["GPU"]]
+        terms = {key: row[column] for column, key in PRICES.items() if row[column] is not None}
+        if "on_demand" not in terms and "reserved" not in terms:
+            terms["on_demand"] = gpu.price_usd_per_h
+        if terms != found.get(gpu.base, {"on_demand": gpu.price_usd_per_h}):
+            found[gpu.name] = terms
     return {
-        row["GPU"]: _with_unit(row["USD/h"], "usd/h")
-        for row in used
-        if row["GPU"] in own or catalog.gpus[row["GPU"]].base in own
-    }
+        name: _with_unit(terms["on_demand"], "usd/h") if set(terms) == {"on_demand"} else {
+            key: value if key == PRICES["interruptions/h"] else _with_unit(value, "usd/h")
+            for key, value in terms.items()
+        }
+        for name, terms in found.items()
+    }  # fmt: skip
 
 
 def _stock(count: float | None) -> int | None:
     return None if count is None or count != count else int(count)
 
 
+def _times(value: float | None, factor: float) -> float | None:
+    """In another unit, without the digits that only the change of unit made."""
+    return None if value is None else float(f"{value * factor:.12g}")
+
+
 def _given(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if value is not None}
+    return {key: value for key, value in section.items() if value is not None and value != {}}
 
 
 def _with_unit(value: Any, unit: str) -> Any:

@@ -10,7 +10,7 @@ import os
 import re
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import streamlit as st
 
 from planner.catalog import Catalog, read_catalog
 from planner.errors import PlannerError
+from planner.slo import parse_task
 from ui import draw, question
 from ui.jobs import Job, Jobs, result_key
 from ui.store import Document, SavedPlan, Store
@@ -42,9 +43,7 @@ class Session:
         """The inputs as they stand."""
         restored = st.session_state.pop("restore", None)
         if restored is not None or "asked" not in st.session_state:
-            default = question.sample(self.catalog)
-            kept = restored or self.store.asked(self.id) or {}
-            asked: question.Asked = default | {key: kept[key] for key in default if key in kept}
+            asked = question.kept(restored or self.store.asked(self.id) or {}, self.catalog)
             for name, value in asked.items():
                 st.session_state[f"ask_{name}"] = value
             st.session_state.pop("gpus_table", None)
@@ -60,6 +59,7 @@ class Session:
 
     def plan_request(self, asked: question.Asked) -> dict[str, Any]:
         """A plan's job; see worker."""
+        asked = question.kept(asked, self.catalog)
         return self.request(asked) | {
             "question": question.document(asked, self.catalog),
             "time_limit_s": float(asked["time_limit"]),
@@ -73,11 +73,27 @@ class Session:
             "catalog": str(self.catalog_folder) if self.catalog_folder else None,
         }
 
+    def make_plan(self, asked: question.Asked, name: str = "") -> None:
+        """Start the job of a plan, which is kept when it is there; raises what is wrong with the question."""
+        request = self.plan_request(asked)
+        parse_task(request["question"], self.catalog)
+        store, owner = self.store, self.id
+
+        def keep(job: Job) -> None:
+            found = store.document(job.key) or {}
+            store.add_plan(
+                owner, name or f"{found['llm']}, {found['cost_usd_per_h']:.2f} USD/h", asked, job.key
+            )
+
+        self.jobs.start(owner, "plan", "plan", request, keep)
+
     def plan_shown(self) -> tuple[SavedPlan, Document] | None:
         """The plan this session looks at, and its result."""
         saved = self.store.current(self.id)
         shown = self.store.document(saved.result) if saved else None
-        return (saved, shown) if saved and shown else None
+        if saved is None or shown is None:
+            return None
+        return replace(saved, asked=question.kept(saved.asked, self.catalog)), shown
 
 
 def open_session() -> Session:

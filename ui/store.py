@@ -1,9 +1,10 @@
 """What the app keeps between reloads: one SQLite file and the uploaded traces, in a folder of the user's.
 
 sessions   one browser's question as its inputs stand, and the plan it looks at
+pages      the inputs of its other pages
 plans      every plan that was made, with its question; `result` leads to what was computed
 results    what a job computed, by the hash of all that it was computed from
-traces     uploads, by the hash of their content, under traces/HASH/NAME
+traces     uploads, by the hash of their content, under traces/HASH/NAME; so are config.json files of LLMs
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import re
 import sqlite3
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 from planner.errors import InputError
 from planner.files import check_output_directory, repository_dir, write_file
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 FILE = "fleetplan.sqlite"
 SAMPLES = "samples"
@@ -36,6 +39,8 @@ create table if not exists sessions (id text primary key, asked text, plan text)
 create table if not exists plans (id text primary key, session text not null, name text not null,
     made text not null, asked text not null, result text not null);
 create table if not exists results (key text primary key, document text not null, files blob not null);
+create table if not exists pages (session text not null, page text not null, inputs text not null,
+    primary key (session, page));
 create table if not exists traces (session text not null, reference text not null,
     primary key (session, reference));
 """
@@ -84,6 +89,18 @@ class Store:
                 "on conflict (id) do update set asked = excluded.asked",
                 (session, json.dumps(asked)),
             )
+
+    def kept(self, session: str, page: str) -> Document | None:
+        """The inputs of another page as this session left them."""
+        with self._open() as db:
+            row = db.execute(
+                "select inputs from pages where session = ? and page = ?", (session, page)
+            ).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def keep(self, session: str, page: str, inputs: Document) -> None:
+        with self._open() as db:
+            db.execute("insert or replace into pages values (?, ?, ?)", (session, page, json.dumps(inputs)))
 
     def current(self, session: str) -> SavedPlan | None:
         """The plan this session looks at."""
@@ -162,15 +179,20 @@ class Store:
             db.execute("insert or replace into results values (?, ?, ?)", (key, json.dumps(document), packed))
 
     def add_trace(self, session: str, name: str, content: bytes) -> str:
-        """Keep an upload under its own name, which plans state; returns its reference."""
-        name = re.sub(r"[^\w.()+ -]", "_", Path(name).name).lstrip(".")[-100:] or "trace.csv"
-        reference = f"{hashlib.sha256(content).hexdigest()}/{name}"
-        path = self.folder / "traces" / reference
-        if not path.exists():
-            write_file(path, content)
+        """Keep an uploaded trace under its own name, which plans state; returns its reference."""
+        path = self.add_file(name, content)
+        reference = f"{path.parent.name}/{path.name}"
         with self._open() as db:
             db.execute("insert or ignore into traces values (?, ?)", (session, reference))
         return reference
+
+    def add_file(self, name: str, content: bytes) -> Path:
+        """Keep an upload by the hash of its content; returns where."""
+        name = re.sub(r"[^\w.()+ -]", "_", Path(name).name).lstrip(".")[-100:] or "upload"
+        path = self.folder / "traces" / hashlib.sha256(content).hexdigest() / name
+        if not path.exists():
+            write_file(path, content)
+        return path
 
     def traces(self, session: str) -> list[str]:
         """References of the samples and of what this session uploaded."""
@@ -192,6 +214,22 @@ class Store:
 def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
     plan, session, name, made, asked, result = row
     return SavedPlan(plan, session, name, made, json.loads(asked), result)
+
+
+def read_as(name: str, content: bytes, read: Callable[[Path], T]) -> T:
+    """What a reader of files makes of a text; its errors name the file as `name`."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / Path(name).name
+        path.write_bytes(content)
+        try:
+            return read(path)
+        except InputError as error:
+            raise InputError(str(error).replace(f"{folder}/", "")) from None
+
+
+def error_line(error: Exception) -> str:
+    """The line that the command prints; of where we keep a file only its name is told."""
+    return re.sub(r"/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
 
 
 def pack(files: Mapping[str, str | bytes]) -> bytes:

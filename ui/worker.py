@@ -13,7 +13,6 @@ import io
 import json
 import os
 import queue
-import re
 import sys
 import threading
 import traceback
@@ -24,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from altair.utils.schemapi import debug_mode
 
 from planner import (
     charts,
@@ -36,6 +36,7 @@ from planner import (
     planning,
     rows,
     schedulefile,
+    whatif,
     words,
 )
 from planner.catalog import Catalog, read_catalog
@@ -52,12 +53,16 @@ from planner.traces import Trace, read_trace
 from planner.traffic import Asked
 from planner.whatif import Study
 from planner.workload import describe
-from ui.store import pack
+from ui.store import error_line, pack, read_as
 
 Request = Mapping[str, Any]
 Document = dict[str, Any]
 Files = dict[str, str | bytes]
 Tell = Callable[[Document], None]
+
+MOST_REMEMBERED = 10_000_000  # requests, before a process begins to forget
+_REMEMBERED: dict[tuple[object, ...], Study] = {}
+"""The last trace of this process by path, change, size and seed, with what was learned about it."""
 
 
 def run(kind: str, request: Request, tell: Tell = lambda _: None) -> tuple[Document, Files]:
@@ -99,14 +104,7 @@ def _tenants(trace: Trace) -> list[Document]:
 
 def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
     """A plan, as `plan --slo --trace -o` makes it."""
-    known = _catalog(request)
-    task = parse_task(request["question"], known)
-    tell({"phase": "reading the trace"})
-    trace = read_trace(request["trace"], seed=request["seed"])
-    found = planning.plan(
-        task, trace, known, seed=request["seed"], time_limit_s=request["time_limit_s"],
-        progress=lambda phase: tell({"phase": phase}), watch=lambda s: tell({"standing": asdict(s)}),
-    )  # fmt: skip
+    found = _planned(request, tell)
     tell({"phase": "writing the report"})
     command = words.command_line(
         Path("slo.yaml"), Path(request["trace"]),
@@ -118,6 +116,48 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
         "slo.yaml": files.to_yaml(request["question"]),
     }
     return plan_document(found), rendered
+
+
+def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """The same without its files, which take as long to write as the answer to find."""
+    return plan_document(_planned(request, tell)), {}
+
+
+def _planned(request: Request, tell: Tell) -> Plan:
+    study = _study(request, tell)
+    task = parse_task(request["question"], study.catalog)
+    looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
+    return planning.plan(
+        task, study.trace, study.catalog, seed=study.seed, time_limit_s=study.time_limit_s,
+        progress=study.progress, watch=lambda standing: tell({"standing": asdict(standing)}),
+        answers=None if looks_for_rate else study.answers,
+        asked=None if looks_for_rate else study.traffic(task),
+    )  # fmt: skip
+
+
+def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """Around a plan: what may be wrong, and what each limit costs, as `plan sensitivity` says it."""
+    study = _study(request, tell)
+    before = study.ask(parse_task(request["question"], study.catalog))
+    return {
+        "changes": [
+            whatif.moved_document(moved, before) | {"more": whatif.difference(moved, before)}
+            for moved in whatif.sensitivity(study, before)
+        ]
+    }, {}
+
+
+def _study(request: Request, tell: Tell) -> Study:
+    """What this process knows of a trace from earlier questions, or a fresh start."""
+    known, path = _catalog(request), Path(request["trace"])
+    about = (path, path.stat().st_mtime_ns, path.stat().st_size, request["seed"])
+    study = _REMEMBERED.get(about)
+    if study is None or study.catalog != known or study.held_requests > MOST_REMEMBERED:
+        tell({"phase": "reading the trace"})
+        study = Study(read_trace(path, seed=request["seed"]), known, request["seed"])
+        _REMEMBERED.clear()
+        _REMEMBERED[about] = study
+    return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: tell({"phase": phase}))
 
 
 def plan_document(plan: Plan) -> Document:
@@ -180,13 +220,8 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
     """What each tightening of a limit costs, as `plan pareto` says it."""
-    known = _catalog(request)
-    task = parse_task(request["question"], known)
-    trace = read_trace(request["trace"], seed=request["seed"])
-    study = Study(
-        trace, known, seed=request["seed"], time_limit_s=request["time_limit_s"],
-        progress=lambda phase: tell({"phase": phase}),
-    )  # fmt: skip
+    study = _study(request, tell)
+    task = parse_task(request["question"], study.catalog)
     found = pareto.frontier(study, task, request["over"], points=request["points"])
     document = pareto.document(found)
     caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding; {found.ended}."
@@ -196,19 +231,22 @@ def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
 def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` does."""
     market, window_s = schedulefile.parse_market(request["market"]), request["window_s"]
-    if request.get("trace"):
-        traces = {request["llm"]: read_trace(request["trace"], seed=0)}
+    written: Files = {"schedule.yaml": files.to_yaml(request["market"])}
+    if paths := request.get("traces"):
+        traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}
         asked = schedulefile.demand_of(traces, window_s=window_s)
     else:
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / request["demand_name"]
-            path.write_text(request["demand"])
-            asked = schedulefile.read_demand(path, window_s=window_s)
+        text = request["demand"].encode()
+        asked = read_as(
+            request["demand_name"], text, lambda path: schedulefile.read_demand(path, window_s=window_s)
+        )
+        written["demand.csv"] = text
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
-    found = schedule(market, asked, time_limit_s=request["time_limit_s"])
+    gap_frac = request["gap_frac"]
+    found = schedule(market, asked, gap_frac=gap_frac, time_limit_s=request["time_limit_s"])
     tell({"phase": "comparing with a fleet for the peak and with a linear rule"})
     others = {"peak": at_peak(market, asked), "linear rule": by_rule(market, asked)}
-    document = to_json(market, asked, found, others, 0.005)
+    document = to_json(market, asked, found, others, gap_frac)
     workers = {
         f"{c.llm}, {c.name}{suffix}": counts[k]
         for suffix, counts in (("", found.workers), (", spot", found.spot_workers))
@@ -221,35 +259,37 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
         *([_picture(charts.windows_chart(workers, asked.window_s, "workers"), "Workers per window.")]
           if workers else []),
     ]  # fmt: skip
-    return document | {"charts": pictures}, {
-        "schedule.csv": to_csv(market, found),
-        "schedule.yaml": files.to_yaml(request["market"]),
-    }
+    return document | {"charts": pictures}, {"schedule.csv": to_csv(market, found), **written}
 
 
 def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
-    """What prompts share and where to keep it, as `plan prefixes` says it."""
+    """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
     tell({"phase": "reading the prefixes"})
     with TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         out, fleet = Path(folder) / "out", Path(folder) / "plan.yaml"
         if request.get("fleet"):
             fleet.write_text(request["fleet"])
         plan_prefixes(
-            Path(request["trace"]), fleet=fleet if request.get("fleet") else None, pool=None, out=out,
-            catalog=Path(request["catalog"]) if request.get("catalog") else None, seed=request["seed"],
-            time_limit=request["time_limit_s"],
+            Path(request["trace"]), fleet=fleet if request.get("fleet") else None, pool=request["pool"],
+            out=out, catalog=Path(request["catalog"]) if request.get("catalog") else None,
+            seed=request["seed"], time_limit=request["time_limit_s"],
         )  # fmt: skip
         written: Files = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
     document: Document = json.loads(written["prefixes.json"])
     summary = document["trace"]
     hits = {int(size): frac for size, frac in summary["hit_frac"].items()}
     chart = charts.hits_chart(hits, summary["infinite_hit_frac"])
-    return document | {"charts": [_picture(chart, "What one LRU cache for all requests spares.")]}, written
+    return document | {
+        "charts": [_picture(chart, "What one LRU cache for all requests spares.")],
+        "tenant_rows": _tenants(read_trace(request["trace"], seed=request["seed"])),
+    }, written
 
 
 JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
     "trace": _trace,
     "plan": _plan,
+    "what_if": _what_if,
+    "sensitivity": _sensitivity,
     "compare": _compare,
     "pareto": _pareto,
     "schedule": _schedule,
@@ -273,13 +313,14 @@ def _warm_up() -> None:
     examples = files.repository_dir("examples")
     task = replace(parse_task(files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    found = planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=60.0)
+    found = planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
     output.render(found)
     plan_document(found)
 
 
 def main() -> None:
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1) as answers:
+    answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    with answers_to as answers, debug_mode(False):  # Altair need not check every point of our charts
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer of ours
         lock = threading.Lock()
 
@@ -303,11 +344,6 @@ def main() -> None:
                 tell({"error": error_line(error)})
             except Exception:
                 tell({"crash": traceback.format_exc()})
-
-
-def error_line(error: PlannerError) -> str:
-    """The line that the command prints; of where we keep a file only its name is told."""
-    return re.sub(r"/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
 
 
 def _listen(jobs: queue.SimpleQueue[str]) -> None:

@@ -1,10 +1,11 @@
-"""Prefixes: what the prompts of a trace share, and which worker should keep what."""
+"""Prefixes and tenants: what prompts share, which worker should keep what, who sends and gets how much."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from planner.errors import PlannerError
+from planner.units import show_s
 from ui import draw
 from ui.session import follow, open_session
 from ui.store import Document
@@ -15,9 +16,10 @@ SHARED = "shared-prefixes"  # in the name of the sample that has prefixes
 
 def page() -> None:
     session = open_session()
-    st.title("Prefixes")
+    st.title("Prefixes and tenants")
     st.write(
-        "System prompts and conversations begin alike; a worker that keeps the beginning saves its work."
+        "System prompts and conversations begin alike; a worker that keeps the beginning saves its work. "
+        "Tenants share what the fleet gives."
     )
     traces = session.store.traces(session.id)
     first = next((k for k, reference in enumerate(traces) if SHARED in reference), 0)
@@ -30,13 +32,17 @@ def page() -> None:
     place = st.checkbox(
         "Place prefixes on the workers of the plan", key="prefix_place", disabled=shown is None
     )
+    pools = [row["name"] for row in shown[1]["workers"] if row["role"] != "decode"] if shown else []
+    pool = None
+    if place and len(pools) > 1:
+        pool = st.selectbox("On which of its pools", pools, key="prefix_pool")
     if st.button("Show", type="primary", key="prefix_start"):
         fleet = ""
         if place and shown is not None:
             fleet = session.store.files(shown[0].result, "plan.yaml")["plan.yaml"].decode()
         try:
             request = session.request(session.asked() | {"trace": trace})
-            request |= {"fleet": fleet, "time_limit_s": 15.0}
+            request |= {"fleet": fleet, "pool": pool, "time_limit_s": 15.0}
             session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:
             draw.error(error)
@@ -47,45 +53,107 @@ def page() -> None:
     _sharing(found)
     if "plan" in found:
         _placement(found["plan"])
+        for name, simulated in (found.get("simulated") or {}).items():
+            loads = simulated["simulated_load"]
+            st.write(
+                f"Simulated from cold caches, {draw.escaped(name)}: "
+                f"{_percent(simulated['simulated_hit_frac'])} "
+                f"hit of {_percent(simulated['possible_hit_frac'])} possible; the busiest worker has "
+                f"{max(loads):.4g} s of work per second, the idlest {min(loads):.4g} s."
+            )
+    draw.tenants(found["tenant_rows"])
+    if shown is not None and shown[1]["simulation"]["tenants"]:
+        _service(shown[1]["simulation"]["tenants"])
     draw.downloads(session.store, job.key, session.store.files(job.key))
 
 
 def _sharing(found: Document) -> None:
     trace = found["trace"]
     sharing = trace["sharing"]
-    st.subheader(
-        f"An endless cache would spare {100 * sharing['token_hit_frac']:.1f} % of the prompts' tokens"
-    )
+    st.subheader(f"An endless cache would spare {_percent(sharing['token_hit_frac'])} of the prompts' tokens")
     draw.pictures(found["charts"])
+    window = f"distinct tokens in {trace['window_s']:g} s"
+    gaps = trace["reuse_gap_s"].items()
     rows = [
         ("requests", f"{trace['requests']:,}"),
-        ("distinct tokens", f"{trace['distinct_tokens']:,}"),
-        ("blocks that hit (Mooncake)", f"{100 * sharing['block_hit_frac']:.1f} %"),
-        ("tokens another request has too (Preble)", f"{100 * sharing['shared_token_frac']:.1f} %"),
-        ("shared prefixes", f"{trace['shared_nodes']:,}"),
+        ("blocks", f"{sharing['blocks']:,} of {sharing['block_tokens']} tokens, "
+         f"{sharing['distinct_blocks']:,} distinct ({trace['distinct_tokens']:,} tokens)"),
+        ("blocks that hit (Mooncake)", _percent(sharing["block_hit_frac"])),
+        ("mean hit of a request", _percent(sharing["request_hit_frac"])),
+        ("tokens another request has too (Preble)", _percent(sharing["shared_token_frac"])),
+        ("of a prompt, mean and spread", _spread(trace["shared_frac"], 100, " %")),
+        ("key portion of a prompt (Preble)", _spread(trace["key_frac"], 100, " %")),
+        ("requests of a shared key portion", _spread(trace["key_requests"])),
+        ("tree", f"{trace['nodes']:,} nodes, {trace['roots']:,} roots, {trace['largest_depth']} deep, "
+         f"at most {trace['largest_branching']:,} children"),
+        ("shared prefixes", f"{trace['shared_nodes']:,}, of {trace['shared_node_tokens']:,} tokens"),
         ("requests of the hottest prefix", f"{trace['hottest_node_requests']:,}"),
-        *((f"endless caches, round robin over {workers} workers", f"{100 * frac:.1f} % spared")
-          for workers, frac in trace["round_robin_hit_frac"].items()),
+        ("time until a block is used again", ", ".join(f"p{p}: {show_s(gap)}" for p, gap in gaps) or "-"),
+        (window, f"{_spread(trace['working_set_tokens'])}, "
+         f"at most {trace['largest_working_set_tokens']:,.0f}"),
     ]  # fmt: skip
     draw.table(("what", "how much"), rows)
+    st.markdown("**One LRU cache for all requests**")
+    sizes = [(f"{int(tokens):,} tokens", _percent(frac)) for tokens, frac in trace["hit_frac"].items()]
+    sizes.append(("endless", _percent(trace["infinite_hit_frac"])))
+    sizes += [
+        (f"endless, round robin over {workers} workers", _percent(frac))
+        for workers, frac in trace["round_robin_hit_frac"].items()
+    ]
+    draw.table(("cache", "tokens that hit"), sizes)
 
 
 def _placement(plan: Document) -> None:
     st.subheader(
-        f"On {plan['workers']} workers of {plan['pool']}: {100 * plan['hit_frac']:.1f} % of prompt tokens "
-        f"hit, {100 * plan['prefill_saved_frac']:.1f} % of the prefill work is saved"
+        f"On {plan['workers']} workers of {plan['pool']}: {_percent(plan['hit_frac'])} of prompt tokens hit, "
+        f"{_percent(plan['prefill_saved_frac'])} of the prefill work is saved"
     )
-    st.write(
-        f"For the same load {plan['workers_needed']} workers would do, {plan['gpus_saved']} GPUs fewer. "
-        f"This is {plan['basis']}."
-    )
+    st.caption(f"{str(plan['basis']).capitalize()}.")
+    load, warm_up = plan["load"], plan["warm_up_tokens"]
     rows = [
+        ("tokens for prefixes per worker", f"{plan['prefix_tokens_per_worker']:,}, of which sessions keep "
+         f"{min(plan['session_tokens']):,.0f} or more"),
+        ("expected hit ratio", f"{_percent(plan['stable_hit_frac'])} stable, "
+         f"{_percent(plan['session_hit_frac'])} in sessions"),
+        ("work per second of the busiest worker", f"{max(load):.4g} s; {plan['load_without_caches']:.4g} s "
+         f"without caches, no less than {plan['load_bound']:.4g} s in any way"),
+        ("workers for the same load", f"{plan['workers_needed']} instead of {plan['workers']}, "
+         f"{plan['gpus_saved']} GPUs fewer"),
+        ("warm-up", f"{sum(warm_up.values()):,} tokens on {len(warm_up)} workers"),
+    ]  # fmt: skip
+    draw.table(("what", "how much"), rows)
+    nodes = [
         (str(row["prefix"]), f"{row['tokens']:,}", f"{row['requests_per_s']:.3g}", str(row["replicas"]),
-         f"{100 * row['hit_frac']:.1f} %")
+         _percent(row["hit_frac"]))
         for row in plan["nodes"][:MOST_ROWS]
     ]  # fmt: skip
-    if rows:
-        draw.table(("prefix", "tokens", "requests/s", "replicas", "its requests that hit"), rows)
+    if nodes:
+        draw.table(("prefix", "tokens", "requests/s", "replicas", "its requests that hit"), nodes)
+        if len(plan["nodes"]) > MOST_ROWS:
+            st.caption(f"The hottest {MOST_ROWS} of {len(plan['nodes'])}; prefixes.json has all.")
+
+
+def _percent(frac: float) -> str:
+    return f"{100 * frac:.1f} %"
+
+
+def _spread(found: Document, factor: float = 1.0, unit: str = "") -> str:
+    """Mean and standard deviation, which a single value has not."""
+    if found["mean"] is None:
+        return "-"
+    return f"{factor * found['mean']:,.4g}{unit} (sd {factor * found['sd']:,.4g})"
+
+
+def _service(found: Document) -> None:
+    """What each tenant of the plan's traffic got in its simulation."""
+    st.subheader("What the plan gives each tenant")
+    st.write(f"Jain's index of their service is {found['jain_index']:.3g}; 1 is equal.")
+    rows = [
+        (one["tenant"], f"{one['weight']:g}", f"{one['requests']:,}", f"{one['service_tokens_per_s']:,.0f}",
+         *("never" if one[key]["p90"] is None else show_s(one[key]["p90"]) for key in ("ttft_s", "e2e_s")))
+        for one in found["each"]
+    ]  # fmt: skip
+    draw.table(("tenant", "weight", "requests", "tokens/s", "TTFT p90", "E2E p90"), rows)
 
 
 page()

@@ -2,105 +2,147 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from planner.errors import PlannerError
+from planner.errors import InputError, PlannerError
+from planner.files import read_yaml, to_yaml
+from planner.schedulefile import parse_market
 from planner.units import quantity
-from ui import draw
+from ui import draw, market
 from ui.session import Session, follow, open_session
-from ui.store import Document
+from ui.store import Document, read_as
 
-ONE_TRACE, TABLE, CSV = "a trace", "the table below", "a CSV file"
-HOURS = 24
-TROUGH = 0.3  # of the peak, in the table one starts from
+PAGE = "schedule"
+TABLE, TRACES, CSV = "the table below", "traces", "a CSV file"
 
 
 def page() -> None:
     session = open_session()
     st.title("Schedule")
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")
-    shown = session.plan_shown()
-    start = _of_plan(session, shown[1]) if shown else None
-    if start is None:
-        st.caption("Made-up figures to start from; with a plan of mixed workers this table starts from it.")
-        start = {"llm": "llama-3.1-70b", "worker": "h100-80g tp4", "gpu": "h100-80g", "gpus": 4, "rate": 10.0,
-                 "power": 2800.0, "price": 2.99}  # fmt: skip
-    else:
-        st.caption(
-            f"Starts from the plan: its traffic over its workers is {start['rate']:g} requests/s each."
-        )
-    market = _market(start)
-    request = _demand(session, start)
+    kept: Document = session.store.kept(session.id, PAGE) or {}
+    asked = _tables(_base(session, kept))
+    demand, window = _demand(session, asked["capacity"], kept)
+    session.store.keep(session.id, PAGE, {"market": asked, "table": demand.get("table"), "window": window})
+    options = _options()
+    _text(asked)
     if st.button("Schedule", type="primary", key="schedule_start"):
         try:
-            window_s = quantity(st.session_state.schedule_window, "s", where="window")
-            job = {
-                "market": market,
-                "window_s": window_s,
-                "llm": start["llm"],
-                "time_limit_s": 60.0,
-                **request,
-            }
-            session.jobs.start(session.id, "schedule", "schedule", job)
+            window_s = quantity(window, "s", where="window")
+            if window_s < 1:
+                raise InputError(f"window: expected at least 1 s, found {window!r}")
+            job = {"market": asked, "window_s": window_s, **options, **demand}
+            session.jobs.start(session.id, PAGE, "schedule", job)
+            st.session_state.schedule_command = market.command(demand, window, options)
         except PlannerError as error:
             draw.error(error)
-    found = follow(session, "schedule")
+    found = follow(session, PAGE)
     if found is not None:
         _result(session, found)
 
 
-def _of_plan(session: Session, document: Document) -> dict[str, Any] | None:
-    """A worker of the plan and what it carries; None unless the plan has one pool, of mixed workers."""
-    pools = document["workers"]
-    if len(pools) != 1:
-        return None
-    (pool,) = pools
-    gpu, gpus = session.catalog.gpu(pool["gpu"]), pool["tp"] * pool.get("pp", 1)
-    return {
-        "llm": document["llm"], "worker": f"{gpu.name} tp{pool['tp']}", "gpu": gpu.name, "gpus": gpus,
-        "rate": float(f"{document['rate_rps'] / pool['count']:.4g}"), "power": gpus * gpu.power_w,
-        "price": document["cost_usd_per_h"] / document["gpus"],
-    }  # fmt: skip
+def _base(session: Session, kept: Document) -> Document:
+    """What the tables begin with: what was left here, else the plans chosen; their edits are kept apart."""
+    plans = {plan.id: plan for plan in session.store.plans(session.id)}
+
+    def from_plans() -> None:
+        st.session_state.schedule_base = _of_plans(session, st.session_state.schedule_plans)
+
+    if "schedule_base" not in st.session_state:
+        shown = session.plan_shown()
+        st.session_state.schedule_plans = [shown[0].id] if shown and not kept else []
+        st.session_state.schedule_base = kept.get("market") or _of_plans(
+            session, st.session_state.schedule_plans
+        )
+    if plans:
+        st.multiselect(
+            "Begin with the workers of plans", list(plans), key="schedule_plans", on_change=from_plans,
+            format_func=lambda plan: f"{plans[plan].name} ({plans[plan].made} UTC)",
+            help="One after another; a plan with prefill and decode workers counts as one kind of worker.",
+        )  # fmt: skip
+    base: Document = st.session_state.schedule_base
+    if base == market.MADE_UP:
+        st.caption("Made-up figures to start from; with a plan, begin with its workers.")
+    return base
 
 
-def _market(start: dict[str, Any]) -> dict[str, Any]:
+def _of_plans(session: Session, plans: Sequence[str]) -> Document:
+    """schedule.yaml of what plans run and carry; what cannot be said there is told, and left out."""
+    gpus: Document = {}
+    capacity: list[Document] = []
+    for plan in plans:
+        saved = session.store.plan(plan)
+        document = session.store.document(saved.result) if saved else None
+        if document is None:
+            continue
+        if len(kinds := market.kinds(document)) > 1:
+            what = f"{saved.name if saved else plan}: left out, as it has {' and '.join(kinds)}"
+            st.warning(draw.escaped(f"{what}; a kind of worker has one kind of GPU."))
+            continue
+        gpu = session.catalog.gpu(kinds[0])
+        gpus.setdefault(gpu.name, {"on_demand": market.firm_price(document, gpu)})
+        capacity.append(market.unit(document, gpu))
+    return {"gpus": gpus, "capacity": capacity} if capacity else market.MADE_UP
+
+
+def _tables(base: Document) -> Document:
     """schedule.yaml from two tables."""
     st.header("Prices and workers")
+    key = hashlib.sha256(json.dumps(base).encode()).hexdigest()
     money: dict[str, Any] = {"min_value": 0.0, "format": "%.2f"}
+    types = dict.fromkeys((*market.PRICES, "interruptions/h"), float) | {"stock": "Int64"}
+    offers = pd.DataFrame(market.offer_rows(base["gpus"]), columns=list(market.OFFERED))
     prices = st.data_editor(
-        pd.DataFrame([{"GPU": start["gpu"], "on demand": start["price"], "reserved": None, "spot": None,
-                       "interruptions/h": 0.0, "stock": None}]).astype(
-            {"reserved": float, "spot": float, "stock": "Int64"}),
-        num_rows="dynamic", hide_index=True, key=f"prices_{start['gpu']}_{start['price']}",
+        offers.astype(types), num_rows="dynamic", hide_index=True,
+        key=f"prices_{key}", placeholder="-", alt="Prices of a GPU per hour; empty: not sold that way",
         column_config={
-            "on demand": st.column_config.NumberColumn("on demand [USD/h]", **money),
-            "reserved": st.column_config.NumberColumn("reserved [USD/h]", **money),
-            "spot": st.column_config.NumberColumn("spot [USD/h]", **money),
+            **{name: st.column_config.NumberColumn(f"{name} [USD/h]", **money) for name in market.PRICES},
+            "interruptions/h": st.column_config.NumberColumn("spot interruptions/h", min_value=0.0),
         },
-        placeholder="-", alt="Prices of a GPU per hour; empty: not sold that way",
     )  # fmt: skip
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
+    table = pd.DataFrame(market.worker_rows(base["capacity"]), columns=list(market.WORKER))
+    table = table.astype({"gpus": "Int64", "requests/s": float, "W": float, "start [min]": float})
     workers = st.data_editor(
-        pd.DataFrame([{key: start[key] for key in ("llm", "worker", "gpu", "gpus", "rate", "power")}]),
-        num_rows="dynamic", hide_index=True, key=f"workers_{start['worker']}_{start['rate']}",
-        column_config={
-            "rate": st.column_config.NumberColumn("rate [requests/s]", min_value=0.0),
-            "power": st.column_config.NumberColumn("power [W]", min_value=0.0),
-        },
+        table, num_rows="dynamic", hide_index=True, key=f"workers_{key}", placeholder="-",
         alt="Worker types: their LLM, their GPUs and the rate that one sustains within the promise",
     )  # fmt: skip
-    spot = st.number_input(
-        "Most of the rate that spot may carry [%]", 0.0, 100.0, 0.0, step=5.0, key="schedule_spot"
+    st.caption(
+        "requests/s is what one worker sustains within the promise, for instance a plan's traffic over its "
+        "workers; empty start: 5 min."
     )
-    gpus = {str(row["GPU"]): _offer(row) for row in _rows(prices) if "GPU" in row}
-    capacity = [
-        row | {"rate": f"{row.get('rate', 0):g} req/s", "power": f"{row.get('power', 0):g} W"}
-        for row in _rows(workers)
-    ]
-    return {"gpus": gpus, "capacity": capacity} | ({"spot": spot / 100} if spot else {})
+    spot, power, cost = st.columns(3, vertical_alignment="bottom")
+    limits = base.get("limits") or {}
+    share = spot.number_input(
+        "Of an LLM's rate at most on spot [%]", 0.0, 100.0, 100.0 * base.get("spot", 0.0), step=5.0,
+        format="%g", key=f"spot_{key}",
+    )  # fmt: skip
+    empty: dict[str, Any] = {"min_value": 0.001, "placeholder": "no limit", "format": "%g"}
+    power_w = market.number(limits.get("power"), "w")
+    most_kw = power.number_input(
+        "Power at most [kW]", value=power_w / 1e3 if power_w else None, key=f"power_{key}", **empty
+    )
+    most_usd = cost.number_input(
+        "Cost at most [USD/h]",
+        value=market.number(limits.get("cost"), "usd_per_h"),
+        key=f"cost_{key}",
+        **empty,
+    )
+    found: Document = {
+        "gpus": {str(row["GPU"]): market.offer(row) for row in _rows(prices) if "GPU" in row},
+        "capacity": [market.worker(row) for row in _rows(workers)],
+    }
+    if share:
+        found["spot"] = round(share / 100, 12)
+    bounds = {"power": f"{most_kw:.12g} kW"} if most_kw else {}
+    bounds |= {"cost": f"{most_usd:.12g} usd/h"} if most_usd else {}
+    return found | ({"limits": bounds} if bounds else {})
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -109,45 +151,69 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(key): value for key, value in row.items() if not pd.isna(value)} for row in rows]
 
 
-def _offer(row: dict[str, Any]) -> dict[str, Any]:
-    offer: dict[str, Any] = {
-        name.replace(" ", "_"): f"{row[name]:g} usd/h"
-        for name in ("on demand", "reserved", "spot")
-        if name in row
-    }
-    if row.get("interruptions/h"):
-        offer["interruptions"] = row["interruptions/h"]
-    return offer | ({"stock": int(row["stock"])} if "stock" in row else {})
-
-
-def _demand(session: Session, start: dict[str, Any]) -> dict[str, Any]:
-    """The part of a job that says what is demanded."""
+def _demand(session: Session, capacity: list[Document], kept: Document) -> tuple[Document, str]:
+    """The part of a job that says what is demanded, and the length of a window."""
     st.header("Demand")
-    source = st.radio("Demand from", (TABLE, ONE_TRACE, CSV), horizontal=True, key="schedule_source")
-    st.text_input("Length of a window", "1 h", key="schedule_window", help="For instance 1 h or 10 min.")
-    if source == ONE_TRACE:
-        chosen = st.selectbox(
-            "Trace",
-            session.store.traces(session.id),
-            format_func=lambda t: t.partition("/")[2],
-            key="schedule_trace",
-        )
-        return {"trace": str(session.store.trace_path(chosen))}
+    source = st.radio("Demand from", (TABLE, TRACES, CSV), horizontal=True, key="schedule_source")
+    window = st.text_input(
+        "Length of a window", kept.get("window", "1 h"), key="schedule_window", help="As 1 h, or 10 min."
+    )
+    llms = market.llms(capacity)
+    if source == TRACES:
+        known = session.store.traces(session.id)
+        chosen = {
+            llm: st.selectbox(f"Trace of {llm}", known, format_func=lambda trace: trace.partition("/")[2],
+                              key=f"schedule_trace_{llm}")
+            for llm in llms
+        }  # fmt: skip
+        return {
+            "traces": {llm: str(session.store.trace_path(trace)) for llm, trace in chosen.items()}
+        }, window
     if source == CSV:
         uploaded = st.file_uploader(
             "A row per window, a column of requests/s per LLM", "csv", key="schedule_csv"
         )
         text = uploaded.getvalue().decode(errors="replace") if uploaded else ""
-        return {"demand": text, "demand_name": uploaded.name if uploaded else "demand.csv"}
-    peak = start["rate"] * 4
-    rates = [round(peak * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2) for hour in range(HOURS)]
+        return {"demand": text, "demand_name": uploaded.name if uploaded else "demand.csv"}, window
+    if "schedule_table" not in st.session_state or st.session_state.schedule_table[0] != llms:
+        left = kept.get("table")
+        fits = left and [name for name in left[0] if name != "window"] == llms
+        st.session_state.schedule_table = (llms, left if fits else market.made_up(capacity))
     table = st.data_editor(
-        pd.DataFrame({"window": range(HOURS), start["llm"]: rates}), num_rows="dynamic", hide_index=True,
-        height=240, key=f"demand_{start['llm']}_{peak}",
-        alt="Requests per second in every window, a column per LLM",
+        pd.DataFrame(st.session_state.schedule_table[1]), num_rows="dynamic", hide_index=True, height=240,
+        key=f"demand_{'_'.join(llms)}", alt="Requests per second in every window, a column per LLM",
     )  # fmt: skip
     st.caption("Made up: type your own requests/s per window.")
-    return {"demand": table.dropna().to_csv(index=False), "demand_name": "the table"}
+    whole = table.dropna()
+    rows = whole.astype(object).to_dict("records")
+    return {"demand": whole.to_csv(index=False), "demand_name": "demand.csv", "table": rows}, window
+
+
+def _options() -> Document:
+    with st.expander("How long to search"):
+        gap = st.number_input(
+            "Stop this close to the least possible [%]", 0.0, 100.0, 0.5, format="%g", key="schedule_gap"
+        )
+        limit_s = st.number_input("Time limit [s]", 0.1, value=60.0, format="%g", key="schedule_limit")
+        seed = st.number_input("Seed", 0, value=0, key="schedule_seed")
+    return {"gap_frac": gap / 100, "time_limit_s": limit_s, "seed": seed}
+
+
+def _text(asked: Document) -> None:
+    """schedule.yaml as the tables say it; what is typed there leads them."""
+    with st.expander("schedule.yaml: prices and workers as text"):
+        text = to_yaml(asked)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        typed = st.text_area("schedule.yaml", text, height=300, key=f"yaml_{key}") or ""
+        if st.button("Apply", key="apply_schedule"):
+            try:
+                document = read_as("schedule.yaml", typed.encode(), read_yaml)
+                parse_market(document)
+            except PlannerError as error:
+                draw.error(error)
+            else:
+                st.session_state.schedule_base = document
+                st.rerun()
 
 
 def _result(session: Session, found: Document) -> None:
@@ -160,17 +226,25 @@ def _result(session: Session, found: Document) -> None:
         if cost is None:
             saved.append(f"{what} exceeds a limit")
         else:
-            less = 100 * (1 - found["cost_usd_per_h"] / cost)
+            less = 100 * (1 - found["cost_usd_per_h"] / cost) if cost else 0.0
             saved.append(f"{what} costs {cost:,.2f} USD/h; the schedule saves {less:.1f} %")
     draw.bullets(saved)
     draw.pictures(found["charts"])
+    rows = []
+    for gpu, count in found["reserved_gpus"].items():
+        on_demand = found["on_demand_gpus"][gpu]
+        rows.append((gpu, f"{count}", f"{sum(on_demand) / found['windows']:.1f}", f"{max(on_demand)}"))
+    draw.table(("GPU", "reserved", "on demand, mean", "on demand, most"), rows)
     rows = [
-        (gpu, str(count), str(max(found["on_demand_gpus"][gpu])))
-        for gpu, count in found["reserved_gpus"].items()
+        (row["llm"], row["worker"], *(f"{min(row[kind])} to {max(row[kind])}" for kind in ("firm", "spot")))
+        for row in found["workers"]
+        if any(row["firm"]) or any(row["spot"])
     ]
-    draw.table(("GPU", "reserved", "on demand, at most"), rows)
-    if (job := session.jobs.of(session.id, "schedule")) is not None:
-        draw.downloads(session.store, job.key, ("schedule.csv", "schedule.yaml"))
+    draw.table(("LLM", "worker", "firm", "spot"), rows)
+    if (job := session.jobs.of(session.id, PAGE)) is not None:
+        draw.downloads(session.store, job.key, session.store.files(job.key))
+        if command := st.session_state.get("schedule_command"):
+            draw.command(command, "schedule.yaml and the demand")
 
 
 page()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -15,7 +13,7 @@ from planner.files import read_json
 from planner.units import show_s
 from ui import draw
 from ui.session import open_session
-from ui.store import Document
+from ui.store import Document, read_as
 
 NEEDED = ("verdict", "errors", "requests", "finished", "attainment", "slo", "steps", "machine")
 
@@ -40,13 +38,7 @@ def page() -> None:
 
 def _read(name: str, content: bytes) -> Document:
     """validation.json; raises InputError for what is none."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / Path(name).name
-        path.write_bytes(content)
-        try:
-            document = read_json(path)
-        except InputError as error:
-            raise InputError(str(error).replace(f"{folder}/", "")) from None
+    document = read_as(name, content, read_json)
     if missing := [key for key in NEEDED if key not in document]:
         raise InputError(f"{name}: has no {missing[0]!r}; expected the validation.json of `plan validate`")
     return document

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from planner import charts
+from planner import charts, whatif
 from planner.compare import PICTURED
 from planner.curves import Curve
 from planner.domain import Limit
@@ -24,6 +24,8 @@ MOST_POINTS = 10  # of the curve: each is a plan
 FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 SINGLE = {"rate": "rate [requests/s]", "power_kw": "power limit [kW]", "cost": "cost limit [USD/h]",
           "bandwidth": "network between workers [GB/s]"}  # fmt: skip
+PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}
+OTHER = "other"
 
 
 def page() -> None:
@@ -36,60 +38,69 @@ def page() -> None:
         return
     saved, document = shown
     _one_move(session, saved, document)
-    _curve(session, saved)
+    if saved.asked["objective"] != "throughput":
+        _sensitivity(session, saved)
+        _curve(session, saved)
 
 
 def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
     st.write(f"The plan: {draw.escaped(document['answer'])}")
-    changed, sentence = _changed(saved, document)
-    if changed is None:
-        st.info("Move the slider away from 1, or change the number.")
-        return
     try:
+        changed, sentence = _changed(session, saved, document)
+        if changed is None:
+            st.info("Move the slider away from 1, or change the value.")
+            return
         request = session.plan_request(changed)
-        key = result_key("plan", request)
+        key = result_key("what_if", request)
     except PlannerError as error:
         draw.error(error)
         return
     job = session.jobs.of(session.id, "what_if")
     if job is None or job.key != key:
-        session.jobs.start(session.id, "what_if", "plan", request)
+        session.jobs.start(session.id, "what_if", "what_if", request)
     elif job.state in ("failed", "cancelled") and st.button("Try again"):
-        session.jobs.start(session.id, "what_if", "plan", request)
+        session.jobs.start(session.id, "what_if", "what_if", request)
     found = follow(session, "what_if")
     if found is not None:
-        _beside(session, document, found, changed, sentence, key)
+        _beside(document, found, sentence)
+        if st.button("Keep this plan", key="keep_what_if"):
+            st.session_state.restore = changed
+            session.make_plan(changed, f"{found['llm']}, {sentence}")
+            st.switch_page("views/plan.py")
 
 
-def _changed(saved: SavedPlan, document: Document) -> tuple[Asked | None, str]:
+def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Asked | None, str]:
     """The question with one input moved, None while nothing is, and what was moved."""
     asked = saved.asked
-    offered = {name: label for name, label in SINGLE.items() if asked[name] is not None}
-    if asked["rate"] is None:
+    if asked["rate"] is None and asked["objective"] != "throughput":
         asked = asked | {"rate": document["rate_rps"]}
-        offered = {"rate": SINGLE["rate"]} | offered
-    if asked["preset"] == question.OWN_LIMITS or any(asked[f"{metric}_ms"] for metric in METRICS):
-        offered |= {
-            f"{metric}_ms": f"{metric.upper()} limit [ms]"
-            for metric in METRICS
-            if asked[f"{metric}_ms"] is not None
-        }
+    offered = {name: label for name, label in SINGLE.items() if asked[name] is not None}
+    if asked["objective"] == "throughput":
+        offered.pop("rate", None)
+    offered |= {
+        f"{metric}_ms": f"{metric.upper()} limit [ms]"
+        for metric in METRICS
+        if asked[f"{metric}_ms"] is not None
+    }
     for row in asked["gpus"]:
         if row["use"]:
-            offered[f"price {row['GPU']}"] = f"price of {row['GPU']} [USD/h]"
+            for kind, column in PRICED.items():
+                if row[column] is not None:
+                    offered[f"{kind} {row['GPU']}"] = f"{kind} of {row['GPU']} [USD/h]"
             if row["stock"]:
                 offered[f"stock {row['GPU']}"] = f"stock of {row['GPU']}"
-    offered["spare"] = "workers that may fail"
+    offered |= {"spare": f"{asked['spare_of']} that may fail", OTHER: "any other key of slo.yaml"}
     what = st.selectbox("What moves", list(offered), format_func=offered.__getitem__, key="what_moves")
+    if what == OTHER:
+        return _any_key(session, asked)
     if what == "spare":
-        spare = st.number_input("Workers that may fail", 0, 100, asked["spare"], key="what_spare")
-        return (
-            (asked | {"spare": spare}, f"{spare} workers may fail") if spare != asked["spare"] else (None, "")
-        )
+        spare = st.number_input("How many may fail", 0, 100, asked["spare"], key="what_spare")
+        sentence = f"{spare} {asked['spare_of']} may fail"
+        return (asked | {"spare": spare}, sentence) if spare != asked["spare"] else (None, "")
     factor = st.select_slider(
         "Times what it is", FACTORS, 1.0, key="what_factor", format_func=lambda f: f"× {f:g}"
     )
-    kind, _, gpu = what.partition(" ")
+    kind, _, gpu = what.rpartition(" ") if " " in what else (what, "", "")
     before = _value(asked, kind, gpu)
     after: Any = round(before * factor) if kind == "stock" else float(f"{before * factor:.4g}")
     sentence = f"{offered[what]}: {after:g} instead of {before:g}"
@@ -97,20 +108,54 @@ def _changed(saved: SavedPlan, document: Document) -> tuple[Asked | None, str]:
     return (None, "") if after == before else (_with(asked, kind, gpu, after), sentence)
 
 
+def _any_key(session: Session, asked: Asked) -> tuple[Asked | None, str]:
+    """As `plan what-if --change` takes it."""
+    text = st.text_input(
+        "Key and value", key="what_key", placeholder="robust.step_times=2 %",
+        help="A key of slo.yaml, its parts joined by dots, = and the value; nothing after = takes it out.",
+    )  # fmt: skip
+    if not text.strip():
+        return None, ""
+    changed = whatif.change(question.document(asked, session.catalog), text)
+    return question.of_document(changed, asked, session.catalog), text.strip()
+
+
 def _value(asked: Asked, kind: str, gpu: str) -> float:
     if not gpu:
         return float(asked[kind])
     row = next(row for row in asked["gpus"] if row["GPU"] == gpu)
-    return float(row["USD/h" if kind == "price" else "stock"])
+    return float(row[PRICED.get(kind, kind)])
 
 
 def _with(asked: Asked, kind: str, gpu: str, value: Any) -> Asked:
     if not gpu:
         is_limit = kind.endswith("_ms")
         return asked | {kind: value} | ({"preset": question.OWN_LIMITS} if is_limit else {})
-    column = "USD/h" if kind == "price" else "stock"
-    rows = [row | {column: value} if row["GPU"] == gpu else row for row in asked["gpus"]]
+    rows = [row | {PRICED.get(kind, kind): value} if row["GPU"] == gpu else row for row in asked["gpus"]]
     return asked | {"gpus": rows}
+
+
+def _sensitivity(session: Session, saved: SavedPlan) -> None:
+    """The questions one would ask around any plan."""
+    st.header("Is it robust, and what would relaxing a limit save?")
+    st.write(
+        "Step times, traffic and prices that are 10 % off; each limit a little tighter and looser; one more "
+        "of every GPU."
+    )
+    if st.button("Ask", key="sensitivity_start"):
+        try:
+            request = session.plan_request(saved.asked)
+            session.jobs.start(session.id, "sensitivity", "sensitivity", request)
+        except PlannerError as error:
+            draw.error(error)
+    found = follow(session, "sensitivity")
+    if found is not None:
+        kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
+        rows = [
+            (row["change"], kept[row["kept"]], row["more"], row["answer"]["fleet"] if row["answer"] else "-")
+            for row in found["changes"]
+        ]
+        draw.table(("if", "the plan", "the best then", "which is"), rows)
 
 
 def _curve(session: Session, saved: SavedPlan) -> None:
@@ -136,12 +181,13 @@ def _curve(session: Session, saved: SavedPlan) -> None:
         draw.table(head, [(f"{s['holds_to']:.5g}", f"{s['value']:,.6g}", s["fleet"]) for s in found["steps"]])
 
 
-def _beside(session: Session, old: Document, new: Document, asked: Asked, sentence: str, key: str) -> None:
+def _beside(old: Document, new: Document, sentence: str) -> None:
     head, rows = ("", "the plan", "what if", "change"), []
     for name, figure, form in (
         ("USD/h", "cost_usd_per_h", "{:,.2f}"),
         ("GPUs", "gpus", "{:,.0f}"),
         ("provisioned W", "power_w", "{:,.0f}"),
+        ("requests/s", "rate_rps", "{:,.4g}"),
     ):
         before, after = old[figure], new[figure]
         rows.append((name, form.format(before), form.format(after), f"{100 * (after / before - 1):+.1f} %"))
@@ -160,10 +206,6 @@ def _beside(session: Session, old: Document, new: Document, asked: Asked, senten
         caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, with the limits of the new question."
         found.append({"spec": chart_spec(chart), "caption": caption})
     draw.pictures(found)
-    if st.button("Keep this plan", key="keep_what_if"):
-        session.store.add_plan(session.id, f"{asked['llm']}, {sentence}", asked, key)
-        st.session_state.restore = asked
-        st.switch_page("views/plan.py")
 
 
 def _fleet(document: Document) -> str:

@@ -1,0 +1,270 @@
+"""The inputs of a question, and slo.yaml as a text that follows them and leads them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, get_args
+
+import pandas as pd
+import streamlit as st
+
+from planner.domain import MAX_PP
+from planner.errors import PlannerError
+from planner.files import read_yaml, to_yaml
+from planner.slo import METRICS, QUEUES, Objective, Scale
+from ui import draw, question
+from ui.question import Asked
+from ui.session import Session
+from ui.store import read_as
+
+MOST_UPLOAD_MB = 2048
+OBJECTIVES = {
+    "cost": "lowest cost", "power": "lowest power", "gpus": "fewest GPUs",
+    "throughput": "most traffic within the limits",
+}  # fmt: skip
+SCALES = {
+    "superpose": "more users (superpose)",
+    "compress": "a faster clock (compress)",
+    "thin": "fewer users (thin)",
+}
+ORDERS = {
+    "fcfs": "first come, first served (fcfs)", "sjf": "shortest prompt first (sjf)",
+    "ljf": "longest prompt first (ljf)", "srpt": "shortest remaining prompt first (srpt)",
+}  # fmt: skip
+EMPTY: dict[str, Any] = {"min_value": 0.001, "value": None, "format": "%g"}
+SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
+
+
+def remember(asked: Asked) -> None:
+    """Give the inputs their values again, which Streamlit forgets when another page is opened."""
+    for name, value in asked.items():
+        if name not in ("gpus", "more") and f"ask_{name}" not in st.session_state:
+            st.session_state[f"ask_{name}"] = value
+
+
+def choose(session: Session, asked: Asked) -> Asked:
+    """All inputs, drawn one below the other, and what they ask now."""
+    found: Asked = {"more": asked["more"]}
+    is_for_throughput = st.session_state.ask_objective == "throughput"
+    st.header("Traffic")
+    found["trace"] = _trace(session)
+    found["rate"] = st.number_input(
+        "Rate [requests/s]; empty: as in the trace", step=1.0, key="ask_rate", disabled=is_for_throughput,
+        help="The trace is rescaled to this rate. Where the most traffic is looked for, it is the answer.",
+        **EMPTY,
+    )  # fmt: skip
+    found["scale"] = st.selectbox(
+        "Rescale by", get_args(Scale), format_func=SCALES.__getitem__, key="ask_scale"
+    )
+    found["window"] = st.selectbox(
+        "Part of the trace", question.WINDOWS, key="ask_window", accept_new_options=True,
+        help="Or type another, such as: busiest 30 min",
+    )  # fmt: skip
+    st.header("LLM and GPUs")
+    found["llm"] = _llm(session)
+    found["gpus"] = _gpus(session, asked)
+    st.header("Promise")
+    found |= _promise(session)
+    with st.expander("Goal and limits"):
+        found |= _goal()
+    with st.expander("Policies and safety"):
+        found |= _policies()
+    _text(session, found)
+    return found
+
+
+def _trace(session: Session) -> str:
+    uploaded = st.file_uploader(
+        "Upload a trace (CSV or JSONL, plain or .gz)", key="upload", max_upload_size=MOST_UPLOAD_MB,
+        help="Azure, BurstGPT, Mooncake, Qwen-Bailian, RAGPulse and Vidur are known by their columns; so is "
+        "a table of timestamp, input_tokens, output_tokens.",
+    )  # fmt: skip
+    if uploaded is not None and st.session_state.get("uploaded") != uploaded.file_id:
+        st.session_state.uploaded = uploaded.file_id
+        st.session_state.ask_trace = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
+    known = session.store.traces(session.id)
+    if st.session_state.ask_trace not in known:
+        st.session_state.ask_trace = known[0]
+    chosen: str = st.selectbox(
+        "Trace", known, key="ask_trace", format_func=lambda reference: reference.partition("/")[2]
+    )
+    return chosen
+
+
+def _llm(session: Session) -> str:
+    """A row of the catalog, or a Hugging Face config.json of one's own."""
+    known = list(session.catalog.llms)
+    if st.session_state.ask_llm not in known:
+        known.append(st.session_state.ask_llm)
+    place = st.container()
+    with st.popover("Another LLM"):
+        uploaded = st.file_uploader("Its config.json, as on Hugging Face", "json", key="upload_llm")
+        if uploaded is not None and st.session_state.get("uploaded_llm") != uploaded.file_id:
+            st.session_state.uploaded_llm = uploaded.file_id
+            path = str(session.store.add_file(uploaded.name, uploaded.getvalue()))
+            known.append(path)
+            st.session_state.ask_llm = path
+    chosen: str = place.selectbox("LLM", known, key="ask_llm", format_func=question.llm_name)
+    return chosen
+
+
+def _gpus(session: Session, asked: Asked) -> list[dict[str, Any]]:
+    """The table of GPUs; its base stays the same while the page is open, as its edits are kept apart."""
+    if "gpus_base" not in st.session_state or "gpus_table" not in st.session_state:
+        st.session_state.gpus_base = asked["gpus"]
+    columns = ["use", "GPU", "USD/h", "stock", "reserved", "spot", "interruptions/h"]
+    table = pd.DataFrame(st.session_state.gpus_base, columns=columns)
+    table = table.astype({"stock": "Int64"} | dict.fromkeys(question.PRICES, float))
+    table["memory"] = [session.catalog.gpus[name].memory_bytes / 1e9 for name in table["GPU"]]
+    money: dict[str, Any] = {"min_value": 0.0, "format": "%.2f"}
+    edited = st.data_editor(
+        table, key="gpus_table", hide_index=True, disabled=["GPU", "memory"],
+        column_config={
+            "use": st.column_config.CheckboxColumn("use", width="small"),
+            "USD/h": st.column_config.NumberColumn("USD/h", help="on demand", width="small", **money),
+            "stock": st.column_config.NumberColumn(
+                "stock", min_value=0, step=1, help="empty: any number", width="small"
+            ),
+            "reserved": st.column_config.NumberColumn("reserved USD/h", **money),
+            "spot": st.column_config.NumberColumn("spot USD/h", **money),
+            "interruptions/h": st.column_config.NumberColumn(
+                "interruptions/h", min_value=0.0, help="of one spot worker"
+            ),
+            "memory": st.column_config.NumberColumn("GB", format="%.0f", width="small"),
+        },
+        placeholder="-",
+        alt="GPUs that may be used, with their prices and how many there are",
+    )  # fmt: skip
+    st.caption(
+        "Prices are per GPU and hour. Empty stock: as many as it takes. A plan runs around the clock, so the "
+        "lower of USD/h and reserved counts; spot workers may go at any time, and are planned with what goes."
+    )
+    rows = edited[columns].astype(object).to_dict("records")
+    return [{str(key): None if pd.isna(value) else value for key, value in row.items()} for row in rows]
+
+
+def _promise(session: Session) -> Asked:
+    presets = [question.OWN_LIMITS, *session.catalog.slos]
+
+    def take_preset() -> None:
+        preset = session.catalog.slos.get(st.session_state.ask_preset)
+        for name, value in (question.of_preset(preset) or {} if preset else {}).items():
+            st.session_state[f"ask_{name}"] = value
+
+    def own_limits() -> None:
+        st.session_state.ask_preset = question.OWN_LIMITS
+
+    found: Asked = {
+        "preset": st.selectbox("Preset of a paper", presets, key="ask_preset", on_change=take_preset)
+    }
+    preset = session.catalog.slos.get(found["preset"])
+    is_relative = preset is not None and question.of_preset(preset) is None
+    if preset is not None:
+        st.caption(draw.escaped(f"{preset.source}. For {preset.served}."))
+    if is_relative:
+        st.info("This preset states slowdowns, not seconds; they are worked out for the LLM when planning.")
+    for metric in METRICS:
+        name, share = st.columns([3, 2], vertical_alignment="bottom")
+        found[f"{metric}_ms"] = name.number_input(
+            f"{question.WHAT[metric]} at most [ms]", step=10.0, on_change=own_limits,
+            key=f"ask_{metric}_ms", placeholder="not promised", disabled=is_relative, **EMPTY,
+        )  # fmt: skip
+        found[f"{metric}_percentile"] = share.selectbox(
+            f"{metric.upper()} percentile", question.PERCENTILES, key=f"ask_{metric}_percentile",
+            on_change=own_limits, disabled=is_relative, accept_new_options=True,
+        )  # fmt: skip
+    found["attainment"] = st.number_input(
+        "Requests that keep all limits at once, at least [%]", max_value=100.0, step=1.0,
+        key="ask_attainment", placeholder="not promised", disabled=is_relative, on_change=own_limits, **EMPTY,
+    )  # fmt: skip
+    return found
+
+
+def _goal() -> Asked:
+    found: Asked = {
+        "objective": st.selectbox(
+            "Look for", get_args(Objective), format_func=OBJECTIVES.__getitem__, key="ask_objective"
+        ),
+    }
+    found["cost"] = st.number_input(
+        "Cost at most [USD/h]", key="ask_cost", step=10.0, placeholder="no limit", **EMPTY
+    )
+    found["power_kw"] = st.number_input(
+        "Power at most [kW]", key="ask_power_kw", step=1.0, placeholder="no limit", **EMPTY
+    )
+    found["gpu_limit"] = st.number_input(
+        "GPUs at most", min_value=1, value=None, step=1, key="ask_gpu_limit", placeholder="no limit"
+    )
+    found["bandwidth"] = st.number_input(
+        "Network between workers [GB/s]", min_value=0.001, format="%g", key="ask_bandwidth"
+    )
+    found["seed"] = st.number_input("Seed", min_value=0, step=1, key="ask_seed")
+    found["time_limit"] = st.number_input("Time limit [s]", min_value=1, step=10, key="ask_time_limit")
+    return found
+
+
+def _policies() -> Asked:
+    found: Asked = {
+        "queues": st.multiselect(
+            "Order of the waiting prompts: any of", QUEUES, format_func=ORDERS.__getitem__, key="ask_queues",
+            help="The plan takes the one that needs least; of equal ones the first.",
+        ),
+    }  # fmt: skip
+    found["longest_wait"] = st.number_input(
+        "Nobody is overtaken for longer than [s]", step=10.0, key="ask_longest_wait", placeholder="no limit",
+        disabled=found["queues"] in (["fcfs"], []), **EMPTY,
+    )  # fmt: skip
+    found["stages"] = st.multiselect(
+        "Pipeline stages a worker may have", range(1, MAX_PP + 1), key="ask_stages",
+        help="More than one lets a worker span more GPUs than tensor parallelism does.",
+    )  # fmt: skip
+    count, of = st.columns(2, vertical_alignment="bottom")
+    found["spare"] = count.number_input(
+        "Losses to survive", min_value=0, step=1, key="ask_spare",
+        help="The promise holds after losing so many workers of any one pool, or nodes with all on them.",
+    )  # fmt: skip
+    found["spare_of"] = of.selectbox("Losses of", (question.WORKERS, question.NODES), key="ask_spare_of")
+    found["robust_steps"] = st.number_input(
+        "Hold if steps take longer by [%]", key="ask_robust_steps",
+        help="The fits' own error stands in every plan.", **SHARE,
+    )  # fmt: skip
+    found["robust_traffic"] = st.number_input(
+        "Hold if there is more traffic by [%]", key="ask_robust_traffic", **SHARE
+    )
+    found["host_overhead"] = st.number_input(
+        "Host overhead per engine step [ms]", min_value=0.0, step=0.5, format="%g", key="ask_host_overhead",
+        help="The engine's own time, which kernel times leave out.",
+    )  # fmt: skip
+    return found
+
+
+def _text(session: Session, asked: Asked) -> None:
+    """slo.yaml as the inputs ask it; what is typed there leads the inputs, and what has none is kept."""
+    if asked["more"]:
+        st.markdown("**Also asked**, in slo.yaml alone:")
+        draw.bullets(question.leaves(asked["more"]))
+        if st.button("Ask none of these", key="forget_more"):
+            _restore(asked | {"more": {}})
+    with st.expander("slo.yaml: the question as text"):
+        st.caption(
+            "The inputs above as a file for the command line. Edit it, or paste yours, and apply: the inputs "
+            "follow, and what none of them shows is asked too. docs/file-formats.md has all keys."
+        )
+        try:
+            text = to_yaml(question.document(asked, session.catalog))
+        except PlannerError as error:
+            draw.error(error)
+            return
+        key = hashlib.sha256(text.encode()).hexdigest()  # other inputs, another text to begin from
+        typed = st.text_area("slo.yaml", text, height=400, key=f"yaml_{key}") or ""
+        if st.button("Apply", key="apply_yaml"):
+            try:
+                found = read_as("slo.yaml", typed.encode(), read_yaml)
+                _restore(question.of_document(found, asked, session.catalog))
+            except PlannerError as error:
+                draw.error(error)
+
+
+def _restore(asked: Asked) -> None:
+    st.session_state.restore = asked
+    st.rerun()

@@ -1,0 +1,126 @@
+"""From plans and tables to schedule.yaml, and the command that gives the same schedule."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.domain import SPOT, Gpu
+from planner.units import quantity
+from ui.store import Document
+
+HOURS = 24
+TROUGH = 0.3  # of the peak, in the table one starts from
+# columns of the tables, by what schedule.yaml calls them
+PRICES = {"on demand": "on_demand", "reserved": "reserved", "spot": "spot"}
+OFFERED = ("GPU", *PRICES, "interruptions/h", "stock")
+WORKER = {"llm": "llm", "worker": "worker", "gpu": "gpu", "gpus": "gpus", "requests/s": "rate",
+          "W": "power", "start [min]": "start"}  # fmt: skip
+MADE_UP: Document = {
+    "gpus": {"h100-80g": {"on_demand": "2.99 usd/h"}},
+    "capacity": [{"llm": "llama-3.1-70b", "worker": "4 × h100-80g", "gpu": "h100-80g", "gpus": 4,
+                  "rate": "10 req/s", "power": "2800 W"}],
+}  # fmt: skip
+
+
+def kinds(plan: Document) -> list[str]:
+    """The GPUs of a plan; those on spot count as the others."""
+    return sorted({pool["gpu"].removesuffix(SPOT) for pool in plan["workers"]})
+
+
+def firm_price(plan: Document, gpu: Gpu) -> str:
+    """What a plan of one kind of GPU pays for it, or what the catalog says where it has it on spot."""
+    is_firm = not any(pool["gpu"].endswith(SPOT) for pool in plan["workers"])
+    usd = plan["cost_usd_per_h"] / plan["gpus"] if is_firm else gpu.price_usd_per_h
+    return f"{usd:.6g} usd/h"
+
+
+def unit(plan: Document, gpu: Gpu) -> Document:
+    """The smallest whole part of a fleet of one kind of GPU, with its part of the rate.
+
+    Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
+    """
+    pools = plan["workers"]
+    units = math.gcd(*(pool["count"] for pool in pools))
+    each = [(pool["count"] // units, pool["role"], pool["tp"] * pool.get("pp", 1)) for pool in pools]
+    gpus = sum(count * size for count, _, size in each)
+    parts = " + ".join(f"{count} {role} of {size}" for count, role, size in each)
+    return {
+        "llm": plan["llm"],
+        "worker": f"{gpus if len(each) == 1 else parts} × {gpu.name}",
+        "gpu": gpu.name, "gpus": gpus, "rate": f"{plan['rate_rps'] / units:.4g} req/s",
+        "power": f"{gpus * gpu.power_w:g} W",
+    }  # fmt: skip
+
+
+def offer_rows(gpus: Mapping[str, Document]) -> list[Document]:
+    """The table of GPUs."""
+    return [
+        {"GPU": gpu, "interruptions/h": row.get("interruptions"), "stock": row.get("stock")}
+        | {column: number(row.get(key), "usd_per_h") for column, key in PRICES.items()}
+        for gpu, row in gpus.items()
+    ]
+
+
+def worker_rows(capacity: Sequence[Document]) -> list[Document]:
+    """The table of workers."""
+    units = {"rate": ("rps", 1), "power": ("w", 1), "start": ("s", 60)}
+    rows = []
+    for row in capacity:
+        found = {column: row.get(key) for column, key in WORKER.items()}
+        for column, key in WORKER.items():
+            if key in units and key in row:
+                unit, factor = units[key]
+                found[column] = (number(row[key], unit) or 0.0) / factor
+        rows.append(found)
+    return rows
+
+
+def offer(row: Mapping[str, Any]) -> Document:
+    """A line of the table of GPUs, without its empty cells, as schedule.yaml has it."""
+    found: Document = {key: f"{row[column]:.12g} usd/h" for column, key in PRICES.items() if column in row}
+    if row.get("interruptions/h"):
+        found["interruptions"] = row["interruptions/h"]
+    return found | ({"stock": int(row["stock"])} if "stock" in row else {})
+
+
+def worker(row: Mapping[str, Any]) -> Document:
+    """A line of the table of workers, without its empty cells, as schedule.yaml has it."""
+    found = {key: row[column] for column, key in WORKER.items() if column in row}
+    units = {"rate": "req/s", "power": "W", "start": "min"}
+    return found | {key: f"{found[key]:.12g} {unit}" for key, unit in units.items() if key in found}
+
+
+def number(value: Any, unit: str) -> float | None:
+    """A quantity without the digits that only a change of unit made."""
+    return None if value is None else float(f"{quantity(value, unit, where='schedule.yaml'):.12g}")
+
+
+def llms(capacity: Sequence[Document]) -> list[str]:
+    return list(dict.fromkeys(str(row.get("llm", "?")) for row in capacity))
+
+
+def made_up(capacity: Sequence[Document]) -> list[Document]:
+    """A day of every LLM, at most four of its workers busy."""
+    rates = {str(row.get("llm", "?")): number(row.get("rate", 1.0), "rps") or 1.0 for row in capacity}
+    return [
+        {"window": hour}
+        | {
+            llm: round(4 * rate * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2)
+            for llm, rate in rates.items()
+        }
+        for hour in range(HOURS)
+    ]
+
+
+def command(demand: Document, window: str, options: Document) -> str:
+    """What gives the same schedule on a command line, beside schedule.yaml and the demand."""
+    words = ["plan", "schedule", "schedule.yaml", "--window", window]
+    for llm, path in demand.get("traces", {}).items():
+        words += ["--trace", f"{llm}={path.rpartition('/')[2]}"]
+    words += ["--demand", "demand.csv"] if "demand" in demand else []
+    words += ["--gap", f"{options['gap_frac']:g}", "--time-limit", f"{options['time_limit_s']:g}"]
+    words += ["--seed", str(options["seed"])] if options["seed"] else []
+    return shlex.join([*words, "-o", "schedule.csv"])
