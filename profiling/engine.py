@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 import warnings
@@ -35,7 +36,7 @@ from profiling.design import Limits
 from profiling.measure import Measurement, Repeats
 from profiling.power import GpuPower
 from profiling.silicon import Step
-from profiling.vllm_install import INSTALL, is_installed, mend_cpu_wheel
+from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process
@@ -79,6 +80,12 @@ class VllmEngine:
     ) -> None:
         if not is_installed():
             raise InputError(f"profiling vLLM needs vLLM: {INSTALL}; or use --engine torch")
+        if is_cpu_build() and "llvmlite" in sys.modules:
+            raise InputError(
+                "vLLM's CPU engine cannot start in a process that has loaded Numba: it looks through the "
+                "attributes of all modules, and llvmlite's break that; profile in a process of its own, as "
+                "`plan profile` does"
+            )
         self._folder = Path(tempfile.mkdtemp(prefix="fleetplan-profile-"))
         whole = read_config(config)
         (self._folder / "config.json").write_text(json.dumps(sharded(whole, tp)))

@@ -178,6 +178,11 @@ def validate(
     Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
     """
     files.check_output_directory(out)
+    if wanted.trace.after.size:
+        raise InputError(
+            f"{wanted.trace.name}: requests wait for others (column after), which is not replayed on "
+            "engines; give a trace with the arrival of each"
+        )
     journal = JournalFile(out / "journal.jsonl", wanted.identity())
     missing = journal.read().missing(wanted.trace)
     if missing:

@@ -476,6 +476,19 @@ def test_a_policy_that_vllm_does_not_run_is_refused(tmp_path: Path) -> None:
         engine_commands(wanted, tmp_path)
 
 
+def test_requests_that_wait_for_others_are_refused(tmp_path: Path) -> None:
+    trace = replace(random_trace(3, 1.0), after=np.array([[1, 0]]), think_s=np.zeros(3))
+    wanted = Wanted(fleet_of(("w", "mixed", 1)), trace, NO_SLO, 512, engine="rehearsal")
+    with pytest.raises(InputError, match="wait for others"):
+        validate(wanted, tmp_path / "out")
+
+
+def test_a_rehearsal_keeps_no_prefixes_and_says_so(tmp_path: Path) -> None:
+    fleet = fleet_of(("w", "mixed", 1), policies=Policies(prefix_cache=True))
+    with pytest.raises(InputError, match="a rehearsal's engines keep no prefixes"):
+        engine_commands(Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal"), tmp_path)
+
+
 def test_how_late_the_client_was_is_known() -> None:
     sent = [replace(sent_of(0, 1.0, (2.0,)), sent_s=1.25), sent_of(1, 2.0, (3.0,))]
     assert lateness_s(sent) == pytest.approx(0.25)

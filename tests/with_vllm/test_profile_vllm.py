@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from profiling import design, measure
 from profiling.engine import VllmEngine
 from profiling.measure import StepNotRunError, measure_into, summary
 from profiling.silicon import Step
-from profiling.vllm_install import is_installed
+from profiling.vllm_install import is_cpu_build, is_installed
 
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
@@ -112,6 +113,16 @@ def test_the_profile_predicts_steps_it_has_not_seen(
     assert {"prefill", "mixed"} < set(errors)
     assert errors["all"].mape_frac < 0.5
     assert errors["mixed"].mape_frac < 0.5
+
+
+@pytest.mark.skipif(not is_cpu_build(), reason="of the CPU wheel alone")
+def test_beside_numba_the_engine_is_refused_in_one_line() -> None:
+    """vLLM 0.32 ends in an AttributeError of llvmlite's there."""
+    code = "import numba, pathlib, sys; from profiling.engine import VllmEngine; "
+    code += "VllmEngine(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(TINY)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "InputError: vLLM's CPU engine cannot start in a process that has loaded Numba" in done.stderr
 
 
 def test_the_profile_covers_the_engine(engine: VllmEngine, table: StepTable) -> None:
