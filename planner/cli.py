@@ -188,7 +188,7 @@ def plan(
     with Progress() as progress:
         known = read_catalog(catalog)
         task = read_task(slo, known)
-        requests = read_trace(trace, seed=seed)
+        requests = read_trace(trace, seed=None)
         progress(f"read {len(requests)} requests from {trace.name}")
         answers = Answers()
         found = planning.plan(

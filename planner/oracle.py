@@ -69,8 +69,9 @@ def is_looser(slo: Slo, other: Slo) -> bool:
 class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
-    `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
-    their options. The kernel releases the GIL, so threads use the cores.
+    With `draws` it must keep it on each of them too. `spot` holds the terms of spot workers by the GPU's
+    name, `told` what was said of fleets, by the names of their options. The kernel releases the GIL, so
+    threads use the cores.
     """
 
     llm: Llm
@@ -82,9 +83,11 @@ class Oracle:
     spare_nodes: int = 0
     spot: Mapping[str, Spot] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)
+    draws: tuple[Trace, ...] = ()
     told: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
+    _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
     _prompts: Trace = field(init=False)
     _fresh: npt.NDArray[np.void] = field(init=False)
     _fresh_prompts: npt.NDArray[np.void] = field(init=False)
@@ -92,6 +95,7 @@ class Oracle:
     def __post_init__(self) -> None:
         self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
         self._fresh, self._fresh_prompts = fresh_requests(self.trace), fresh_requests(self._prompts)
+        self._others = tuple(replace(self, trace=trace, draws=()) for trace in self.draws)
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""
@@ -114,18 +118,29 @@ class Oracle:
     @property
     def simulations(self) -> int:
         """How many different simulations were asked for (threads may have run one of them twice)."""
-        return len(self._asked) + self._verdicts
+        return len(self._asked) + self._verdicts + sum(other.simulations for other in self._others)
 
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
-        answers = [all(self._simulated(left) for left in self._losses(counts)) for counts in fleets]
+        answers = [
+            all(oracle._simulated(left) for oracle in (self, *self._others) for left in self._losses(counts))
+            for counts in fleets
+        ]
         for counts, answer in zip(fleets, answers, strict=True):
             self.told[tuple((option.name, count) for option, count in counts)] = answer
         return answers
 
     def failing_loss(self, counts: Counts) -> Counts | None:
         """What is left of a fleet by the first loss that it does not survive; None if it survives all."""
-        return next((left for left in self._losses(counts) if not self._simulated(left)), None)
+        return next(
+            (
+                left
+                for oracle in (self, *self._others)
+                for left in self._losses(counts)
+                if not oracle._simulated(left)
+            ),
+            None,
+        )
 
     def leads(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.

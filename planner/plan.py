@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.domain import Fleet, Slo
 from planner.prefix_plan import PoolPrefixes
+from planner.repeats import Repeats
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
 from planner.simulator.replay import Simulation
@@ -71,6 +72,7 @@ class Certificate:
     simulations: int
     cuts: int
     seed: int
+    repeats: tuple[Repeats, ...] = ()  # the plan's fleet on other draws, under histories of interruptions
 
     @property
     def gap_frac(self) -> float:

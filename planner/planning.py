@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner import evidence
+from planner import draws, evidence
 from planner.catalog import Catalog
 from planner.errors import InfeasibleError, PlannerError
 from planner.options import (
@@ -95,6 +95,8 @@ def certified(
     if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet)
     insurance, insured = evidence.insurance(problem, found, trace, catalog, seed)
     spot, spot_warnings = evidence.on_spot(problem, found)
+    progress("simulating the plan on other draws of its traffic")
+    repeats = [draws.on_other_draws(problem, best, trace, seed), draws.on_histories(problem, best, seed)]
     certificate = Certificate(
         objective=task.objective,
         unit=OBJECTIVE_UNITS[task.objective],
@@ -112,6 +114,8 @@ def certified(
         binding=(
             *binding, *evidence.used_up(problem.limits, best), *([if_longer] if if_longer else []), *insured,
             *spot, *evidence.prefix_savings(searched), *one_more,
+            *(each.sentence() for each in repeats if each is not None),
+            *([draws.SAME] if repeats[0] is None else []),
         ),
         assumptions=evidence.assumptions(
             problem, simulation, trusts_separation=level0.search.trusts_separation
@@ -119,6 +123,7 @@ def certified(
         simulations=sum(each.oracle.simulations for each, _ in searched),
         cuts=found.cuts,
         seed=seed,
+        repeats=tuple(each for each in repeats if each is not None),
     )  # fmt: skip
     return Plan(
         status="certified" if is_exact else "best found",
@@ -136,6 +141,7 @@ def certified(
         prices_note=evidence.prices_note(task, catalog, problem.gpus),
         warnings=(
             *evidence.warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings,
+            *draws.warnings(certificate.repeats),
             *evidence.shared_copies(problem), *one_more_warnings,
         ),
         throughput=throughput,

@@ -53,8 +53,8 @@ from planner.solvers.level0 import (
 )
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
 from planner.solvers.two_pools import search_two_pools
-from planner.traces import Trace
-from planner.traffic import rescale, window
+from planner.traces import Trace, spread
+from planner.traffic import rescale, same_requests, window
 from planner.units import show_s
 from planner.workload import Lengths, distinct_lengths, to_classes
 
@@ -87,12 +87,15 @@ def unwatched(_: Standing) -> None:
 
 
 def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
-    """The requests that must be served, and a sentence on how they came out of the trace."""
-    asked = trace
+    """The requests that must be served, and a sentence on how they came out of the trace.
+
+    Stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them, are spread by the seed as well.
+    """
+    asked = spread(trace, seed=seed)
     note = trace.name
     rate_rps = task.rate_rps
     if more_frac := task.robust.traffic_frac:
-        rate_rps = (trace.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+        rate_rps = (asked.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
     if rate_rps is not None:
         asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
         note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
@@ -132,6 +135,7 @@ class Problem:
     watch: Watch
     lower: float | None = None  # what any fleet costs at least, None if no bound was found
 
+    draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline
 
@@ -185,6 +189,12 @@ def pose(
         raise _no_room(llm, left)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
+    draws = tuple(asked_traffic(trace, task, seed=seed + k)[0] for k in range(1, task.draws))
+    if draws and same_requests(draws[0], requests):
+        raise InputError(
+            f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the same; "
+            "leave draws out, or ask for a rate that is not the trace's"
+        )
     slo, slo_note = _in_seconds(task, llm, lengths, catalog)
     if broken := unreachable(slo, types, hits.lengths() if hits else lengths):
         raise _out_of_reach(broken)
@@ -197,7 +207,7 @@ def pose(
     return Problem(
         task, llm, slo, slo_note, requests, note, longest, lengths, hits, gpus, types, left, limits, oracle,
         obliged(slo, requests), obliged(slo, requests, trust_gaps=True), deadline, progress,
-        watch,
+        watch, draws,
     )  # fmt: skip
 
 
@@ -238,10 +248,33 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
 def search_policies(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
     """`search` under each choice of policies there is, where it finds a fleet.
 
-    Each begins with the best fleets of those before. Raises InfeasibleError if none finds one.
+    Of the draws on which the SLO must be kept, only those count on which a best fleet failed: the search
+    begins anew with them. It asks for less than all draws do, so its answer, once it holds on all of them, is
+    the best for all. Raises InfeasibleError if no choice finds a fleet.
     """
     answers: list[tuple[Problem, Found]] = []
     errors: list[InfeasibleError] = []
+    while True:
+        answers = _each_policy(problem, start)
+        chosen, found = best_of(answers)
+        failed = next(
+            (draw for draw in problem.draws if not _holds_on(chosen.oracle, found.best, draw)), None
+        )
+        if failed is None:
+            return answers
+        draws = (*problem.oracle.draws, failed)
+        problem.progress(f"the best fleet fails on another draw of the traffic; now with {len(draws)} more")
+        problem = replace(problem, oracle=replace(problem.oracle, draws=draws))
+
+
+def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
+    return (
+        any(draw is known for known in oracle.draws) or replace(oracle, trace=draw, draws=()).holds([best])[0]
+    )
+
+
+def _each_policy(problem: Problem, start: Sequence[Fleet]) -> list[tuple[Problem, Found]]:
+    """Each choice's search begins with the best fleets of those before."""
     choices = problem.task.policies()
     for policies in choices:
         asked = with_policies(problem, policies)

@@ -5,8 +5,8 @@ the last one, the requests that thinning keeps, where the stamps of a coarse clo
 policies (samples of workers, predictions). Where nothing is, every seed gives the same run, and the answer
 says so. Each run is what `plan simulate --seed` gives alone.
 
-The interval of a figure is Student's, 95 %, for its mean over the seeds. It covers what the seed draws, not
-what another day's trace would bring.
+The interval of a figure (`repeats.interval`) is for its mean over the seeds. It covers what the seed draws,
+not what another day's trace would bring.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from scipy.special import stdtrit
-
 from planner import output
 from planner.domain import Fleet, Slo
 from planner.errors import InputError
 from planner.executors import SERIAL, Executor, run
 from planner.outcome import outcome
+from planner.repeats import CONFIDENCE_FRAC, interval
 from planner.traces import Trace, spread
 from planner.traffic import Asked
 
-CONFIDENCE_FRAC = 0.95
 METRICS = ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
 SAME_FOR_ALL = (
     "the seed changed nothing: the trace is replayed as it is and no policy draws; a --rate above the "
@@ -55,16 +52,6 @@ class SeedRun:
     requests_csv: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure over the seeds: mean, half its interval's width, extremes; NaN unless all are finite."""
-
-    mean: float
-    half: float
-    least: float
-    most: float
-
-
 def over_seeds(
     question: Question,
     seeds: Sequence[int],
@@ -85,15 +72,6 @@ def simulate_seed(question: Question, item: tuple[int, bool]) -> SeedRun:
     requests = question.asked.of(spread(question.trace, seed=seed), seed=seed)
     found = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)
     return SeedRun(seed, found.summary(), output.requests_csv(found.simulation) if with_requests else None)
-
-
-def interval(values: Sequence[float | None]) -> Interval:
-    """mean +- t s / sqrt(n), s the sample's deviation, t Student's with n - 1 degrees of freedom."""
-    seen = np.array([math.nan if value is None else value for value in values], dtype=float)
-    n = len(seen)
-    t = float(stdtrit(n - 1, 0.5 + CONFIDENCE_FRAC / 2)) if n > 1 else math.nan
-    deviation = float(seen.std(ddof=1)) if n > 1 else math.nan
-    return Interval(float(seen.mean()), t * deviation / math.sqrt(n), float(seen.min()), float(seen.max()))
 
 
 def document(runs: Sequence[SeedRun]) -> output.Document:

@@ -2,7 +2,7 @@
 
     llm: meta-llama/Llama-3.1-70B
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
-    traffic: {rate: 20, scale: superpose, window: busiest 10 min}
+    traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}
     fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s},
             host_overhead: 2 ms}
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
@@ -119,6 +119,7 @@ class Task:
     rate_rps: float | None = None  # None: the trace as it is
     scale: Scale = "superpose"
     window: str | None = None
+    draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
     reserved: frozenset[str] = frozenset()  # GPUs of which that is the reserved price
     spot: Mapping[str, Spot] = field(default_factory=dict)
@@ -218,7 +219,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
             f"preset: one of {', '.join(catalog.slos)}"
         )
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
-    traffic = _section(document, "traffic", ("rate", "scale", "window"), where)
+    traffic = _section(document, "traffic", ("rate", "scale", "window", "draws"), where)
     fleet = _section(document, "fleet", ("gpus", "pp", "network", "prices", "host_overhead"), where)
     limits = _section(document, "limits", ("power", "cost", "gpus"), where)
     policies = _section(document, "policies", ("queue", "longest_wait", "prefix_cache", "routing"), where)
@@ -247,6 +248,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
             Scale, _one_of(traffic.get("scale", "superpose"), get_args(Scale), f"{where}: traffic: scale")
         ),
         window=window,
+        draws=_count(traffic.get("draws", 1), f"{where}: traffic: draws", least=1),
         prices_usd_per_h=prices,
         reserved=reserved,
         spot=spot,

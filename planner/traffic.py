@@ -49,6 +49,14 @@ class Asked:
         return window(trace, self.part)
 
 
+def same_requests(trace: Trace, other: Trace) -> bool:
+    """Whether two draws of traffic are the same requests at the same times."""
+    return all(
+        np.array_equal(getattr(trace, name), getattr(other, name))
+        for name in ("arrival_s", "input_tokens", "output_tokens")
+    )
+
+
 def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: np.random.Generator) -> Trace:
     """The trace at `rate_rps`, by one of the ways above; itself where it has that rate already.
 

@@ -114,7 +114,7 @@ def study_of(trace: Path, known: Any, seed: int, time_limit_s: float, progress: 
     from planner.traces import read_trace
     from planner.whatif import Study
 
-    requests = read_trace(trace, seed=seed)
+    requests = read_trace(trace, seed=None)
     progress(f"read {len(requests)} requests from {trace.name}")
     return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
 
