@@ -44,7 +44,7 @@ class PrefixHits:
 
     def cached_tokens(self, cache_tokens: float = math.inf) -> IntArray:
         """(n,): what one LRU cache of that size, common to all, would hold of each prompt when it arrives."""
-        is_hit = (self.distance >= 0) & (self.distance < cache_tokens // self.trace.prefix_block_tokens)
+        is_hit = (self.distance >= 0) & ((self.distance + 1) * self.trace.prefix_block_tokens <= cache_tokens)
         hits = np.bincount(self.owner, weights=self.tokens * is_hit, minlength=len(self.trace))
         return hits.astype(np.int64)
 

@@ -6,7 +6,7 @@ is served by what memory is left, at the hit curve of one LRU cache of that size
 a router that keeps a session on its worker.
 
 Seconds of work are those of the master problem (`least_seconds`): the least that a request costs a busy
-worker. Memory for prefixes is what running requests leave by Little's law, taken without any hit.
+worker. Memory for prefixes is what running requests leave by Little's law, with the hits that it allows.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ PARTS = 10  # of the trace, and how many of them a stable prefix is used in:
 STABLE_PARTS = 8
 MOST_NODES = 100  # that are placed; what is below them is left to sessions
 CURVE_CORNERS = 12
+AGREEMENTS = 10  # of room and hits, at most
 FULL_FRAC = 0.95  # a worker's prefill share beyond which Little's law would ask for endless memory
 GAP_FRAC, ROUTINGS = 0.02, 400  # that the placement may be off, and how many are tried at most
 FEW_ROUTINGS = 100  # for each smaller pool
@@ -289,26 +290,49 @@ def _session_reuse(
 def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
     """KV tokens that each of `workers` has for prefixes beside its running requests, in whole blocks.
 
+    Hits leave room for more hits: from all that could hit, room and hits (of one LRU cache of all rooms) are
+    taken in turn until they agree.
+    """
+    workers = workers or pool.count
+    blocks = block_uses(trace)
+    curve = hit_curve(trace, blocks.tokens, reuse(blocks.offsets, blocks.node, len(blocks.parent)))
+    hit_frac, room = curve.infinite_frac, 0
+    for _ in range(AGREEMENTS):
+        room = _room_tokens(trace, pool, workers, hit_frac)
+        hit_frac, before = float(curve.at(room * workers)), hit_frac
+        if abs(hit_frac - before) < 1e-3:
+            break
+    return room
+
+
+def _room_tokens(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> int:
+    """Room where so much of the prompts hits, and lies in the room.
+
     Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
     step of that many sequences, stretched by the share of time that prefill takes. The longest request must
     fit.
     """
-    worker, rate_rps = pool.type, len(trace) / trace.duration_s / (workers or pool.count)
+    worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
     longest = int((trace.input_tokens + trace.output_tokens).max())
-    held = float(trace.input_tokens.mean())  # one prompt in prefill
+    own_tokens = (1 - hit_frac) * trace.input_tokens
+    held = float(own_tokens.mean())  # one prompt in prefill
     if pool.role == "mixed":
         prefill = Option("prefill", worker, 0.0)
-        prompts_s = least_seconds(prefill, trace.input_tokens, trace.output_tokens)
+        prompts_s = least_seconds(
+            prefill, trace.input_tokens, trace.output_tokens, hit_frac * trace.input_tokens
+        )
         busy_frac = min(rate_rps * float(prompts_s.mean()), FULL_FRAC)
         gaps = trace.output_tokens - 1.0
-        tokens_each = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / max(float(gaps.sum()), 1.0)
+        in_decode = max(float(gaps.sum()), 1.0)
+        context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / in_decode
+        own = float((gaps * (own_tokens + gaps / 2)).sum()) / in_decode
         sequences = 0.0
         for _ in range(100):
-            step_s = worker.latency.step_s(max(sequences, 1.0), 0.0, sequences, sequences * tokens_each)
+            step_s = worker.latency.step_s(max(sequences, 1.0), 0.0, sequences, sequences * context)
             sequences = min(
                 rate_rps * float(gaps.mean()) * float(step_s) / (1 - busy_frac), worker.max_num_seqs
             )
-        held += sequences * tokens_each
+        held += sequences * own
     room = worker.kv_tokens - max(held, float(longest))
     return max(int(room // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
 
