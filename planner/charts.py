@@ -102,7 +102,7 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
     )
     y = alt.Y(
         "y:Q",
-        scale=alt.Scale(domain=[0, 1]),
+        scale=alt.Scale(domain=[0, 1.02], nice=False),
         axis=alt.Axis(title=f"share of {'gaps' if metric == 'tbt' else 'requests'}", format="%", tickCount=6),
     )
     return x, y
@@ -158,7 +158,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
-                    scale=alt.Scale(domain=[0, 1])),
+                    scale=alt.Scale(domain=[0, 1.02], nice=False)),
             color=alt.Color("pool:N", sort=names, legend=_legend(names), scale=_scale(names)),
             strokeDash=alt.StrokeDash("pool:N", sort=names, legend=_legend(names), scale=_dashes(names)),
         )

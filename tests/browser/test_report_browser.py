@@ -1,0 +1,118 @@
+"""The report as people read it, in Debian's Chromium driven by Playwright: with and without scripts.
+
+Not in CI: `FLEETPLAN_BROWSER=1 python -m pytest tests/browser`, with `apt install chromium` and
+`pip install playwright`. FLEETPLAN_SCREENSHOTS=DIR keeps what it saw.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plans import a_plan
+
+from planner import report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+for missing, why in (
+    (os.environ.get("FLEETPLAN_BROWSER") != "1", "only on demand: FLEETPLAN_BROWSER=1"),
+    (CHROMIUM is None, "no Chromium: apt install chromium"),
+    (importlib.util.find_spec("playwright") is None, "no Playwright: pip install playwright"),
+):
+    if missing:
+        pytest.skip(why, allow_module_level=True)
+
+EVIL = "</script><script>alert(1)</script>"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+CHARTS = 4
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens the report of a plan with a hostile name, under a policy that forbids all but its own script."""
+    from playwright.sync_api import sync_playwright
+
+    plan = a_plan()
+    pools = (replace(plan.fleet.pools[0], name=EVIL), *plan.fleet.pools[1:])
+    page = report.render(replace(plan, fleet=replace(plan.fleet, pools=pools)))
+    head = '<meta charset="utf-8">'
+    file = tmp_path / "report.html"
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    file.write_text(page.replace(head, head + policy))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        seen: list[str] = []
+
+        def open_it(width: int = 1280, **more: Any) -> Any:
+            context = browser.new_context(viewport={"width": width, "height": 900}, **more)
+            tab = context.new_page()
+            tab.on("console", lambda message: seen.append(message.text))
+            tab.on("pageerror", lambda error: seen.append(str(error)))
+            tab.on("dialog", lambda dialog: seen.append(dialog.message))
+            tab.on("request", lambda asked: seen.extend({asked.url} - {file.as_uri()}))
+            tab.goto(file.as_uri())
+            if more.get("java_script_enabled", True):
+                for figure in tab.query_selector_all("figure"):
+                    figure.scroll_into_view_if_needed()
+                tab.locator(".live svg.marks").nth(CHARTS - 1).wait_for()
+            if folder := os.environ.get("FLEETPLAN_SCREENSHOTS"):
+                tab.screenshot(path=Path(folder) / f"report-{width}.png", full_page=True)
+            return tab
+
+        yield open_it
+        browser.close()
+    assert seen == []
+
+
+def shown(tab: Any, what: str) -> int:
+    return sum(element.is_visible() for element in tab.query_selector_all(what))
+
+
+def test_charts_answer_and_tell_the_name_of_their_line_browser(opened: Open) -> None:
+    tab = opened()
+    assert (shown(tab, ".live svg.marks"), shown(tab, ".still svg")) == (CHARTS, 0)
+    chart = tab.query_selector_all(".live")[1]
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.wait_for_selector("#vg-tooltip-element.visible")
+    told = tab.inner_text("#vg-tooltip-element")
+    assert told.splitlines()[0] in (EVIL, "dec")
+    assert "time [s]" in told and "busy share of the pool" in told
+
+
+def test_a_legend_shows_one_line_alone_browser(opened: Open) -> None:
+    tab = opened()
+    chart = tab.query_selector_all(".live")[1]
+    faint = "path => path.getAttribute('opacity') < 1"
+    count = f"chart => [...chart.querySelectorAll('.mark-line path')].filter({faint}).length"
+    assert chart.evaluate(count) == 0
+    chart.query_selector(".role-legend-label text").click()
+    tab.wait_for_timeout(300)
+    assert chart.evaluate(count) == 1
+
+
+def test_print_and_pages_without_scripts_show_the_pictures_browser(opened: Open) -> None:
+    tab = opened()
+    tab.emulate_media(media="print", color_scheme="dark")
+    assert (shown(tab, ".live svg.marks"), shown(tab, ".still svg")) == (0, CHARTS)
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    plain = opened(java_script_enabled=False)
+    assert (shown(plain, ".live svg.marks"), shown(plain, ".still svg")) == (0, CHARTS)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_page_browser(opened: Open, width: int) -> None:
+    tab = opened(width, color_scheme="dark")
+    root = "document.documentElement"
+    assert tab.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0
+    for element in tab.query_selector_all(".live svg.marks, .scroll table"):
+        box = element.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
