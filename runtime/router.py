@@ -20,7 +20,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -31,7 +31,8 @@ from aiohttp import web
 from planner.domain import Policies
 from planner.errors import InputError
 from runtime.launch import IDENTITY_HEADER
-from runtime.routing import POLICIES, Dice, Load, Policy, fits, priority
+from runtime.prefixes import CHARACTERS_PER_TOKEN, Blocks, blocks_of
+from runtime.routing import POLICIES, PREFIX_POLICIES, Dice, Load, Prompt, fits, priority
 
 LOG = logging.getLogger("fleetplan.router")
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -39,7 +40,6 @@ MAX_BODY_BYTES = 32 * 2**20
 WORKER_HEADER = "X-Fleetplan-Workers"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's, where a request names none
-CHARACTERS_PER_TOKEN = 4  # of prompts in words, for routing alone
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REMOTE_DECODE = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
@@ -79,6 +79,7 @@ class Asked:
     raw: bytes = field(repr=False)
     input_tokens: int
     output_tokens: int
+    blocks: Blocks = field(default=(), repr=False)  # of the prompt, where the policy looks at prefixes
 
     @property
     def tokens(self) -> int:
@@ -105,13 +106,13 @@ class Router:
         *,
         seed: int = 0,
     ) -> None:
-        for name in (policies.routing, policies.decode_routing):
-            if name not in POLICIES:
-                raise InputError(f"routing is {name!r}, must be one of {', '.join(POLICIES)} on real engines")
+        front = (*POLICIES, *PREFIX_POLICIES)
+        for name, known in ((policies.routing, front), (policies.decode_routing, tuple(POLICIES))):
+            if name not in known:
+                raise InputError(f"routing is {name!r}, must be one of {', '.join(known)} on real engines")
         self.model, self.settings, self.policies = model, settings or Settings(), policies
         self.front = [backend for backend in backends if backend.load.role != "decode"]
         self.back = [backend for backend in backends if backend.load.role == "decode"]
-        self.route, self.decode_route = POLICIES[policies.routing], POLICIES[policies.decode_routing]
         self.dice = Dice(rng=random.Random(seed)), Dice(rng=random.Random(seed + 1))
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
@@ -200,7 +201,9 @@ class Router:
                 self.policies, inputs, outputs, time.monotonic(), self.settings.longest_tokens
             )
             raw = json.dumps(body).encode()
-        asked = Asked(name, request.path, body, raw, inputs, outputs)
+        looks = self.policies.routing in PREFIX_POLICIES
+        blocks = blocks_of(body.get("prompt")) if looks else ()
+        asked = Asked(name, request.path, body, raw, inputs, outputs, blocks)
         if not self._is_servable(asked):
             raise _refusal(400, f"{asked.tokens} tokens of prompt and output fit into no worker's KV cache")
         return asked
@@ -228,8 +231,8 @@ class Router:
 
     async def _serve(self, answer: _Answer, failed: set[str]) -> None:
         asked, raw = answer.asked, answer.asked.raw
-        worker = await self._choose(self.front, self.route, self.dice[0], asked, failed)
-        with _Held(worker.load, asked, failed) as held:
+        worker = await self._choose(self.front, self._front, asked, failed)
+        with _Held(worker.load, asked, failed, promises=self.policies.routing != "min-ttft") as held:
             if worker.load.role == "mixed":
                 await self._forward(worker, answer, raw, held)
                 return
@@ -237,12 +240,25 @@ class Router:
         if parameters is None:
             return
         raw = json.dumps({**asked.body, "kv_transfer_params": parameters}).encode()
-        decoder = await self._choose(self.back, self.decode_route, self.dice[1], asked, failed)
+        decoder = await self._choose(self.back, self._back, asked, failed)
         with _Held(decoder.load, asked, failed) as held:
             await self._forward(decoder, answer, raw, held)
 
+    def _front(self, loads: Sequence[Load], asked: Asked) -> Load:
+        if (route := POLICIES.get(self.policies.routing)) is not None:
+            return route(loads, asked.tokens, self.dice[0])
+        prompt = Prompt(asked.tokens, asked.input_tokens, asked.blocks)
+        return PREFIX_POLICIES[self.policies.routing](loads, prompt, self.policies)
+
+    def _back(self, loads: Sequence[Load], asked: Asked) -> Load:
+        return POLICIES[self.policies.decode_routing](loads, asked.tokens, self.dice[1])
+
     async def _choose(
-        self, pool: Sequence[Backend], policy: Policy, dice: Dice, asked: Asked, failed: set[str]
+        self,
+        pool: Sequence[Backend],
+        policy: Callable[[Sequence[Load], Asked], Load],
+        asked: Asked,
+        failed: set[str],
     ) -> Backend:
         """The policy's worker among those that are up; one that has failed this request before only where
         there is no other. Waits for a worker to come up."""
@@ -251,7 +267,7 @@ class Router:
             up = [backend for backend in pool if backend.load.is_up and fits(backend.load, asked.tokens)]
             if up:
                 fresh = [backend for backend in up if backend.load.name not in failed] or up
-                chosen = policy([backend.load for backend in fresh], asked.tokens, dice)
+                chosen = policy([backend.load for backend in fresh], asked)
                 return next(backend for backend in fresh if backend.load is chosen)
             if asyncio.get_running_loop().time() > deadline_s:
                 raise _refusal(503, "no worker that could take the request is up", retry_after_s=5)
@@ -356,19 +372,28 @@ class Router:
 
 
 class _Held:
-    """A request on a worker: counted in its load from here to the end of the block, whatever happens."""
+    """A request on a worker: counted in its load from here to the end of the block, whatever happens.
 
-    def __init__(self, load: Load, asked: Asked, failed: set[str]) -> None:
+    With `promises` its blocks count as cached from the start, else once they are computed.
+    """
+
+    def __init__(self, load: Load, asked: Asked, failed: set[str], *, promises: bool = False) -> None:
         self.load, self.tokens, self.failed = load, asked.input_tokens, failed
+        self.blocks, self.promises = asked.blocks, promises
+        self.cached_tokens = load.sent.tokens(asked.blocks)
         self.is_prefilled = False
 
     def __enter__(self) -> Self:
-        self.load.takes(self.tokens)
+        self.load.takes(self.tokens, self.cached_tokens)
+        if self.promises:
+            self.load.sent.add(self.blocks)
         return self
 
     def prefilled(self) -> None:
         if not self.is_prefilled:
-            self.load.has_prefilled(self.tokens)
+            self.load.has_prefilled(self.tokens, self.cached_tokens)
+            if not self.promises and self.load.role != "decode":
+                self.load.sent.add(self.blocks)
         self.is_prefilled = True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

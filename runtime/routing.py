@@ -1,7 +1,8 @@
 """Which worker takes a request: one small function per policy, over what the router knows of each worker.
 
 The loads are the simulator's: prompt tokens assigned and not yet prefilled, requests, and prompt tokens of
-those requests. What no worker can ever hold (prompt and output beyond its KV cache) is sent nowhere.
+those requests. PREFIX_POLICIES look at who was sent the prompt's beginning, too (runtime/prefixes.py). What
+no worker can ever hold (prompt and output beyond its KV cache) is sent nowhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from planner.domain import KV_BLOCK_TOKENS, Policies, Role, WorkerType
 from planner.simulator.replay import routing_weights
+from runtime.prefixes import Blocks, Sent
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class Load:
     pending_tokens: int = 0
     requests: int = 0
     prompt_tokens: int = 0
+    sent: Sent = field(default_factory=lambda: Sent(0))
 
     @property
     def wait_s(self) -> float:
@@ -40,15 +43,15 @@ class Load:
             + self.context_s * self.prompt_tokens
         )
 
-    def takes(self, input_tokens: int) -> None:
+    def takes(self, input_tokens: int, cached_tokens: int = 0) -> None:
         if self.role != "decode":
-            self.pending_tokens += input_tokens
+            self.pending_tokens += input_tokens - cached_tokens
         self.requests += 1
         self.prompt_tokens += input_tokens
 
-    def has_prefilled(self, input_tokens: int) -> None:
+    def has_prefilled(self, input_tokens: int, cached_tokens: int = 0) -> None:
         if self.role != "decode":
-            self.pending_tokens -= input_tokens
+            self.pending_tokens -= input_tokens - cached_tokens
 
     def is_rid_of(self, input_tokens: int) -> None:
         self.requests -= 1
@@ -58,7 +61,7 @@ class Load:
 def load_of(name: str, role: Role, engine: WorkerType) -> Load:
     """An idle worker, its seconds those of the simulator's "jsq"."""
     token_s, sequence_s, context_s, _ = routing_weights(engine, "jsq", decode=role == "decode")
-    return Load(name, role, engine.kv_tokens, token_s, sequence_s, context_s)
+    return Load(name, role, engine.kv_tokens, token_s, sequence_s, context_s, sent=Sent(engine.kv_tokens))
 
 
 @dataclass(slots=True)
@@ -111,6 +114,54 @@ POLICIES: dict[str, Policy] = {
     "jsq": join_shortest_queue,
     "power-of-two": power_of_two,
     "best-fit": best_fit,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a policy that looks at prefixes sees of a request: its tokens, its prompt's, and its blocks."""
+
+    tokens: int
+    input_tokens: int
+    blocks: Blocks
+
+
+PrefixPolicy = Callable[[Sequence[Load], Prompt, Policies], Load]
+
+
+def prefix_affinity(loads: Sequence[Load], prompt: Prompt, policies: Policies) -> Load:
+    """The longest match, among equals the shortest queue."""
+    fitting = [load for load in loads if fits(load, prompt.tokens)]
+    return min(fitting, key=lambda load: (-load.sent.tokens(prompt.blocks), load.wait_s))
+
+
+def min_ttft(loads: Sequence[Load], prompt: Prompt, policies: Policies) -> Load:
+    """The least seconds of what is pending and what is missed of the prompt (Mooncake, Dynamo)."""
+
+    def seconds(load: Load) -> float:
+        return load.wait_s + load.token_s * (prompt.input_tokens - load.sent.tokens(prompt.blocks))
+
+    return min((load for load in loads if fits(load, prompt.tokens)), key=seconds)
+
+
+def cache_aware(loads: Sequence[Load], prompt: Prompt, policies: Policies) -> Load:
+    """The longest match if it is more than a share of the prompt, else the smallest cache; the fewest
+    requests while workers differ by more than a number and a ratio (SGLang)."""
+    requests = [load.requests for load in loads]
+    most, fewest = max(requests), min(requests)
+    fitting = [load for load in loads if fits(load, prompt.tokens)]
+    if most - fewest > policies.balance_requests and most > policies.balance_ratio * fewest:
+        return min(fitting, key=lambda load: load.requests)
+    nearest = max(fitting, key=lambda load: load.sent.tokens(prompt.blocks))
+    if nearest.sent.tokens(prompt.blocks) > policies.cache_threshold_frac * prompt.input_tokens:
+        return nearest
+    return min(fitting, key=lambda load: len(load.sent))
+
+
+PREFIX_POLICIES: dict[str, PrefixPolicy] = {
+    "prefix-affinity": prefix_affinity,
+    "min-ttft": min_ttft,
+    "cache-aware": cache_aware,
 }
 
 

@@ -134,6 +134,7 @@ class Worker:
                 why = await self._until_up()
                 if not why:
                     up_s = time.monotonic()
+                    self.load.sent.blocks.clear()  # its cache is empty
                     self.load.is_up = True
                     self.settled.set()
                     self.note(self.place.name, f"up after start {self.starts}")

@@ -30,7 +30,7 @@ def options(argv: list[str]) -> dict[str, str]:
 
 
 def test_every_setting_of_the_manifests_is_on_the_command_line(tmp_path: Path) -> None:
-    """And, here: loopback, the port, dummy weights without a tokenizer; nothing else."""
+    """And, here: loopback, the port, dummy weights without a tokenizer, our name in answers; nothing else."""
     fleet = fleet_of(("w", "mixed", 1))
     place = places(fleet, tmp_path, 1)[0]
     command = commands(fleet)(place, 8123)
@@ -39,7 +39,13 @@ def test_every_setting_of_the_manifests_is_on_the_command_line(tmp_path: Path) -
     assert list(command.argv)[5 : 5 + len(engine.to_args(told))] == engine.to_args(told)
     here = options(list(command.argv)[5 + len(engine.to_args(told)) :])
     alone = ("disable-uvicorn-access-log", "skip-tokenizer-init")
-    assert here == {"host": "127.0.0.1", "port": "8123", "load-format": "dummy"} | dict.fromkeys(alone, "")
+    given = {
+        "host": "127.0.0.1",
+        "port": "8123",
+        "load-format": "dummy",
+        "middleware": "runtime.launch.Signed",
+    }
+    assert here == given | dict.fromkeys(alone, "")
     assert command.environment["HF_HUB_OFFLINE"] == "1"
 
 

@@ -11,7 +11,20 @@ from runtime_fakes import fleet_of, random_trace, worker_type
 from planner.domain import Fleet, Policies
 from planner.models.latency import StepLatency
 from planner.simulator import Simulation, simulate
-from runtime.routing import POLICIES, Dice, Load, best_fit, fits, load_of, priority
+from planner.traces import Trace
+from runtime.prefixes import Sent, blocks_of
+from runtime.replay import trace_prompt
+from runtime.routing import (
+    POLICIES,
+    PREFIX_POLICIES,
+    Dice,
+    Load,
+    Prompt,
+    best_fit,
+    fits,
+    load_of,
+    priority,
+)
 
 
 def a_load(
@@ -100,6 +113,85 @@ def test_the_router_picks_decode_workers_as_the_simulator(routing: str) -> None:
         else:
             loads[chosen[i] - 1].is_rid_of(tokens)
     assert chosen == {i: simulation.decode_worker[i] for i in several}
+
+
+def test_prefix_affinity_decides_as_the_simulator() -> None:
+    """300 prompts over 12 documents of 3 to 8 blocks on three workers with room for all: every choice of a
+    worker is the simulator's, prompts pending less what is cached included."""
+    rng = np.random.default_rng(1)
+    documents = [np.arange(100 * k, 100 * k + rng.integers(3, 9)) for k in range(12)]
+    chosen = [documents[k] for k in rng.integers(12, size=300)]
+    trace = Trace(
+        "documents", np.cumsum(rng.exponential(0.004, 300)),
+        np.array([16 * len(ids) for ids in chosen]) + rng.integers(1, 60, 300), rng.integers(1, 20, 300),
+        prefix_offsets=np.cumsum([0, *map(len, chosen)]), prefix_ids=np.concatenate(chosen),
+        prefix_block_tokens=16,
+    )  # fmt: skip
+    policies = Policies(routing="prefix-affinity", prefix_cache=True)
+    fleet = fleet_of(("w", "mixed", 3), policies=policies)
+    simulation = simulate(fleet, trace)
+    loads = [load_of(str(w), "mixed", worker_type()) for w in range(3)]
+    events = []
+    for i, arrival_s in enumerate(trace.arrival_s):
+        events += [(arrival_s, 2, i), (arrival_s + simulation.ttft_s[i], 0, i)]
+        events.append((arrival_s + simulation.e2e_s[i], 1, i))
+    found: dict[int, tuple[Load, int]] = {}
+    for _, kind, i in sorted(events):
+        tokens = int(trace.input_tokens[i])
+        if kind == 2:
+            blocks = blocks_of(trace_prompt(trace, i, 0))
+            prompt = Prompt(tokens + int(trace.output_tokens[i]), tokens, blocks)
+            load = PREFIX_POLICIES["prefix-affinity"](loads, prompt, policies)
+            found[i] = load, load.sent.tokens(blocks)
+            load.takes(tokens, found[i][1])
+            load.sent.add(blocks)
+        elif kind == 0:
+            found[i][0].has_prefilled(tokens, found[i][1])
+        else:
+            found[i][0].is_rid_of(tokens)
+    assert [int(found[i][0].name) for i in range(300)] == simulation.prefill_worker.tolist()
+    assert len(set(simulation.prefill_worker.tolist())) == 3
+
+
+def test_min_ttft_weighs_what_is_missed_against_what_waits() -> None:
+    """A prompt of 100 tokens, 1 ms each. a has 64 of them and 50 pending: 50 + 36 ms. b has none and 20
+    pending: 120 ms; with nothing pending still 100. Once a has 80 pending it is 116 ms."""
+    blocks = blocks_of(list(range(100)))
+    a, b = a_load("a", pending=50), a_load("b", pending=20)
+    a.sent, b.sent = Sent(1600), Sent(1600)
+    a.sent.add(blocks[:4])
+    prompt = Prompt(110, 100, blocks)
+    assert PREFIX_POLICIES["min-ttft"]([a, b], prompt, Policies()).name == "a"
+    a.pending_tokens, b.pending_tokens = 80, 0
+    assert PREFIX_POLICIES["min-ttft"]([a, b], prompt, Policies()).name == "b"
+
+
+def test_cache_aware_follows_matches_until_workers_are_too_far_apart() -> None:
+    """4 of 6 blocks are 64 of 100 tokens, more than 0.3: to a. One block is not: to b, whose cache is
+    smaller. At 70 requests against 1 (more than 64, and than 1.5 times as many) to b all the same."""
+    blocks = blocks_of(list(range(100)))
+    a, b = a_load("a"), a_load("b")
+    a.sent, b.sent = Sent(1600), Sent(1600)
+    a.sent.add(blocks[:4])
+    b.sent.add(blocks_of(list(range(200, 233))))
+    choose = PREFIX_POLICIES["cache-aware"]
+    assert choose([a, b], Prompt(110, 100, blocks), Policies()).name == "a"
+    short = blocks_of([*range(16), *range(900, 984)])
+    assert choose([a, b], Prompt(110, 100, short), Policies()).name == "b"
+    a.requests, b.requests = 70, 1
+    assert choose([a, b], Prompt(110, 100, blocks), Policies()).name == "b"
+
+
+def test_the_router_forgets_what_no_longer_fits_a_prompt_s_end_first() -> None:
+    """Room for 4 blocks of 16: after a prompt of 3 whole blocks and another of 2 the first one has 2 left.
+    The last token is never cached: 48 tokens are 2 whole blocks. Words count 4 characters per token."""
+    sent, first, second = Sent(64), blocks_of(list(range(49))), blocks_of(list(range(500, 533)))
+    assert (len(first), len(second), len(blocks_of(list(range(48))))) == (3, 2, 2)
+    sent.add(first)
+    assert sent.tokens(first) == 48
+    sent.add(second)
+    assert (sent.tokens(second), sent.tokens(first), len(sent)) == (32, 32, 4)
+    assert len(blocks_of("x" * 129)) == 2 and blocks_of([{"content": "hello"}]) == blocks_of(None) == []
 
 
 def _replayed(fleet: Fleet, s: Simulation, routing: str) -> list[int]:
