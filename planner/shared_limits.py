@@ -45,14 +45,14 @@ def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[s
     sentences = []
     below = value * (1 - CHEAPER_FRAC)
     for row in rows:
-        ask.progress(f"what more of {row.name} would save")
+        ask.progress(f"what more {_what(row)} would save")
         others = [other for other in rows if other is not row]
         lifted = ask.cheapest(others, below=below)
         if lifted.best is None:
             sentences.append(
-                f"{LEVEL0}, more of {row.name} alone saves nothing"
+                f"{LEVEL0}, more {_what(row)} alone saves nothing"
                 if lifted.is_exact
-                else f"what more of {row.name} would save was not found within the time limit"
+                else f"what more {_what(row)} would save was not found within the time limit"
             )
             continue
         least = ask.least([*others, Row("value", below, lambda option: option.objective)], row.use)
@@ -114,8 +114,12 @@ def _raised(row: Row, amount: float) -> str:
 
 def _more(row: Row, amount: float) -> str:
     """For instance '4 more h100-80g (16 instead of 12)'."""
-    what = row.name.removeprefix("stock of ")
-    return f"{amount - row.amount:.6g}{_unit(row)} more {what} ({amount:.6g} instead of {row.amount:.6g})"
+    more = f"{amount - row.amount:.6g}{_unit(row)} more {_what(row)}"
+    return f"{more} ({amount:.6g} instead of {row.amount:.6g})"
+
+
+def _what(row: Row) -> str:
+    return row.name.removeprefix("stock of ")
 
 
 def _unit(row: Row) -> str:

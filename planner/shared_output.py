@@ -182,7 +182,7 @@ def _report(plan: SharedPlan) -> str:
         section(
             "Shared limits",
             table(("Limit", "Used", "Of"), used, caption="Shared limits", numeric=(1, 2))
-            + bullets(plan.binding),
+            + f"<div class=below>{bullets(plan.binding)}</div>",
         ),
         section(
             "What was proved", bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions)
