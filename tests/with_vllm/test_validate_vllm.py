@@ -196,9 +196,9 @@ def shared_trace(requests: int, rate_rps: float) -> Trace:
 def test_prompts_hit_the_prefix_cache_as_simulated(
     llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    """80 prompts over 6 documents on two workers, by prefix-affinity: all but the first of a document go where
-    its 4 or 5 blocks are. Tokens found in the cache: as simulated, as the step log says, and as vLLM's own
-    counters say."""
+    """80 prompts over 6 documents on two workers, by prefix-affinity: all but the first of a document go
+    where its 4 or 5 blocks are. Tokens found in the cache: as simulated, as the step log says, and as vLLM's
+    own counters say."""
     policies = Policies(routing="prefix-affinity", prefix_cache=True)
     fleet = fleet_of(llm, latency, ("mixed", "mixed", 2), policies=policies)
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
