@@ -42,6 +42,7 @@ from planner.options import (
 )
 from planner.oracle import Answers, Oracle, side_by_side
 from planner.prefix_hits import PrefixHits
+from planner.router_fit import fitted
 from planner.slo import Objective, Task
 from planner.solvers.level0 import (
     Bounded,
@@ -278,6 +279,8 @@ def _each_policy(problem: Problem, start: Sequence[Fleet]) -> list[tuple[Problem
     choices = problem.task.policies()
     for policies in choices:
         asked = with_policies(problem, policies)
+        if policies.prefix_cache and answers:  # its settings are fitted to the best fleet so far
+            asked = with_policies(problem, fitted(asked.oracle, best_of(answers)[1].best))
         if len(choices) > 1:
             problem.progress(policies_label(policies, choices))
         known = [*start, *(asked.oracle.fleet(found.best) for _, found in answers)]
