@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from planner.domain import Metric, Slo
-from planner.simulator.replay import measured_window
+from planner.simulator.replay import measured_window, spared
 from planner.traces import Trace
 
 
@@ -32,15 +35,42 @@ class Obliged:
     whole_s: float
 
 
-def obliged(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Obliged:
-    """What the SLO obliges on this trace, as above.
+@dataclass(frozen=True, slots=True)
+class Due:
+    """By when each measured request must be done: its prefill `prefill_s` after its arrival, all of it later.
 
-    With `trust_gaps` a request that keeps TTFT is also taken to decode at the pace of the limit on TBT. That
-    holds wherever gaps beyond the limit are short; it is an assumption.
+    `prefill_frac` and `whole_frac` are the shares of the measured requests, those that arrive in `window_s`,
+    that the SLO holds to that. Where `is_paced`, each of its tokens is due `gap_s` after the one before.
     """
-    start_s, end_s = measured_window(trace)
-    inside = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
-    measured_frac = float(inside.mean())
+
+    window_s: tuple[float, float]
+    prefill_frac: float
+    prefill_s: float
+    whole_frac: float
+    gap_s: float
+    e2e_s: float
+    is_paced: bool
+
+    def whole_s(self, output_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Seconds from its arrival in which a request of such an output must be done."""
+        return np.asarray(np.maximum(self.prefill_s + self.gap_s * output_tokens, self.e2e_s))
+
+    def tokens_frac(
+        self, output_tokens: npt.NDArray[np.int64], left_s: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """At least this share of its tokens is due `left_s` after a request's arrival; all once it is due."""
+        frac = np.zeros(len(left_s))
+        if self.is_paced:
+            frac = np.clip((left_s - self.prefill_s - self.gap_s) / (self.gap_s * output_tokens), 0.0, 1.0)
+        return np.asarray(np.where(left_s >= self.whole_s(output_tokens), 1.0, frac))
+
+    def spared(self, requests: int, *, whole: bool) -> int:
+        """How many of so many measured requests may be late."""
+        return spared(self.whole_frac if whole else self.prefill_frac, requests)
+
+
+def due(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Due:
+    """The same as `obliged`, request by request."""
 
     def share(metric: Metric) -> float:
         return max((limit.percentile_frac for limit in slo.limits if limit.metric == metric), default=0.0)
@@ -58,10 +88,31 @@ def obliged(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Obliged:
         whole = max(whole, share("ttft"))
     if has_e2e or (has_ttft and (has_tpot or has_tbt)):
         whole = max(whole, all_at_once)
-    decoding_s = late_s("tpot", "tbt") * float(trace.output_tokens.max())
+    return Due(
+        window_s=measured_window(trace),
+        prefill_frac=prefill,
+        prefill_s=late_s("ttft", "e2e"),
+        whole_frac=max(whole, 0.0),
+        gap_s=late_s("tpot", "tbt"),
+        e2e_s=late_s("e2e"),
+        is_paced=has_tbt and not has_tpot and not has_e2e,
+    )
+
+
+def obliged(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Obliged:
+    """What the SLO obliges on this trace, as above.
+
+    With `trust_gaps` a request that keeps TTFT is also taken to decode at the pace of the limit on TBT. That
+    holds wherever gaps beyond the limit are short; it is an assumption.
+    """
+    each = due(slo, trace, trust_gaps=trust_gaps)
+    start_s, end_s = each.window_s
+    measured_frac = float(((trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)).mean())
+    ttft_s = max((limit.limit_s for limit in slo.limits if limit.metric == "ttft"), default=0.0)
+    decoding_s = each.gap_s * float(trace.output_tokens.max())
     return Obliged(
-        prefill_frac=measured_frac * prefill,
-        prefill_s=trace.duration_s + late_s("ttft", "e2e"),
-        whole_frac=measured_frac * max(whole, 0.0),
-        whole_s=trace.duration_s + max(late_s("ttft") + decoding_s, late_s("e2e")),
+        prefill_frac=measured_frac * each.prefill_frac,
+        prefill_s=trace.duration_s + each.prefill_s,
+        whole_frac=measured_frac * each.whole_frac,
+        whole_s=trace.duration_s + max(ttft_s + decoding_s, each.e2e_s),
     )

@@ -29,7 +29,7 @@ from planner.domain import (
 )
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
-from planner.obliged import Obliged, obliged
+from planner.obliged import Obliged, due, obliged
 from planner.options import (
     MAX_NUM_SEQS,
     Left,
@@ -44,6 +44,7 @@ from planner.oracle import Answers, Oracle, side_by_side
 from planner.prefix_hits import PrefixHits
 from planner.router_fit import fitted
 from planner.slo import Objective, Task
+from planner.solvers.demand import demand
 from planner.solvers.level0 import (
     Bounded,
     Counts,
@@ -317,13 +318,19 @@ def lower_bound(problem: Problem) -> float | None:
     options = [*mixed_options(types, task.objective)]
     if _link_too_slow(problem) is None:
         options += [*prefill_options(types, task.objective), *decode_options(types, task.objective)]
+    envelopes = _envelopes(options)
+    in_bursts = 0.0
+    if problem.hits is None:
+        each = due(problem.slo, problem.trace, trust_gaps=True)
+        in_bursts = demand(envelopes, problem.trace, problem.lengths, each).least_objective
     return bound(
-        _envelopes(options),
+        envelopes,
         problem.hits.classes() if problem.hits else to_classes(problem.trace),
         problem.limits,
         obliged=problem.trusted,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         link_bytes_per_s=task.network.bandwidth_bytes_per_s,
+        at_least=in_bursts,
     )
 
 

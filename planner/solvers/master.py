@@ -23,6 +23,7 @@ Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given
         memory_j      sum_k m_kj x_kj <= H M_j n_j
         transfer      sum_prefill b_k x_kj <= B H
         some_worker   sum_j n_j >= 1
+        demand        sum_j c_j n_j >= R        (a bound that sees bursts, solvers/demand.py)
         limit_y       sum_j a_yj n_j <= A_y
         cut_q         n_j >= (n^q_j + 1) z_qj,   sum_j z_qj >= 1     (more of something than a failed fleet)
 
@@ -42,7 +43,7 @@ import pulp
 from planner.domain import KV_BLOCK_TOKENS, SPOT, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.obliged import Obliged
-from planner.solvers.backend import solve, whole
+from planner.solvers.backend import run, whole
 from planner.workload import Lengths, Workload
 
 PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
@@ -195,13 +196,15 @@ def bound(
     obliged: Obliged,
     kv_bytes_per_token: float,
     link_bytes_per_s: float,
+    at_least: float = 0.0,
     cuts: Sequence[Sequence[int]] = (),
     time_limit_s: float = 20.0,
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
-    Where the SLO obliges nothing beyond prefill, decode work does not count. If the solver runs out of time,
-    the value of the relaxation without integers: lower, still a bound.
+    `at_least` is a bound from elsewhere (solvers/demand.py), which whole workers may exceed. Where the SLO
+    obliges nothing beyond prefill, decode work does not count. If the solver runs out of time, what it has
+    proved by then, else the value of the relaxation without integers, else `at_least`: each is a bound.
     """
     for is_integer in (True, False):
         problem, n = _counts("bound", options, limits, cuts, is_integer=is_integer)
@@ -209,13 +212,17 @@ def bound(
             pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)),
             "objective",
         )
+        if at_least > 0:
+            problem += problem.objective >= at_least, "demand"
         _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s)
-        is_optimal = solve(problem, time_limit_s=time_limit_s)
-        if is_optimal is None:
+        outcome = run(problem, time_limit_s=time_limit_s)
+        if outcome.status == "infeasible":
             return None
-        if is_optimal:
+        if outcome.status == "optimal":
             return float(pulp.value(problem.objective))
-    return 0.0
+        if outcome.bound is not None:
+            return max(outcome.bound, at_least)
+    return at_least
 
 
 def promising(
@@ -227,7 +234,10 @@ def promising(
     cuts: Sequence[Sequence[int]],
     time_limit_s: float = 20.0,
 ) -> tuple[tuple[int, ...], float] | None:
-    """The fleet under the value `below` expected to carry most, and that share; None if all are excluded."""
+    """The fleet under the value `below` expected to carry most, and that share; None if all are excluded.
+
+    If the solver finds no fleet in time, an empty one of share 0: nothing is known then.
+    """
     problem, n = _counts("promising", options, limits, cuts, is_integer=True)
     pair = problem.add_variable("pair", 0)
     carried = list(zip(options, shares, n, strict=True))
@@ -241,8 +251,11 @@ def promising(
     cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
     problem += cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
-    if solve(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC) is None:
+    status = run(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC).status
+    if status == "infeasible":
         return None
+    if status not in ("optimal", "feasible"):
+        return tuple(0 for _ in options), 0.0
     return tuple(whole(n_j) for n_j in n), float(pulp.value(problem.objective))
 
 
