@@ -38,7 +38,10 @@ _TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manif
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One of the LLMs: what is asked for it, within limits that are those of all, and its own requests."""
+    """One of the LLMs: what is asked for it, within limits that are those of all, and its own requests.
+
+    Stamps of a coarse clock are not spread yet: each draw of the traffic does so by its seed.
+    """
 
     name: str
     task: Task
@@ -63,7 +66,7 @@ class _Entry:
     model: str | None
 
 
-def read_question(path: Path, trace: Path | None, catalog: Catalog, *, seed: int = 0) -> Question:
+def read_question(path: Path, trace: Path | None, catalog: Catalog) -> Question:
     """Read slo.yaml with `llms`, and the traces. Raises InputError with the file, the entry and the key."""
     document = read_yaml(path)
     for key in document:
@@ -81,7 +84,7 @@ def read_question(path: Path, trace: Path | None, catalog: Catalog, *, seed: int
         _entry(name, given, shared, path, catalog)
         for name, given in _named(document["llms"], f"{path}: llms")
     ]
-    return _with_traces(entries, path, trace, catalog, seed)
+    return _with_traces(entries, path, trace, catalog)
 
 
 def _named(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -135,9 +138,7 @@ def _entry(
     return _Entry(name, str(given["llm"]), task, trace, given.get("model"))
 
 
-def _with_traces(
-    entries: list[_Entry], path: Path, common: Path | None, catalog: Catalog, seed: int
-) -> Question:
+def _with_traces(entries: list[_Entry], path: Path, common: Path | None, catalog: Catalog) -> Question:
     without = [entry.name for entry in entries if entry.trace is None]
     if without and common is None:
         raise InputError(
@@ -153,7 +154,7 @@ def _with_traces(
         source = entry.trace or common
         assert source is not None
         if source not in read:
-            read[source] = read_trace(source, seed=seed)
+            read[source] = read_trace(source, seed=None)
         name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}")
         if entry.trace is None and (source, name) in taken:
             same = f"the rows to {name!r}" if name is not None else "all rows"

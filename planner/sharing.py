@@ -142,8 +142,9 @@ def plan_together(
         simulations = 0
     else:
         until = _slice(deadline, 1)
-        _one_after_another(alone, limits, _slice(until, 1), progress)
-        llms = [_shapes(searched) for searched in alone]
+        on_all = [[(_on_all_draws(problem), found) for problem, found in searched] for searched in alone]
+        _one_after_another(on_all, limits, _slice(until, 1), progress)
+        llms = [_shapes(searched) for searched in on_all]
         ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
         shared = share(
             llms, rows_of(limits), run=side_by_side, out_of_time=lambda: time.monotonic() > until,
@@ -153,6 +154,7 @@ def plan_together(
             raise infeasible(ask, rows_of(limits), is_exact=shared.is_exact)
         plans = _plans(parts, alone, shared, catalog, answers, seed, deadline, progress)
         simulations = sum(plan.certificate.simulations for plan in plans)
+        simulations += sum(p.oracle.simulations for each in on_all for p, _ in each if p.draws)
         value = sum(plan.certificate.value for plan in plans)
         binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), value, unit))
         # a smaller fleet that holds after all, where more workers have hurt
@@ -224,6 +226,15 @@ def _searched(
         ) from None  # fmt: skip
     except PlannerError as error:
         raise type(error)(f"{part.name}: {error}") from None
+
+
+def _on_all_draws(problem: Problem) -> Problem:
+    """The same question of all draws of the traffic at once; `search_policies` asks for as few as will do."""
+    if not problem.draws:
+        return problem
+    oracle = replace(problem.oracle, draws=problem.draws)
+    oracle.told.update({fleet: False for fleet, holds in problem.oracle.told.items() if not holds})
+    return replace(problem, oracle=oracle)
 
 
 def _shapes(searched: Searched) -> list[Shape]:

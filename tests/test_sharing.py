@@ -105,7 +105,7 @@ pytestmark = pytest.mark.usefixtures("few_types")
     [
         ({"a100-80g": 16, "h100-80g": 4}, {}),
         ({"a100-80g": 12, "h100-80g": 6}, {"objective": "power"}),
-        ({"a100-80g": 12, "h100-80g": 4}, {"rates": (9.0, 6.0)}),
+        ({"a100-80g": 16, "h100-80g": 5}, {"rates": (9.0, 6.0)}),
         ({"a100-80g": 12, "h100-80g": 5}, {"objective": "gpus"}),
         ({"a100-80g": 12, "h100-80g": 12}, {"limits": {"power": "7.3 kW"}}),
         ({"a100-80g": 12, "h100-80g": 8}, {"llms": 3, "limits": {"gpus": 20}}),

@@ -27,7 +27,7 @@ def plan_together(
     files.check_output_directory(out)
     with Progress() as progress:
         known = read_catalog(catalog)
-        question = read_question(slo, trace, known, seed=seed)
+        question = read_question(slo, trace, known)
         folders = (out, *(out / part.name for part in question.parts))
         for given in (slo, *question.files):
             keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
