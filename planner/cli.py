@@ -168,7 +168,9 @@ def plan(
         raise typer.Exit(2)
     if is_shared:
         if explain:
-            raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
+            raise InputError(
+                "--explain: is for one LLM; what more of a shared limit saves is said without it"
+            )
         plan_together(
             slo, trace, out, catalog=catalog, seed=seed, time_limit_s=time_limit, png=png,
             json_output=json_output,
@@ -261,6 +263,14 @@ def _print_plan(found: Any, out: Path, *, explain: bool) -> None:
             else ""
         )
         console.print(f"  {alternative.label}: {value} ({alternative.note})", markup=False)
+    for pool in found.prefixes:
+        hits = (pool.simulated_hit_frac, pool.plan.hit_frac, pool.possible_hit_frac)
+        simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)
+        console.print(
+            f"prefix caches of {pool.plan.pool.name}: {simulated} of input tokens hit in simulation, "
+            f"{planned} planned, {possible} possible",
+            markup=False,
+        )
     if found.throughput is not None:
         console.print(
             f"most traffic: {found.throughput.rate_rps:g} requests/s; no fleet of level 0 carries "
