@@ -26,6 +26,7 @@ def render(plan: Plan, *, command: str = "") -> str:
             section("Fleet", _fleet(plan)),
             section("What was promised, and what the simulation says", _slo(plan)),
             section("How it runs", _running(plan)),
+            *([section("What prompts share", _prefixes(plan))] if plan.prefixes else []),
             section(
                 "What it costs and draws",
                 table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,)),
@@ -78,6 +79,11 @@ def _running(plan: Plan) -> str:
     usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 7))
     percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
     return "<div class=below>".join((charts(figures.running(plan)), f"{usage}</div>", f"{percentiles}</div>"))
+
+
+def _prefixes(plan: Plan) -> str:
+    kept = table(*rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7))
+    return f"{kept}<p class=note>Each prefix with its workers is in plan.yaml, under prefixes.</p>"
 
 
 def _alternatives(plan: Plan) -> str:

@@ -194,6 +194,20 @@ def node_rows(plan: Plan) -> Rows:
     return ("Nodes of", "Nodes", "Workers on each", "GPUs idle on each"), rows
 
 
+def prefix_rows(plan: Plan) -> Rows:
+    """What prompts share, per pool that prefills: hits planned, simulated, and of an endless cache."""
+    head = ("Pool", "Prefixes kept", "Copies on workers", "Prompt tokens found cached, planned", "Simulated",
+            "With one endless cache", "Prefill work saved, planned")  # fmt: skip
+    found: list[tuple[str, ...]] = []
+    for pool in plan.prefixes:
+        replicas = pool.plan.replication.placed.sum(axis=1)[1:]  # without the root, which holds no token
+        shares = (pool.plan.hit_frac, pool.simulated_hit_frac, pool.possible_hit_frac,
+                  pool.plan.prefill_saved_frac)  # fmt: skip
+        found.append((pool.plan.pool.name, f"{(replicas > 0).sum():,}", f"{replicas.sum():,}",
+                      *map(_share, shares)))  # fmt: skip
+    return head, found
+
+
 def alternative_rows(plan: Plan) -> Rows:
     """The plan and what else it could be."""
     certificate = plan.certificate

@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -365,6 +366,20 @@ def test_use_of_a_pool_is_over_its_own_workers() -> None:
     assert decode[0] == "dec"
     still = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
     assert rows.usage_rows(still)[1][0][4:] == ("–", "–", "–")
+
+
+def test_prefixes_are_counted_with_their_copies() -> None:
+    """Of three prefixes (the root is none) one lies on both workers, one on the first, one nowhere: 3."""
+    placed = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], dtype=bool)
+    planned = SimpleNamespace(
+        pool=a_plan().fleet.pools[0], replication=SimpleNamespace(placed=placed), hit_frac=0.8,
+        prefill_saved_frac=0.7,
+    )  # fmt: skip
+    pool: Any = SimpleNamespace(plan=planned, simulated_hit_frac=0.79, possible_hit_frac=0.85)
+    plan = replace(a_plan(), prefixes=(pool,))
+    assert rows.prefix_rows(plan)[1] == [("pre", "2", "3", "80.0 %", "79.0 %", "85.0 %", "70.0 %")]
+    assert "What prompts share" in report.render(plan)
+    assert "What prompts share" not in report.render(a_plan())
 
 
 def test_the_margin_is_a_share_of_the_limit() -> None:
