@@ -86,6 +86,7 @@ def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[i
 
 def _headline(told: Mapping[str, Any]) -> str:
     lost = told["requests"] - told["finished"] - told["rejected"] - told["failed"]
+    hits = told["prefix_hits"]
     return headline([
         ("Requests", str(told["requests"]), f"{told['finished']} finished, {told['rejected']} rejected, "
          f"{told['failed']} failed, {lost} lost"),
@@ -94,6 +95,8 @@ def _headline(told: Mapping[str, Any]) -> str:
         ("Times", "engine" if told["times"] != "client" else "client", f"taken from the {told['times']}"),
         ("Outside the engine", show_s(told["outside_engine_s"]["p50"] or math.nan),
          "median from the client's send to the engine's receipt"),
+        *([("Prefix hits", _share(hits["measured_frac"]), f"predicted {_share(hits['predicted_frac'])}")]
+          if hits["measured_frac"] is not None else []),
     ])  # fmt: skip
 
 
@@ -291,9 +294,11 @@ def _engines(told: Mapping[str, Any]) -> str:
         events += [f"part {part['part']}, {at_s:.1f} s: {name} {what}" for at_s, name, what in part["events"]]
     reasons = [f"{count} x {reason}" for reason, count in told["reasons"].items()]
     loads = [load for part in told["parts"] for load in part["load_average"]]
-    note = f"<p class=note>Load average of the machine: {min(loads):.1f} to {max(loads):.1f}.</p>"
+    stolen = ", ".join(f"{100 * frac:.0f} % of {name}'s" for name, frac in told["stolen_frac"].items())
+    note = f"<p class=note>Load average of the machine: {min(loads):.1f} to {max(loads):.1f}."
+    note += f" Others ran in {escape(stolen)} steps.</p>" if stolen else "</p>"
     return (
-        _table(lines, "Engines", range(2, 9))
+        _table(lines, "Engines", range(2, 10))
         + note
         + "".join(
             f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
@@ -307,6 +312,7 @@ def _engine_line(engine: Mapping[str, Any]) -> dict[str, str]:
     names = {
         "worker": "worker", "kv_tokens": "KV tokens", "prompt_tokens": "prompt tokens",
         "generation_tokens": "output tokens", "transferred_tokens": "KV tokens received",
+        "prefix_cache_hits": "prefix tokens found",
         "num_preemptions": "preemptions",
     }  # fmt: skip
     return {
