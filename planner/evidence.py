@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -286,6 +286,25 @@ def used_up(limits: Limits, best: Counts) -> tuple[str, ...]:
         )
         if smallest and amount - used < smallest:
             sentences.append(f"{name} is used up: {used:g} of {amount:g}")
+    return tuple(sentences)
+
+
+def duals(prices: Mapping[str, float], wanted: str) -> tuple[str, ...]:
+    """What `searching.shadow_prices` say, largest first. Nothing for limits that cost the bound nothing."""
+    unit = OBJECTIVE_UNITS[wanted]
+    steps = {
+        "power": (1e3, "one more kW"),
+        "cost": (1.0, "one more USD/h allowed"),
+        "GPUs": (1.0, "one more GPU"),
+    }
+    sentences = []
+    for name, price in sorted(prices.items(), key=lambda item: -item[1]):
+        size, step = steps.get(name, (1.0, f"one more {name.removeprefix('stock of ')}"))
+        if price * size > 1e-6:
+            sentences.append(
+                f"{step} lowers the policy-free bound, workers not being whole, by {price * size:.3g} {unit} "
+                "(a dual: of the bound, not of the plan)"
+            )
     return tuple(sentences)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from planner.domain import Fleet, Slo
 from planner.prefix_plan import PoolPrefixes
@@ -53,8 +54,10 @@ class Certificate:
     """What was proved, over what, and what was assumed. Written as certificate.json.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
-    fleets with one worker type per pool, `level0_exact` whether that search was exhausted. Gaps are shares of
-    the plan's objective. `universe` says what level 0 ranged over.
+    fleets with one worker type per pool, `level0_exact` whether that search was exhausted. `shadow_prices`
+    say by how much a GPU, Watt or USD/h more of a limit lowers the bound, workers not being whole: the duals
+    of its linear program, in the objective's unit. Gaps are shares of the plan's objective. `universe` says
+    what level 0 ranged over.
     """
 
     objective: str  # cost | power | gpus
@@ -72,6 +75,7 @@ class Certificate:
     simulations: int
     cuts: int
     seed: int
+    shadow_prices: Mapping[str, float] = field(default_factory=dict)  # by limit, of the relaxed bound
     repeats: tuple[Repeats, ...] = ()  # the plan's fleet on other draws, under histories of interruptions
 
     @property

@@ -28,6 +28,7 @@ from planner.searching import (
     pose,
     search_level0,
     search_policies,
+    shadow_prices,
     silent,
     unwatched,
     with_policies,
@@ -97,6 +98,7 @@ def certified(
     spot, spot_warnings = evidence.on_spot(problem, found)
     progress("simulating the plan on other draws of its traffic")
     repeats = [draws.on_other_draws(problem, best, trace, seed), draws.on_histories(problem, best, seed)]
+    prices = shadow_prices(problem)
     certificate = Certificate(
         objective=task.objective,
         unit=OBJECTIVE_UNITS[task.objective],
@@ -112,7 +114,8 @@ def certified(
         ),
         neighbours=neighbours,
         binding=(
-            *binding, *evidence.used_up(problem.limits, best), *([if_longer] if if_longer else []), *insured,
+            *binding, *evidence.used_up(problem.limits, best), *evidence.duals(prices, task.objective),
+            *([if_longer] if if_longer else []), *insured,
             *spot, *evidence.prefix_savings(searched), *one_more,
             *(each.sentence() for each in repeats if each is not None),
             *([draws.SAME] if repeats[0] is None else []),
@@ -123,6 +126,7 @@ def certified(
         simulations=sum(each.oracle.simulations for each, _ in searched),
         cuts=found.cuts,
         seed=seed,
+        shadow_prices=prices,
         repeats=tuple(each for each in repeats if each is not None),
     )  # fmt: skip
     return Plan(

@@ -44,6 +44,7 @@ from planner.oracle import Answers, Oracle, side_by_side
 from planner.prefix_hits import PrefixHits
 from planner.router_fit import fitted
 from planner.slo import Objective, Task
+from planner.solvers import master
 from planner.solvers.demand import demand
 from planner.solvers.level0 import (
     Bounded,
@@ -135,9 +136,9 @@ class Problem:
     deadline: float
     progress: Progress
     watch: Watch
+    draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
     lower: float | None = None  # what any fleet costs at least, None if no bound was found
 
-    draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline
 
@@ -189,14 +190,14 @@ def pose(
             break
     if not types:
         raise _no_room(llm, left)
-    hits = _prefix_hits(task, requests)
-    lengths = distinct_lengths(requests)
     draws = tuple(asked_traffic(trace, task, seed=seed + k)[0] for k in range(1, task.draws))
     if draws and same_requests(draws[0], requests):
         raise InputError(
             f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the same; "
             "leave draws out, or ask for a rate that is not the trace's"
         )
+    hits = _prefix_hits(task, requests)
+    lengths = distinct_lengths(requests)
     slo, slo_note = _in_seconds(task, llm, lengths, catalog)
     if broken := unreachable(slo, types, hits.lengths() if hits else lengths):
         raise _out_of_reach(broken)
@@ -254,8 +255,6 @@ def search_policies(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple
     begins anew with them. It asks for less than all draws do, so its answer, once it holds on all of them, is
     the best for all. Raises InfeasibleError if no choice finds a fleet.
     """
-    answers: list[tuple[Problem, Found]] = []
-    errors: list[InfeasibleError] = []
     while True:
         answers = _each_policy(problem, start)
         chosen, found = best_of(answers)
@@ -277,6 +276,8 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
 
 def _each_policy(problem: Problem, start: Sequence[Fleet]) -> list[tuple[Problem, Found]]:
     """Each choice's search begins with the best fleets of those before."""
+    answers: list[tuple[Problem, Found]] = []
+    errors: list[InfeasibleError] = []
     choices = problem.task.policies()
     for policies in choices:
         asked = with_policies(problem, policies)
@@ -314,12 +315,7 @@ def best_of(answers: Sequence[tuple[Problem, Found]]) -> tuple[Problem, Found]:
 
 def lower_bound(problem: Problem) -> float | None:
     """What any fleet within the limits costs at least, whatever its policy."""
-    task, types = problem.task, problem.types
-    options = [*mixed_options(types, task.objective)]
-    if _link_too_slow(problem) is None:
-        options += [*prefill_options(types, task.objective), *decode_options(types, task.objective)]
-    envelopes = _envelopes(options)
-    in_bursts = 0.0
+    envelopes, in_bursts = _any_fleet(problem), 0.0
     if problem.hits is None:
         each = due(problem.slo, problem.trace, trust_gaps=True)
         in_bursts = demand(envelopes, problem.trace, problem.lengths, each).least_objective
@@ -329,9 +325,30 @@ def lower_bound(problem: Problem) -> float | None:
         problem.limits,
         obliged=problem.trusted,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
-        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
+        link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
         at_least=in_bursts,
     )
+
+
+def shadow_prices(problem: Problem) -> dict[str, float]:
+    """By how much a GPU, Watt or USD/h more of each limit lowers that bound, without bursts or integers."""
+    return master.shadow_prices(
+        _any_fleet(problem),
+        problem.hits.classes() if problem.hits else to_classes(problem.trace),
+        problem.limits,
+        obliged=problem.trusted,
+        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
+        link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
+    )
+
+
+def _any_fleet(problem: Problem) -> list[Option]:
+    """The options of the bound: pairs only where the link keeps up with them."""
+    types, wanted = problem.types, problem.task.objective
+    options = [*mixed_options(types, wanted)]
+    if _link_too_slow(problem) is None:
+        options += [*prefill_options(types, wanted), *decode_options(types, wanted)]
+    return _envelopes(options)
 
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:

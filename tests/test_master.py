@@ -20,6 +20,7 @@ from planner.solvers.master import (
     least_seconds,
     least_workers,
     promising,
+    shadow_prices,
 )
 from planner.solvers.two_pools import search_two_pools
 from planner.workload import Lengths, Workload
@@ -101,6 +102,24 @@ def test_bound_by_hand() -> None:
     assert value({"g": None, "q": None}) == pytest.approx(7.5)
     assert value({"g": None, "q": 2}) == pytest.approx(9.0)
     assert value({"g": 1, "q": 2}) is None
+
+
+def test_shadow_prices_by_hand() -> None:
+    """100 requests of 0.1 s each in 1 s: 10 workers, 4 at 1 USD/h, others at 3. One cheap GPU more saves 2.
+    With others of 200 W at 1.5 USD/h and 3 kW, n + m = 10 and 400 n + 200 m <= 3000: a Watt more turns 1/200
+    of one worker into a cheaper one."""
+
+    def prices(limits: Limits, *others: Option) -> dict[str, float]:
+        return shadow_prices(
+            [option("mixed", 1.0), *others], one_class(100, 1000, 1), limits,
+            obliged=Obliged(1.0, 1.0, 1.0, 1.0), kv_bytes_per_token=1.0, link_bytes_per_s=1e12,
+        )  # fmt: skip
+
+    dear = option("mixed", 3.0, gpu=replace(GPU, name="dear", base="dear"))
+    assert prices(Limits({"g": 4, "dear": 50}), dear) == pytest.approx({"stock of g": 2, "stock of dear": 0})
+    frugal = option("mixed", 1.5, gpu=replace(GPU, name="frugal", base="frugal", power_w=200.0))
+    assert prices(Limits({}, power_w=3000.0), frugal) == pytest.approx({"power": 0.5 / 200})
+    assert prices(Limits({"g": 4})) == {}
 
 
 def test_bound_knows_the_link() -> None:

@@ -225,6 +225,30 @@ def bound(
     return at_least
 
 
+def shadow_prices(
+    options: Sequence[Option],
+    workload: Workload,
+    limits: Limits,
+    *,
+    obliged: Obliged,
+    kv_bytes_per_token: float,
+    link_bytes_per_s: float,
+) -> dict[str, float]:
+    """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
+
+    Of `bound` without integers and without `demand`. Empty where no fleet is within the limits.
+    """
+    problem, n = _counts("shadow", options, limits, (), is_integer=False)
+    for n_j in n:
+        n_j.upBound = None  # it follows from the limits, and would take their price
+    problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
+    _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s)
+    if run(problem).status != "optimal":
+        return {}
+    duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
+    return {name: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (name, _) in enumerate(limits.rows())}
+
+
 def promising(
     options: Sequence[Option],
     shares: Sequence[float],
