@@ -30,6 +30,7 @@ from runtime import workers
 from runtime.compare import (
     Measurement,
     Tolerances,
+    as_run,
     compare,
     corrected,
     corrections,
@@ -37,7 +38,7 @@ from runtime.compare import (
     steps,
 )
 from runtime.enginelog import read_step_logs
-from runtime.own_clock import undisturbed
+from runtime.own_clock import stolen_frac, undisturbed
 from runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt, trace_prompt
 from runtime.steplog import StepLog
 from runtime.validate import Wanted, engine_commands, slice_of, validate
@@ -251,9 +252,9 @@ def test_an_engines_own_clock_stands_still_while_others_compute(tmp_path: Path) 
     assert (served.queued_s, served.scheduled_s, served.token_s[0]) == pytest.approx((1.5, 2.2, 3.2))
 
 
-def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
-    """Two workers that batch and compute as simulated, while every second step waits 50 ms for the machine:
-    far off on the wall, equal on their own clocks."""
+def a_disturbed_run(tmp_path: Path) -> tuple[Measurement, Fleet, float]:
+    """Two workers that batch and compute as simulated, 20 prompts of 50 tokens each, one at a time, while
+    every second step waits 50 ms for the machine; and the seconds of a step without."""
     fleet = fleet_of(("w", "mixed", 2), policies=Policies(routing="round-robin"))
     trace = Trace("even", np.linspace(0.0, 1.95, 40), np.full(40, 50), np.full(40, 1))
     step_s = float(LATENCY.step_s(50, 1275, prefills=1))
@@ -273,11 +274,32 @@ def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
         log.stream.close()
     logs = {f"w-{k}": read_step_logs(tmp_path.glob(f"w-{k}.*")) for k in range(2)}
     run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(40))),), sent), logs)
+    return run, fleet, step_s
+
+
+def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
+    """Far off on the wall, equal on their own clocks; 10 of 20 steps last 50 ms longer than they ran."""
+    run, fleet, step_s = a_disturbed_run(tmp_path)
     disturbed = compare(run, fleet, NO_SLO, Tolerances())
     own = undisturbed(run, fleet, NO_SLO, Tolerances(1e-3, 1e-3))
     assert not disturbed.agrees and own is not None and own.agrees
     assert len(own.measured.requests.ttft_s) == 40
     assert own.measured.requests.ttft_s == pytest.approx(step_s, abs=2e-6)
+    stolen = 10 * 0.05 / (20 * step_s + 10 * 0.05)
+    assert stolen_frac(run.logs["w-0"], 100.0) == pytest.approx(stolen, abs=1e-3)
+
+
+def test_fits_as_run_know_what_the_wall_saw(tmp_path: Path) -> None:
+    """Steps of t and of t + 50 ms in turns: the fit that follows the wall lies between, at their geometric
+    mean (log errors), the one on own clocks stays at t."""
+    run, fleet, step_s = a_disturbed_run(tmp_path)
+    found = as_run(run, fleet)
+    assert found is not None
+    wall_s = found.pools[0].type.latency.step_s(50, 1275, prefills=1)
+    assert wall_s == pytest.approx((step_s * (step_s + 0.05)) ** 0.5, rel=0.2)
+    own = corrected(fleet, corrections(steps(run, fleet), fleet)).pools[0].type.latency
+    assert own.step_s(50, 1275, prefills=1) == pytest.approx(step_s, rel=0.02)
+    assert as_run(replace(run, logs={}), fleet) is None
 
 
 def test_the_engines_of_a_pair_agree_each_on_its_own_clock(tmp_path: Path) -> None:
