@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.files import to_yaml
 from planner.fleetfile import read_fleet
 from planner.output import fleet_document
-from planner.simulator import simulate
+from planner.simulator import Simulation, simulate
 from planner.simulator.metrics import jain_index, tenant_service
 from planner.simulator.replay import NEEDS_CACHE
 from planner.traces import Trace
@@ -96,8 +96,8 @@ def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
         priority_groups=int(rng.choice([2, 10])),
         share_window_s=float(rng.choice([0.25, 2.0, 180.0])),
         balance_requests=int(rng.choice([1, 4])),
-        balance_ratio=float(rng.choice([1.5, 1e9])),
-        replicate_ratio=float(rng.choice([0.5, 2.0, 1e9])),
+        balance_ratio=float(rng.choice([1.5, np.inf])),
+        replicate_ratio=float(rng.choice([0.5, 2.0, np.inf])),
         explore_decode_frac=float(rng.choice([0.5, 1.0])),
     ), trace
 
@@ -209,6 +209,79 @@ def test_everybody_shares_a_block_so_affinity_sends_all_to_who_had_it_first() ->
     assert (found.prefill_worker == 0).all()
     even = simulate(cached_fleet(8, routing="round-robin"), trace)
     assert np.bincount(even.prefill_worker).tolist() == [25] * 8
+
+
+# ------------------------------------------------------------------------------------------------------ e2
+
+
+def busiest_frac(found: Simulation, since_s: float = 0.0) -> float:
+    """Share of the requests from then on that the busiest worker got."""
+    workers = found.prefill_worker[found.arrival_s >= since_s]
+    return float(np.bincount(workers).max() / len(workers))
+
+
+def hot_prefix(arrival_s: list[float]) -> Trace:
+    """Requests of 512 shared and 128 own tokens: 1/8 s of work each where the prefix is cached."""
+    return prefix_trace(
+        arrival_s, [[*range(32), *range(1000 + 8 * i, 1008 + 8 * i)] for i in range(len(arrival_s))]
+    )
+
+
+def test_e2_sends_on_what_its_heaviest_worker_would_get() -> None:
+    """Ten of these a second are 1.25 s of work per second: without rebalancing one of two workers gets all,
+    and its queue grows; with Th_bal = 1.5 the other gets at least its 1 / (1 + 1.5) of the load.
+    """
+    trace = hot_prefix(np.arange(0, 40, 0.1).tolist())
+    found = {
+        ratio: simulate(cached_fleet(2, routing="e2", balance_ratio=ratio, replicate_ratio=np.inf), trace)
+        for ratio in (1.5, np.inf)
+    }
+    assert busiest_frac(found[np.inf]) == 1.0 and found[np.inf].ttft_s[-1] > 9
+    assert busiest_frac(found[1.5]) < 0.61 and found[1.5].ttft_s.max() < 2
+
+
+def test_e2_replicates_a_prefix_whose_requests_wait_ever_longer() -> None:
+    """For 60 s one request a second, then eight at once, each second: a second's work. The mean wait of the
+    late half of the window of 60 s is more than twice that of the early half, so the prefix goes to the
+    second worker too, and from then on either serves it. Without that the first has it all.
+    """
+    trace = hot_prefix([float(s) for s in range(60)] + [60.0 + s for s in range(60) for _ in range(8)])
+    found = {
+        ratio: simulate(
+            cached_fleet(2, routing="e2", balance_ratio=np.inf, replicate_ratio=ratio, share_window_s=60.0),
+            trace,
+        )
+        for ratio in (2.0, np.inf)
+    }
+    assert busiest_frac(found[np.inf]) == 1.0
+    assert found[2.0].prefill_worker[:60].tolist() == [0] * 60
+    assert busiest_frac(found[2.0], since_s=90.0) < 0.75
+    late = trace.arrival_s >= 90
+    assert found[2.0].ttft_s[late].mean() < 0.7 * found[np.inf].ttft_s[late].mean()
+
+
+def test_e2_replicates_no_more_than_once_in_a_window() -> None:
+    """Four workers, the prefix of the test above, and twice as much of it: at the end of the window in which
+    the waits grew two workers have it, one more a window later.
+    """
+    trace = hot_prefix([float(s) for s in range(60)] + [60.0 + s for s in range(60) for _ in range(16)])
+    fleet = cached_fleet(4, routing="e2", balance_ratio=np.inf, share_window_s=60.0)
+    workers = simulate(fleet, trace).prefill_worker
+    assert len(set(workers[trace.arrival_s < 110].tolist())) == 2
+
+
+def test_e2_explores_on_the_worker_that_decodes() -> None:
+    """Worker 0 has a prompt of 5/8 s, worker 1 one of 1/32 s and 2,000 tokens of output, 2 s of decodes.
+    Prompts of 5/8 s go to worker 0 until it has more than 2 s. Where decodes may be half of a load, the first
+    four go to worker 1: 2 / (2 + 1/32 + 3 * 5/8) is still more than that, with 4 it is less.
+    """
+    own = [[100 + 40 * i + k for k in range(40)] for i in range(7)]
+    trace = prefix_trace([0.0, 1.0, *range(10, 16)], [own[0], [1, 2], *own[1:]], outputs=[1, 2000, *[1] * 6])
+    went = {
+        frac: simulate(cached_fleet(2, routing="e2", explore_decode_frac=frac), trace).prefill_worker.tolist()
+        for frac in (0.5, 1.0)
+    }
+    assert went == {1.0: [0, 1, 0, 0, 0, 1, 0, 1], 0.5: [0, 1, 1, 1, 1, 1, 0, 0]}
 
 
 @pytest.mark.parametrize(
