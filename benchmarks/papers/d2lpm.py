@@ -4,8 +4,8 @@
 
 Llama-3.1-8B on four A100, the catalog's step times; four clients that send programs at the same rate for two
 minutes, more than the fleet carries. S1: the first one's programs are larger (trees of 340 requests in place
-of 30, judges of 16 dimensions in place of 2), or it asks four times as often (QA). S2: its prompts are longer.
-VTC has round robin per client. Latency: of a program to its end, of QA to the first token.
+of 30, judges of 16 dimensions in place of 2), or it asks four times as often (QA). S2: its prompts are
+longer. VTC has round robin per client. Latency: of a program to its end, of QA to the first token.
 
 Cao et al. 2025, Figure 7: D2LPM carries up to 2.87 times what VTC does and up to 2.22 times what round robin
 with LPM does; Jain's index (over service while all clients are active) is highest with VTC, then D2LPM,
