@@ -2,10 +2,9 @@
 
     python benchmarks/prefix_policies.py routing [FOLDER]   Mooncake's traces on 8 workers, every routing
     python benchmarks/prefix_policies.py speed [FOLDER]     requests per CPU second, by number of workers
-    python benchmarks/prefix_policies.py tenants            five tenants, one of which misbehaves
 
-FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces. The first two simulate
-prompts alone, 1/7000 s per token (conversation) and 1/8000 s (synthetic), with caches of 3M tokens.
+FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces. Prompts alone
+are simulated, 1/7000 s per token (conversation) and 1/8000 s (synthetic), with caches of 3M tokens.
 """
 
 from __future__ import annotations
@@ -17,29 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from planner import prefix_workloads
 from planner.catalog import read_catalog
 from planner.domain import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
-from planner.models.memory import kv_cache_tokens
-from planner.simulator import Simulation, simulate
-from planner.simulator.metrics import tenant_service
+from planner.simulator import simulate
 from planner.simulator.replay import NEEDS_CACHE
 from planner.traces import Trace, read_trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TOKEN_S = {"conversation": 1 / 7000, "synthetic": 1 / 8000}
 CACHE_TOKENS = 3_000_000
-VICTIMS = 4
-VICTIM_RPS = 12.0
-PAIRS = (  # routing, queue
-    ("round-robin", "lpm"),
-    ("e2", "fcfs"),
-    ("e2", "preble"),
-    ("round-robin", "vtc"),
-    ("prefix-affinity", "dlpm"),
-    ("d2lpm", "dlpm"),
-)
 
 
 def prompts_only(folder: Path, name: str) -> Trace:
@@ -93,53 +79,10 @@ def _cpu_s(fleet: Fleet, trace: Trace) -> float:
     return time.process_time() - start
 
 
-def tenants() -> None:
-    """S1: one tenant sends ten times as often. S2: as often, but prompts five times as long."""
-    catalog = read_catalog()
-    llm, gpu = catalog.llm("meta-llama/Llama-3.1-8B"), catalog.gpu("a100-80g")
-    latency = catalog.latency(llm, gpu, 1)
-    kind = WorkerType(gpu, 1, latency, kv_cache_tokens(llm, gpu, 1), 2048, 256)
-    for case, rate_rps, workload in (("S1", 120.0, "toolbench"), ("S2", 24.0, "videoqa")):
-        trace = misbehaving(rate_rps, workload)
-        for route, queue in PAIRS:
-            fleet = Fleet(
-                llm,
-                (Pool("w", "mixed", kind, 4),),
-                Policies(prefix_cache=True, routing=route, queue=queue, extend_weight=1.0, output_weight=2.0),
-            )
-            _print_tenants(case, route, queue, simulate(fleet, trace))
-
-
-def misbehaving(rate_rps: float, workload: str, seconds: float = 60.0) -> Trace:
-    """Four tenants ask Toolbench's questions; the fifth asks too much."""
-    parts = {}
-    for u in range(VICTIMS + 1):
-        rate, kind = (rate_rps, workload) if u == VICTIMS else (VICTIM_RPS, "toolbench")
-        rng = np.random.default_rng(u)
-        parts[f"tenant-{u}"] = prefix_workloads.preble(kind, int(rate * seconds), rate, rng=rng)
-    return prefix_workloads.merged(parts)
-
-
-def _print_tenants(case: str, route: str, queue: str, found: Simulation) -> None:
-    service = tenant_service(found)
-    is_victim = found.tenant < VICTIMS
-    tokens = (found.input_tokens + found.output_tokens).sum()
-    print(
-        f"{case} {route:15} {queue:6} hit {found.token_hit_frac:.3f}  "
-        f"{tokens / (found.end_s - found.arrival_s[0]):8,.0f} tokens/s  Jain {service.jain_index:.3f}  "
-        f"victims' e2e p50 {np.quantile(found.e2e_s[is_victim], 0.5):7.2f} "
-        f"p99 {np.quantile(found.e2e_s[is_victim], 0.99):7.2f} s, "
-        f"the other's p50 {np.quantile(found.e2e_s[~is_victim], 0.5):7.2f} s",
-        flush=True,
-    )
-
-
 if __name__ == "__main__":
     part = sys.argv[1] if len(sys.argv) > 1 else ""
     folder = Path(sys.argv[2]) if len(sys.argv) > 2 else TRACES
-    if part == "tenants":
-        tenants()
-    elif part in ("routing", "speed"):
+    if part in ("routing", "speed"):
         (routing if part == "routing" else speed)(folder)
     else:
         sys.exit(__doc__)
