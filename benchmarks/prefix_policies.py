@@ -1,10 +1,10 @@
-"""What routing and fairness do to prefix caches, simulated.
+"""What routing does to prefix caches, simulated.
 
     python benchmarks/prefix_policies.py routing [FOLDER]   Mooncake's traces on 8 workers, every routing
     python benchmarks/prefix_policies.py speed [FOLDER]     requests per CPU second, by number of workers
 
-FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces. Prompts alone
-are simulated, 1/7000 s per token (conversation) and 1/8000 s (synthetic), with caches of 3M tokens.
+FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces. Prompts alone are simulated,
+1/7000 s per token (conversation) and 1/8000 s (synthetic), with caches of 3M tokens.
 """
 
 from __future__ import annotations
