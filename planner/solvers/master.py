@@ -23,7 +23,7 @@ Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given
         memory_j      sum_k m_kj x_kj <= H M_j n_j
         transfer      sum_prefill b_k x_kj <= B H
         some_worker   sum_j n_j >= 1
-        demand        sum_j c_j n_j >= R        (a bound that sees bursts, solvers/demand.py)
+        demand        sum_j c_j n_j >= R        (without x: a bound that sees bursts, solvers/demand.py)
         limit_y       sum_j a_yj n_j <= A_y
         cut_q         n_j >= (n^q_j + 1) z_qj,   sum_j z_qj >= 1     (more of something than a failed fleet)
 
@@ -206,23 +206,31 @@ def bound(
     obliges nothing beyond prefill, decode work does not count. If the solver runs out of time, what it has
     proved by then, else the value of the relaxation without integers, else `at_least`: each is a bound.
     """
+    reached = at_least
+    if at_least > 0:  # alone: it is quick without x, and the rest is slow with it
+        problem, n = _counts("demand", options, limits, cuts, is_integer=True)
+        cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
+        problem += cost, "objective"
+        problem += cost >= at_least, "demand"
+        outcome = run(problem, time_limit_s=time_limit_s)
+        if outcome.status == "infeasible":
+            return None
+        reached = max(at_least, outcome.bound or 0.0)
     for is_integer in (True, False):
         problem, n = _counts("bound", options, limits, cuts, is_integer=is_integer)
         problem += (
             pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)),
             "objective",
         )
-        if at_least > 0:
-            problem += problem.objective >= at_least, "demand"
         _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s)
         outcome = run(problem, time_limit_s=time_limit_s)
         if outcome.status == "infeasible":
             return None
         if outcome.status == "optimal":
-            return float(pulp.value(problem.objective))
+            return max(float(pulp.value(problem.objective)), reached)
         if outcome.bound is not None:
-            return max(outcome.bound, at_least)
-    return at_least
+            return max(outcome.bound, reached)
+    return reached
 
 
 def shadow_prices(
