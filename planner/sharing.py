@@ -31,13 +31,13 @@ from planner.searching import (
     best_of,
     lower_bound,
     pose,
+    search,
     search_level0,
     search_policies,
     silent,
 )
 from planner.shared_limits import CHEAPER_FRAC, Asking, infeasible, prices
 from planner.shared_slo import Part, Question
-from planner.slo import Task
 from planner.solvers.level0 import Counts
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement
@@ -123,26 +123,17 @@ def plan_together(
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
         until = _slice(deadline, len(parts) - k)
-        alone.append(_searched(part, part.task, catalog, answers, seed, until, progress))
-    best = [best_of(searched)[1] for searched in alone]
-
-    def fit(fleets: Iterable[Counts | None]) -> bool:
-        workers = [(option.type, count) for counts in fleets for option, count in counts or ()]
-        return limits.broken(workers) is None
-
-    if fit(found.best for found in best):
+        alone.append(_searched(part, catalog, answers, seed, until, progress))
+    best, on_all = [best_of(searched)[1] for searched in alone], alone
+    if _fit(limits, (found.best for found in best)):
         plans = [
             certified(each, part.trace, catalog, seed=seed) for part, each in zip(parts, alone, strict=True)
         ]
-        least = sum(found.level0.search.value for found in best)
-        is_level0 = fit(found.level0.search.best for found in best)
-        is_exact = all(found.level0.search.is_exhausted for each in alone for _, found in each)
-        shared = Shared(None, least if is_level0 else math.inf, least if is_exact else 0.0, is_exact, 0)
+        shared = _all_fit(alone, limits)
         binding: tuple[str, ...] = ("no shared limit binds: every LLM has the fleet it would have alone",)
-        simulations = 0
     else:
-        until = _slice(deadline, 1)
         on_all = [[(_on_all_draws(problem), found) for problem, found in searched] for searched in alone]
+        until = _slice(deadline, 1)
         _one_after_another(on_all, limits, _slice(until, 1), progress)
         llms = [_shapes(searched) for searched in on_all]
         ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
@@ -152,9 +143,7 @@ def plan_together(
         )  # fmt: skip
         if shared.best is None:
             raise infeasible(ask, rows_of(limits), is_exact=shared.is_exact)
-        plans = _plans(parts, alone, shared, catalog, answers, seed, deadline, progress)
-        simulations = sum(plan.certificate.simulations for plan in plans)
-        simulations += sum(p.oracle.simulations for each in on_all for p, _ in each if p.draws)
+        plans = _plans(parts, shared, catalog, seed, deadline)
         value = sum(plan.certificate.value for plan in plans)
         binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), value, unit))
         # a smaller fleet that holds after all, where more workers have hurt
@@ -162,6 +151,7 @@ def plan_together(
             shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
+    oracles = [problem.oracle for each in (*alone, *on_all) for problem, _ in each]
     return SharedPlan(
         plans={part.name: plan for part, plan in zip(parts, plans, strict=True)},
         alone={part.name: found.value for part, found in zip(parts, best, strict=True)},
@@ -187,10 +177,27 @@ def plan_together(
         ),
         warnings=(*question.notes, *_warnings(parts, plans)),
         rounds=shared.rounds,
-        simulations=simulations + sum(problem.oracle.simulations for each in alone for problem, _ in each),
+        simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,
         placement=_placement(parts, plans),
     )  # fmt: skip
+
+
+def _fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
+    """Whether these fleets are within the limits together."""
+    return limits.broken([(option.type, n) for counts in fleets for option, n in counts or ()]) is None
+
+
+def _all_fit(alone: Sequence[Searched], limits: Limits) -> Shared:
+    """What is known of level 0 where the best fleets of all LLMs fit together, of several types or not."""
+    best = [best_of(searched)[1] for searched in alone]
+    level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
+    least = sum(search.value for search in level0)
+    is_exact = all(found.level0.search.is_exhausted for each in alone for _, found in each)
+    has_draws = any(problem.draws for each in alone for problem, _ in each)  # which only the best must keep
+    is_known = least <= sum(found.value for found in best) * (1 + 1e-9)
+    is_known |= not has_draws and _fit(limits, (search.best for search in level0))
+    return Shared(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
 
 
 def _slice(deadline: float, shares: int) -> float:
@@ -200,25 +207,15 @@ def _slice(deadline: float, shares: int) -> float:
 
 
 def _searched(
-    part: Part,
-    task: Task,
-    catalog: Catalog,
-    answers: Answers,
-    seed: int,
-    until: float,
-    progress: Progress,
-    *,
-    known: Problem | None = None,
-    start: Sequence[Fleet] = (),
+    part: Part, catalog: Catalog, answers: Answers, seed: int, until: float, progress: Progress
 ) -> Searched:
-    """The search for one LLM; `known` has its traffic, scaled before."""
-    asked = None if known is None else (known.trace, known.traffic_note)
+    """The search for one LLM with all of the fleet for itself."""
     try:
         problem = pose(
-            task, part.trace, catalog, seed=seed, deadline=until, answers=answers, asked=asked,
+            part.task, part.trace, catalog, seed=seed, deadline=until, answers=answers,
             progress=lambda message: progress(f"{part.name}: {message}"),
         )  # fmt: skip
-        return search_policies(replace(problem, lower=lower_bound(problem)), start)
+        return search_policies(replace(problem, lower=lower_bound(problem)))
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{part.name}, even with all of the fleet for itself: {error}",
@@ -284,9 +281,9 @@ def _one_after_another(alone: Sequence[Searched], limits: Limits, until: float, 
                 if time.monotonic() > until:
                     return
                 progress("LLMs one after another on what is left")
-                search = search_level0(replace(problem, limits=left, deadline=until)).search
-                if search.best is not None:
-                    found.append((search.value, search.best))
+                level0 = search_level0(replace(problem, limits=left, deadline=until)).search
+                if level0.best is not None:
+                    found.append((level0.value, level0.best))
             if not found:
                 break
             left = _less(left, min(found, key=lambda each: each[0])[1])
@@ -308,36 +305,25 @@ def _less(limits: Limits, counts: Counts) -> Limits:
     return Limits(stock, left.get("power"), left.get("cost"), gpus)
 
 
-def _plans(
-    parts: Sequence[Part],
-    alone: Sequence[Searched],
-    shared: Shared,
-    catalog: Catalog,
-    answers: Answers,
-    seed: int,
-    deadline: float,
-    progress: Progress,
-) -> list[Plan]:
+def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, deadline: float) -> list[Plan]:
     """Plan each LLM within what the others leave, from its fleet in the best choice on."""
     assert shared.best is not None
     chosen = [shape.counts(vector) for shape, vector in shared.best]
     plans = []
-    for k, (part, searched) in enumerate(zip(parts, alone, strict=True)):
-        shape, _ = shared.best[k]
-        assert isinstance(shape.kind, Problem)
+    for k, (part, (shape, _)) in enumerate(zip(parts, shared.best, strict=True)):
         problem = shape.kind
+        assert isinstance(problem, Problem)
         others = [each for other, counts in enumerate(chosen) if other != k for each in counts]
         left = _less(problem.limits, tuple(others))
         task = replace(
             part.task, stock=left.stock, power_limit_w=left.power_w,
             cost_limit_usd_per_h=left.cost_usd_per_h, gpu_limit=left.gpus,
         )  # fmt: skip
-        again = _searched(
-            part, task, catalog, answers, seed, _slice(deadline, len(parts) - k), progress,
-            known=searched[0][0], start=[problem.oracle.fleet(chosen[k])],
-        )  # fmt: skip
-        chosen[k] = best_of(again)[1].best
-        plan = certified(again, part.trace, catalog, seed=seed)
+        problem = replace(problem, task=task, limits=left, deadline=_slice(deadline, len(parts) - k))
+        problem = replace(problem, lower=lower_bound(problem))
+        found = search(problem, [problem.oracle.fleet(chosen[k])])
+        chosen[k] = found.best
+        plan = certified([(problem, found)], part.trace, catalog, seed=seed)
         amounts = ", ".join(f"{amount:.6g} of {name}" for name, amount in left.rows())
         within = f"the other LLMs have their fleets, which leave {amounts}"
         certificate = replace(plan.certificate, assumptions=(within, *plan.certificate.assumptions))

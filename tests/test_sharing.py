@@ -17,7 +17,7 @@ from questions import LLM, traffic
 from planner import options, searching, sharing
 from planner.errors import InfeasibleError, PlannerError
 from planner.planning import plan
-from planner.searching import pose
+from planner.searching import asked_traffic, pose
 from planner.shared_slo import Part, Question
 from planner.sharing import SharedPlan, plan_together
 from planner.simulator.metrics import judge
@@ -36,14 +36,18 @@ TRACES = [traffic(k, requests=80, rate_rps=5.0) for k in range(3)]
 
 
 def question(
-    fleet: dict[str, Any], *, llms: int = 2, rates: tuple[float, ...] = (6.0, 9.0, 4.0),
+    fleet: dict[str, Any], *, llms: int = 2, rates: tuple[float, ...] = (6.0, 9.0, 4.0), draws: int = 1,
     **shared: Any,
 ) -> Question:  # fmt: skip
     parts = tuple(
         Part(
             f"llm-{k}",
             parse_task(
-                {"llm": LLM, "slo": SLOS[k], "traffic": {"rate": rates[k]}, "fleet": fleet, **shared}, CATALOG
+                {
+                    "llm": LLM, "slo": SLOS[k], "traffic": {"rate": rates[k], "draws": draws}, "fleet": fleet,
+                    **shared,
+                },
+                CATALOG,
             ),
             TRACES[k],
         )
@@ -269,6 +273,19 @@ def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert best.level0 is not None and found.level0 is not None
     assert best.rounds > 0 and found.level0_bound < best.level0 <= found.level0
     kept(found, asked)
+
+
+def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
+    """Three draws of the traffic, each simulated here by itself, where the LLMs compete for 4 H100."""
+    asked = question({"gpus": {"a100-80g": 20, "h100-80g": 4}}, draws=3)
+    found = plan_together(asked, CATALOG)
+    assert any("gives way" in line for line in found.binding)
+    for part in asked.parts:
+        fleet = found.plans[part.name].fleet
+        for seed in range(3):
+            trace, _ = asked_traffic(part.trace, part.task, seed=seed)
+            assert judge(simulate(fleet, trace, limits=part.task.slo.limits), part.task.slo).holds
+    assert found.value >= together({"gpus": {"a100-80g": 20, "h100-80g": 4}}).value * (1 - 1e-9)
 
 
 def test_same_question_same_answer() -> None:
