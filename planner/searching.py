@@ -173,6 +173,11 @@ def pose(
     """
     llm = catalog.llm(task.llm)
     requests, note = asked or asked_traffic(trace, task, seed=seed)
+    if requests.after.size:
+        raise InputError(
+            f"{trace.name}: requests wait for others (column after), and a plan's bounds need to know when "
+            "they arrive; simulate it, or leave the column out"
+        )
     longest = int((requests.input_tokens + requests.output_tokens).max())
     if longest > llm.context_tokens:
         raise InputError(
