@@ -72,7 +72,10 @@ def _fleet(plan: Plan) -> str:
 
 def _slo(plan: Plan) -> str:
     kept = table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
-    return f"{kept}<p class=note>{escape(words.measured_line(plan))}</p>"
+    measured = f"{kept}<p class=note>{escape(words.measured_line(plan))}</p>"
+    if not plan.certificate.repeats:
+        return measured
+    return f"{measured}<div class=below>{table(*rows.repeat_rows(plan), caption='Other draws')}</div>"
 
 
 def _running(plan: Plan) -> str:

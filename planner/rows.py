@@ -8,6 +8,7 @@ from planner.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.domain import KV_BLOCK_TOKENS, SPOT, Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
 from planner.plan import Alternative, Plan
+from planner.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import Line, measured
 from planner.units import percentile_name, show_s
@@ -192,6 +193,29 @@ def node_rows(plan: Plan) -> Rows:
         (kind, f"{count}", held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
     ]
     return ("Nodes of", "Nodes", "Workers on each", "GPUs idle on each"), rows
+
+
+def repeat_rows(plan: Plan) -> Rows:
+    """The plan's fleet on other draws of chance: how often it keeps the SLO, and how late it is."""
+    repeats = plan.certificate.repeats
+    names = list(dict.fromkeys(name for each in repeats for name in each.limits))
+    few, most = (f"{100 * frac:.0f} %" for frac in (FEW_FRAC, MOST_FRAC))
+    says = {"holds": f"✓\u00a0more than {few}", "fails": f"✗\u00a0less than {most}", "open": "undecided"}
+    found: list[tuple[str, ...]] = [
+        (each.what, f"{each.kept} of {each.runs}", says[each.decision],
+         *(_over_runs(each.limits[name]) if name in each.limits else "–" for name in names))
+        for each in repeats
+    ]  # fmt: skip
+    sure = f"{100 * CONFIDENCE_FRAC:.0f} % sure of"
+    return ("On", "SLO kept", sure, *(f"{name}, mean (most)" for name in names)), found
+
+
+def _over_runs(value: Interval) -> str:
+    if not np.isfinite(value.mean):
+        return "–"
+    half_s = float(f"{value.half:.2g}")
+    spread = f" ± {show_s(half_s)}" if np.isfinite(half_s) else ""
+    return f"{show_s(value.mean)}{spread} ({show_s(value.most)})"
 
 
 def prefix_rows(plan: Plan) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 from planner import charts, curves, drawing, figures, output, report, rows
 from planner.files import cached_text, package_text
 from planner.page import page as make_page
+from planner.repeats import Interval, Repeats
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
 PAGE_CSS = package_text("page.css")
@@ -366,6 +368,23 @@ def test_use_of_a_pool_is_over_its_own_workers() -> None:
     assert decode[0] == "dec"
     still = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
     assert rows.usage_rows(still)[1][0][4:] == ("–", "–", "–")
+
+
+def test_other_draws_are_told_with_what_they_decide() -> None:
+    """32 of 32 kept decide for more than 90 %; one run alone has no interval."""
+    draws = Repeats(
+        "other draws", 32, 32, "holds", {"ttft p90": Interval(0.431, 0.0093, 0.4, 0.499)},
+        Interval(0.97, 0.01, 0.9, 1.0),
+    )  # fmt: skip
+    once = replace(draws, what="histories", runs=1, kept=0, decision="open",
+                   limits={"ttft p90": Interval(0.5, math.nan, 0.5, 0.5)})  # fmt: skip
+    plan = a_plan()
+    plan = replace(plan, certificate=replace(plan.certificate, repeats=(draws, once)))
+    assert rows.repeat_rows(plan)[1] == [
+        ("other draws", "32 of 32", "✓\u00a0more than 90 %", "431 ms ± 9.3 ms (499 ms)"),
+        ("histories", "0 of 1", "undecided", "500 ms (500 ms)"),
+    ]
+    assert "431 ms ± 9.3 ms (499 ms)" in report.render(plan)
 
 
 def test_prefixes_are_counted_with_their_copies() -> None:
