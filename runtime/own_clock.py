@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.domain import Fleet, Metric, Pool, Role, Slo, WorkerType
 from planner.manifests.engine import running
@@ -29,7 +28,7 @@ from runtime.replay import Journal, Part, Sent
 GIVES: dict[Role, tuple[Metric, ...]] = {
     "mixed": get_args(Metric), "prefill": ("ttft",), "decode": ("tbt", "tpot", "e2e"),
 }  # fmt: skip
-_FRONT = "instant"  # the prefill that takes no time
+_FRONT = "(instant)"  # the prefill that takes no time; no pool on engines may be called so
 
 
 def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) -> Comparison | None:
@@ -77,15 +76,14 @@ def _alone(
         one = replace(one, role="mixed")
         trace = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     pools: tuple[Pool, ...] = (one,)
-    network = fleet.network
+    network, policies = fleet.network, fleet.policies
     if pool.role == "decode":
         instant = WorkerType(pool.type.gpu, 1, INSTANT, 10**12, 8192, 256)
         pools, workers = (Pool(_FRONT, "prefill", instant, 1), one), (f"{_FRONT}-0", here)
-        network = NO_LINK
+        network, policies = NO_LINK, replace(policies, prefix_cache=False, routing="jsq")
         logs[f"{_FRONT}-0"] = EngineLog(log.steps[:0], _at_once(log.requests))
-    policies = replace(fleet.policies, prefix_cache=fleet.policies.prefix_cache and pool.role != "decode")
     only = Part(part.part, start_s, tuple(sent))
-    moved: dict[int, Sent] = {request: replace(one, workers=workers) for request, one in sent.items()}
+    moved: dict[int, Sent] = {request: replace(was, workers=workers) for request, was in sent.items()}
     own_fleet = replace(fleet, pools=pools, policies=policies, network=network)
     return Measurement(own_fleet, trace, Journal((only,), moved), logs), only, own_fleet
 
@@ -100,9 +98,9 @@ def _at_once(requests: Mapping[str, Served]) -> dict[str, Served]:
 
 def _only(run: Run, metrics: tuple[Metric, ...]) -> Run:
     """The run with nothing said about the other metrics."""
-    nothing: npt.NDArray[np.float64] = np.full(len(run.requests.ttft_s), np.nan)
     if len(metrics) == len(get_args(Metric)):
         return run
+    nothing = np.full(len(run.requests.ttft_s), np.nan)
     columns: dict[str, Any] = {
         f"{name}_s": nothing for name in ("ttft", "tpot", "e2e") if name not in metrics
     }
