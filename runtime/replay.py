@@ -205,9 +205,8 @@ def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
 
 @lru_cache(maxsize=100_000)
 def _block(block: int, tokens: int, seed: int) -> tuple[int, ...]:
-    rng = np.random.default_rng(
-        (seed, block % 2**64, tokens)
-    )  # three numbers: no prompt of its own begins so
+    # three numbers, where `prompt` has two: no prompt of its own begins so
+    rng = np.random.default_rng((seed, block % 2**64, tokens))
     return tuple((rng.integers(TOKENS, size=tokens) + FIRST_TOKEN).tolist())
 
 
