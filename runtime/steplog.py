@@ -11,8 +11,9 @@ engine core itself writes them down, one JSON object per line:
 Times are CLOCK_MONOTONIC, which all processes of a machine share. A step starts when it was scheduled or the
 one before it ended, whichever came later (engines schedule ahead), and ends when its tokens are on the
 host. A request is written when it has finished; `cached_tokens` are those it did not have to compute when it
-was first scheduled. On a CPU, where the engine's own thread computes, `cpu` are that thread's CPU seconds when
-the step was scheduled and when it ended: what is missing to the wall's, others took. `waited` is 1 where the step found the engine without work before.
+was first scheduled. On a CPU, where the engine's own thread computes, `cpu` are that thread's CPU seconds
+when the step was scheduled and when it ended: what is missing to the wall's, others took. `waited` is 1 where
+the step found the engine without work before.
 
 This module runs inside the engine, so it imports little; runtime/enginelog.py reads what it writes.
 """
