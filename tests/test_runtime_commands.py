@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_fakes import fleet_of, worker_type
@@ -12,6 +15,7 @@ from runtime_fakes import fleet_of, worker_type
 from planner.domain import Fleet, Pool
 from planner.errors import InputError
 from planner.manifests import engine
+from runtime.launch import IDENTITY, Signed
 from runtime.workers import CPU_BLOCK_TOKENS, Commands, model_folder, places, visible_gpus, vllm_commands
 
 
@@ -47,6 +51,25 @@ def test_every_setting_of_the_manifests_is_on_the_command_line(tmp_path: Path) -
     }
     assert here == given | dict.fromkeys(alone, "")
     assert command.environment["HF_HUB_OFFLINE"] == "1"
+
+
+def test_every_answer_bears_the_name_of_the_engines_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IDENTITY, "a1b2")
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"a", b"b")]})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(Signed(app)({"type": "http"}, receive, send))
+    assert sent[0]["headers"] == [(b"a", b"b"), (b"x-fleetplan-engine", b"a1b2")]
+    assert sent[1] == {"type": "http.response.body", "body": b"x"}
 
 
 def test_real_weights_may_be_downloaded_and_bring_their_tokenizer(tmp_path: Path) -> None:
