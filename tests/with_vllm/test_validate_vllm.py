@@ -142,9 +142,9 @@ def validated(
     ):
         if wall["percentile"] != "p99":
             shown = "" if knows_machine else f"{100 * own['error_frac']:+.0f} %, "
-            say(f"{wall['metric']} {wall['percentile']}: predicted {1e3 * wall['predicted_s']:.1f} ms, measured "
-                f"{1e3 * wall['measured_s']:.1f} ms: {100 * wall['error_frac']:+.0f} %; without interruptions "
-                f"{shown}with fits corrected {100 * fixed['error_frac']:+.0f} %")  # fmt: skip
+            say(f"{wall['metric']} {wall['percentile']}: predicted {1e3 * wall['predicted_s']:.1f} ms, "
+                f"measured {1e3 * wall['measured_s']:.1f} ms: {100 * wall['error_frac']:+.0f} %; without "
+                f"interruptions {shown}corrected {100 * fixed['error_frac']:+.0f} %")  # fmt: skip
     say(told["verdict"])
     assert (told["finished"], told["rejected"], told["failed"]) == (len(trace), 0, 0)
     assert told["times"] == "engines' step logs"
