@@ -547,9 +547,12 @@ class _Rows:
         )
         everything = np.arange(len(ticks)) if order is None else order
         in_order = in_file_order.select(everything, arrival_s=arrival_s)
+        after = self._after(everything)
+        if waits := len(np.unique(after[:, 0])):
+            notes.append(f"{waits} requests wait for others: when they arrive depends on the fleet")
         return replace(
             in_order,
-            after=self._after(everything),
+            after=after,
             think_s=np.concatenate(self.think_s)[everything] if self.think_s else np.zeros(0),
             dropped=dropped,
             notes=tuple(notes),

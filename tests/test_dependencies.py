@@ -178,6 +178,7 @@ def test_a_file_says_who_waits_for_whom(tmp_path: Path) -> None:
     trace = read(tmp_path, table)
     assert trace.after.tolist() == [[1, 0], [2, 0], [2, 1]]
     assert trace.think_s.tolist() == [0, 2.5, 0]
+    assert trace.notes == ("2 requests wait for others: when they arrive depends on the fleet",)
     lines = (
         '{"request_id":7,"timestamp":0,"input_tokens":8,"output_tokens":2,"after":[],"think_s":0}',
         '{"request_id":3,"timestamp":1,"input_tokens":8,"output_tokens":2,"after":[7],"think_s":1}',

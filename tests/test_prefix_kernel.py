@@ -431,13 +431,14 @@ def test_policies_come_back_from_the_file_they_are_written_to(tmp_path: Path) ->
         "workers: [{gpu: h100-80g, tp: 8}]\n"
         "policies: {prefix_cache: true, routing: e2, queue: dlpm, share_window: 60 s, quantum_tokens: 5000,\n"
         "  worker_quantum_tokens: 7, priority_groups: 4, balance_ratio: 3, balance_requests: 8,\n"
-        "  eviction_notice: 2 s, explore_decode: 0.7, cache_threshold: 0.5,\n"
+        "  replicate_ratio: 4, eviction_notice: 2 s, explore_decode: 0.7, cache_threshold: 0.5,\n"
         "  extend_weight: 2, output_weight: 3,\n"
         "  tenant_weights: {a: 2, b: 0.5}}\n"
     )
     first = read_fleet(read, read_catalog())
     written = tmp_path / "again.yaml"
     written.write_text(to_yaml(fleet_document(first)))
+    assert first.policies.replicate_ratio == 4.0
     assert first.policies.tenant_weights == (("a", 2.0), ("b", 0.5))
     assert read_fleet(written, read_catalog()).policies == first.policies
 

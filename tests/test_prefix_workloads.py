@@ -130,6 +130,17 @@ def test_blocks_are_shared_exactly_where_the_text_is(seed: int) -> None:
                 assert (a == b) == (ours == theirs)
 
 
+def test_documents_may_be_as_popular_as_zipf_says() -> None:
+    """1.1 over 100 tools: the first has 1 / sum k^-1.1 = 23 % of the requests, Gamma sizes far less."""
+    trace = preble("toolbench", 3900, 10.0, rng=np.random.default_rng(0), zipf=1.1)
+    system = 165 // 16 + 1  # blocks; what follows tells the tools apart
+    tool = [prompt(trace, i)[system] for i in range(len(trace)) if trace.input_tokens[i] > 16 * (system + 2)]
+    share = np.bincount(np.unique(tool, return_inverse=True)[1]).max() / len(tool)
+    assert share == pytest.approx(1 / (np.arange(1.0, 101) ** -1.1).sum(), abs=0.05)
+    with pytest.raises(InputError, match="has no documents"):
+        preble("embodied", 10, 1.0, rng=np.random.default_rng(0), zipf=1.1)
+
+
 def test_equal_seeds_give_equal_traffic() -> None:
     first, second = (preble("toolbench", 300, 5.0, rng=np.random.default_rng(7)) for _ in range(2))
     assert (first.prefix_ids == second.prefix_ids).all()
