@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.optimize import linprog
 
 from planner.errors import InputError
 from planner.solvers.prefix_demand import Bools, Demand, Floats, SessionReuse
-from planner.solvers.prefix_prices import Prices
+from planner.solvers.prefix_prices import Budget, Prices
 from planner.solvers.prefixes import Replication, hot_bound, replicate
 
 TOKEN_S = 1e-4
@@ -163,6 +164,21 @@ def test_larger_trees_come_near_the_bound(
     demand, memory_tokens = random_tree(np.random.default_rng(seed), nodes, replicas, room)
     found = solved(demand, replicas, memory_tokens, gap_frac=most)
     assert found.largest_load <= (1 + most) * found.bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_search_without_the_mip_comes_near_the_optimum(seed: int) -> None:
+    """Tight memory, three replicas: the optimum is the MIP's, the search may be 2 % off."""
+    demand, memory_tokens = random_tree(np.random.default_rng(seed), 10, 3, 0.7)
+    best = solved(demand, 3, memory_tokens)
+    assert best.is_optimal
+    prices = Prices(demand, 3, memory_tokens, NO_SESSIONS)
+    budget = Budget(200, math.inf)
+    start = prices.filled(np.zeros((10, 3), bool), range(3), demand.rate_rps)
+    found = prices.search(
+        prices.descended(start, 0.0, budget), best.largest_load, budget, np.random.default_rng(0)
+    )
+    assert best.largest_load * (1 - 1e-6) <= found.largest_load <= 1.02 * best.largest_load
 
 
 def test_best_replica_by_hand() -> None:
