@@ -42,6 +42,7 @@ class Step:
     value: float
     fleet: Fleet
     is_exact: bool  # level 0 was exhausted
+    level0: float  # the best of one worker type per pool; a fleet of several types may have beaten it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ def frontier(
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
         corner, at = walk.corner(answer, at, tightest)
-        steps.append(Step(corner, answer.value, answer.fleet, answer.is_exact))
+        level0 = answer.found.level0.search.value
+        steps.append(Step(corner, answer.value, answer.fleet, answer.is_exact, level0))
         if sign * at < sign * tightest:
             ended = "the range that was asked for ends here"
             break
@@ -247,6 +249,7 @@ def document(found: Frontier) -> dict[str, Any]:
                 "cost_usd_per_h": step.fleet.price_usd_per_h,
                 "power_w": step.fleet.power_w,
                 "gpus": step.fleet.gpus,
+                "level0": step.level0,
                 "level0_exact": step.is_exact,
                 "is_asked": found.asked is not None and step == found.best_at(found.asked),
             }

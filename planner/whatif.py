@@ -4,8 +4,9 @@ Whatever one search simulated, the next one knows (`oracle.Answers`), and the fl
 that others must beat. Of equal offers it stays, so that nothing moves without a reason.
 
 `change` edits slo.yaml, `sensitivity` asks the questions around one: step times, traffic and prices that are
-wrong by a share, limits that are tighter or looser, one GPU more of each kind. Its differences are shadow
-prices by re-solving: exact where the search is, for steps as large as they are.
+wrong by a share, limits that are tighter or looser, more GPUs of each kind. Its differences are shadow prices
+by re-solving: exact where the search is, for steps as large as they are. `headroom` is how far the fleet
+itself holds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import copy
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +44,7 @@ from planner.units import show_s
 from planner.words import describe
 
 BY_FRAC = 0.1
+HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
 _DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
 
 
@@ -198,11 +200,60 @@ def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> li
     return [ask_again(study, before, task, label) for label, task in asked]
 
 
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
+
+    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. More traffic is drawn anew, and taken to be harder.
+    """
+
+    steps_frac: float
+    traffic_frac: float
+
+    def sentence(self) -> str:
+        shown = [
+            "at least twice as long" if found >= HEADROOM_MOST_FRAC and what == "steps" else
+            "at least twice the traffic" if found >= HEADROOM_MOST_FRAC else
+            f"{100 * found:.2g} % {'longer' if what == 'steps' else 'more traffic'}"
+            for what, found in (("steps", self.steps_frac), ("traffic", self.traffic_frac))
+        ]  # fmt: skip
+        return f"the plan as it is holds if steps take up to {shown[0]}, and it carries up to {shown[1]}"
+
+
+def headroom(study: Study, before: Answer) -> Headroom:
+    """By bisection, one at a time."""
+
+    def keeps(steps_frac: float, traffic_frac: float) -> bool:
+        try:
+            problem = study.pose(_wrong_by(before, steps_frac, traffic_frac))
+        except InfeasibleError:
+            return False
+        fleet = recast(problem, before.fleet)
+        return fleet is not None and holds(problem, fleet)
+
+    def most(keeps_at: Callable[[float], bool]) -> float:
+        good, bad = 0.0, HEADROOM_MOST_FRAC
+        if keeps_at(bad):
+            return bad
+        while bad - good > HEADROOM_STEP_FRAC:
+            middle = (good + bad) / 2
+            good, bad = (middle, bad) if keeps_at(middle) else (good, middle)
+        return good
+
+    study.progress("how far the plan holds")
+    return Headroom(most(lambda by: keeps(by, 0.0)), most(lambda by: keeps(0.0, by)))
+
+
 def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC) -> tuple[str, ...]:
     """What each limit of the question costs, as sentences; `fleet` is its plan."""
     before = study.ask(task, (fleet,))
     moves = [ask_again(study, before, asked, label) for label, asked in limits(before, by_frac)]
-    return tuple(
+    tight = tuple(
+        f"{line.limit.name} is {show_s(line.value_s)} where {show_s(line.limit.limit_s)} is promised"
+        for line in before.verdict.lines
+        if math.isfinite(line.value_s)
+    )
+    return tight + tuple(
         f"{moved.label}: {difference(moved, before)}"
         + ("" if moved.answer is None or not moved.answer.value != before.value else
            f", {describe(moved.answer.fleet)}")
@@ -212,7 +263,6 @@ def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC)
 
 def uncertain(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
     """Step times and traffic that are wrong by a share, and both at once to the bad side."""
-    task, robust = before.problem.task, before.problem.task.robust
     percent = f"{100 * by_frac:g} %"
     for label, steps_frac, traffic_frac in (
         (f"steps take {percent} longer", by_frac, 0.0),
@@ -221,11 +271,16 @@ def uncertain(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
         (f"{percent} less traffic", 0.0, -by_frac),
         (f"steps {percent} longer and {percent} more traffic", by_frac, by_frac),
     ):
-        changed = Robust(
-            (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
-            (1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
-        )
-        yield label, replace(task, robust=changed)
+        yield label, _wrong_by(before, steps_frac, traffic_frac)
+
+
+def _wrong_by(before: Answer, steps_frac: float, traffic_frac: float) -> Task:
+    task, robust = before.problem.task, before.problem.task.robust
+    changed = Robust(
+        (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
+        (1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
+    )
+    return replace(task, robust=changed)
 
 
 def prices(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
@@ -241,8 +296,8 @@ def prices(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
 
 
 def limits(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
-    """Each limit of the SLO tighter and looser (gaps by 10 ms, others by a share), one GPU more of each kind,
-    more power, more money."""
+    """Each limit of the SLO tighter and looser (gaps by 10 ms, others by a share), GPUs for one more of the
+    smallest worker of each kind, more power, more money."""
     task, slo = before.problem.task, before.problem.slo
     if task.slowdowns is None:
         for k, limit in enumerate(slo.limits):
@@ -256,8 +311,11 @@ def limits(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
                         replace(task, slo=replace(slo, limits=lines)),
                     )
     for name, count in task.stock.items():
-        if count is not None:
-            yield f"one more {name}", replace(task, stock={**task.stock, name: count + 1})
+        sizes = [worker.gpus for worker in before.problem.types if worker.gpu.name == name]
+        if count is not None and sizes:
+            more = min(sizes)
+            label = f"{'one' if more == 1 else more} more {name}"
+            yield label, replace(task, stock={**task.stock, name: count + more})
     for what, key in (("power", "power_limit_w"), ("money", "cost_limit_usd_per_h")):
         amount = getattr(task, key)
         if amount is not None:

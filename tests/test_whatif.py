@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -19,8 +21,21 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.oracle import Answers, is_looser
 from planner.planning import plan
+from planner.simulator import judge, simulate
 from planner.slo import parse_task
-from planner.whatif import Study, ask_again, change, difference, explain, sensitivity
+from planner.traffic import rescale
+from planner.units import show_s
+from planner.whatif import (
+    HEADROOM_MOST_FRAC,
+    HEADROOM_STEP_FRAC,
+    Study,
+    ask_again,
+    change,
+    difference,
+    explain,
+    headroom,
+    sensitivity,
+)
 
 CHANGES = (
     "slo.ttft.p90=400 ms",
@@ -80,7 +95,33 @@ def test_sensitivity_goes_the_right_way() -> None:
         worse = any(word in label for word in ("longer", "more traffic", "tighter", "dearer"))
         assert more >= -1e-9 if worse else more <= 1e-9, label
         assert moved.answer is not None or worse
-    assert moves["ttft p90 100 ms looser"].kept and moves["one more h100-80g"].kept
+    assert moves["ttft p90 100 ms looser"].kept
+    smallest = min(worker.gpus for worker in before.problem.types if worker.gpu.name == "h100-80g")
+    assert smallest == 2 and moves["2 more h100-80g"].kept  # one GPU more is no worker more
+
+
+def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
+    """From scratch, with steps that much longer, with that much more traffic, and half a percent beyond."""
+    study = Study(traffic(), CATALOG)
+    before = study.ask(question())
+    room = headroom(study, before)
+
+    def keeps(steps_frac: float, traffic_frac: float) -> bool:
+        pools = tuple(
+            replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(steps_frac)))
+            for pool in before.fleet.pools
+        )
+        requests = traffic()
+        if traffic_frac:
+            rate_rps = requests.rate_rps * (1 + traffic_frac)
+            requests = rescale(requests, rate_rps, rng=np.random.default_rng(0))
+        simulation = simulate(replace(before.fleet, pools=pools), requests, limits=before.problem.slo.limits)
+        return judge(simulation, before.problem.slo).holds
+
+    assert 0 < room.steps_frac < HEADROOM_MOST_FRAC
+    assert keeps(room.steps_frac, 0.0) and not keeps(room.steps_frac + HEADROOM_STEP_FRAC, 0.0)
+    assert keeps(0.0, room.traffic_frac) and not keeps(0.0, room.traffic_frac + HEADROOM_STEP_FRAC)
+    assert f"steps take up to {100 * room.steps_frac:.2g} % longer" in room.sentence()
 
 
 def test_prices_of_one_kind_of_gpu_change_no_choice() -> None:
@@ -94,7 +135,9 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     study = Study(traffic(), CATALOG)
     task = question()
     before = study.ask(task)
-    sentences = explain(study, task, before.fleet)
+    said = explain(study, task, before.fleet)
+    assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where 1.00 s is promised"
+    sentences = said[len(before.verdict.lines) :]
     assert [sentence.split(":")[0] for sentence in sentences] == [
         "ttft p90 100 ms tighter", "ttft p90 100 ms looser", "tbt p99 10 ms tighter", "tbt p99 10 ms looser",
     ]  # fmt: skip
@@ -208,5 +251,8 @@ def test_the_sensitivity_command(asked: list[str]) -> None:
     assert said.exit_code == 0, said.output
     labels = [row["change"] for row in json.loads(said.stdout)["changes"]]
     assert labels[0] == "steps take 5 % longer" and "h100-80g 5 % cheaper" in labels
+    assert json.loads(said.stdout)["headroom"].keys() == {"steps_frac", "traffic_frac"}
+    said = CliRunner().invoke(app, ["sensitivity", *asked, "--by", "5 %"])
+    assert "robust: {step_times: 5 %, traffic: 5 %}" in said.stdout
     with pytest.raises(InputError, match="--by"):
         CliRunner().invoke(app, ["sensitivity", *asked, "--by", "0"], catch_exceptions=False)

@@ -143,7 +143,8 @@ def _steps(found: Frontier, document: dict[str, Any]) -> list[dict[str, str]]:
             f"{found.axis}, holds to": _shown(found, step["holds_to"]),
             found.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],
-            "level 0": "exact" if step["level0_exact"] else "NOT exhausted",
+            "one type per pool": f"{step['level0']:.6g}, "
+            + ("exact" if step["level0_exact"] else "NOT exhausted"),
             "asked": "*" if step["is_asked"] else "",
         }
         for step in document["steps"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,11 +104,28 @@ def sensitivity(
         study = study_of(trace, known, seed, time_limit, progress)
         before = study.ask(read_task(slo, known))
         moves = whatif.sensitivity(study, before, by_frac=by_frac)
+        room = whatif.headroom(study, before)
     if json_output:
         found = [whatif.moved_document(moved, before) for moved in moves]
-        print_json({"plan": whatif.document(before), "changes": found})
+        print_json({"plan": whatif.document(before), "headroom": asdict(room), "changes": found})
     else:
         print_moves(before, moves)
+        stdout_console(soft_wrap=True).print(room.sentence(), markup=False)
+        stdout_console(soft_wrap=True).print(robustness(before, moves, by_frac), markup=False)
+
+
+def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
+    """Is the plan robust, and what would a robust one cost?"""
+    from planner.whatif import difference
+
+    worst = next(moved for moved in moves if moved.label.startswith("steps") and " and " in moved.label)
+    percent = f"{100 * by_frac:g} %"
+    if worst.kept:
+        return f"robust: it also holds with steps {percent} longer and {percent} more traffic at once"
+    return (
+        f"not robust to steps {percent} longer and {percent} more traffic at once; a plan that is, with "
+        f"robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {difference(worst, before)}"
+    )
 
 
 def study_of(trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress) -> Study:
