@@ -41,7 +41,10 @@ class Asking:
 
 
 def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[str, ...]:
-    """Of each limit, the least more (of it alone) that has a plan below `value`, and what that saves."""
+    """Of each limit, the least more (of it alone) with fleets below `value`, and what they save.
+
+    Over fleets with one worker type per pool, as all that is asked here.
+    """
     sentences = []
     below = value * (1 - CHEAPER_FRAC)
     for row in rows:

@@ -144,8 +144,7 @@ def plan_together(
         if shared.best is None:
             raise infeasible(ask, rows_of(limits), is_exact=shared.is_exact)
         plans = _plans(parts, shared, catalog, seed, deadline)
-        value = sum(plan.certificate.value for plan in plans)
-        binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), value, unit))
+        binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), shared.value, unit))
         # a smaller fleet that holds after all, where more workers have hurt
         if (least := sum(plan.certificate.level0 for plan in plans)) < shared.value * (1 - 1e-9):
             shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
