@@ -206,7 +206,7 @@ def plan(
     if json_output:
         print_json(output.to_json(found) | {"directory": str(out)})
     else:
-        _print_plan(found, out, explain=explain)
+        _print_plan(found, out, explain=explain, png=png)
     if not found.certificate.level0_exact:
         raise typer.Exit(4)
 
@@ -222,7 +222,7 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
     return replace(found, certificate=certificate)
 
 
-def _print_plan(found: Any, out: Path, *, explain: bool) -> None:
+def _print_plan(found: Any, out: Path, *, explain: bool, png: bool) -> None:
     from planner.words import answer, promise
 
     console = stdout_console(soft_wrap=True)
@@ -289,7 +289,9 @@ def _print_plan(found: Any, out: Path, *, explain: bool) -> None:
     for warning in found.warnings:
         console.print(f"warning: {warning}", markup=False)
     console.print(
-        f"written to {out}: plan.yaml, certificate.json, requests.csv, report.html, manifests/", markup=False
+        f"written to {out}: plan.yaml, certificate.json, requests.csv, report.html, "
+        f"{'charts/, ' if png else ''}manifests/",
+        markup=False,
     )
 
 

@@ -33,6 +33,14 @@ def section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
 
+def headline(cells: Sequence[tuple[str, str, str]]) -> str:
+    """The figures one asks for first: name, value, note."""
+    return "<dl class=figures>" + "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
+        for name, value, note in cells
+    ) + "</dl>"  # fmt: skip
+
+
 def charts(figures: Iterable[Figure]) -> str:
     """Charts two by two; one below the other where the page is narrow."""
     drawn = "".join(chart(figure) for figure in figures)
@@ -58,13 +66,12 @@ def table(
     *,
     caption: str,
     numeric: Iterable[int] = (),
-    skip: Iterable[int] = (),
 ) -> str:
-    """An HTML table of text; the columns `numeric` without `skip` are set to the right.
+    """An HTML table of text; the columns `numeric` are set to the right.
 
     Its first column names the rows. `caption` is read aloud, not seen: a heading says as much.
     """
-    right = set(numeric) - set(skip)
+    right = set(numeric)
 
     def cell(k: int, tag: str, text: str, more: str = "") -> str:
         return f"<{tag}{more}{' class=n' if k in right else ''}>{escape(text)}</{tag}>"

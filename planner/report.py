@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from planner import figures, rows, words
-from planner.page import bullets, chart, charts, page, section, table
+from planner.page import bullets, chart, charts, headline, page, section, table
 from planner.plan import Plan
 from planner.words import counted
 
@@ -47,16 +47,8 @@ def render(plan: Plan, *, command: str = "") -> str:
     )
 
 
-def headline(cells: Sequence[tuple[str, str, str]]) -> str:
-    """The figures one asks for first: name, value, note."""
-    return "<dl class=figures>" + "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
-        for name, value, note in cells
-    ) + "</dl>"  # fmt: skip
-
-
 def _fleet(plan: Plan) -> str:
-    fleet = table(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=range(2, 10), skip=(3,))
+    fleet = table(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
     text = f"{fleet}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
     placement = plan.placement
     if placement is None:
@@ -81,7 +73,8 @@ def _slo(plan: Plan) -> str:
 def _running(plan: Plan) -> str:
     usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 7))
     percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
-    return "<div class=below>".join((charts(figures.running(plan)), f"{usage}</div>", f"{percentiles}</div>"))
+    tables = "".join(f"<div class=below>{one}</div>" for one in (usage, percentiles))
+    return charts(figures.running(plan)) + tables
 
 
 def _prefixes(plan: Plan) -> str:

@@ -18,8 +18,7 @@ from planner.drawing import BLUE, GUIDE, VERMILLION, Figure
 from planner.files import to_yaml
 from planner.output import fleet_document, requests_csv
 from planner.page import charts as drawn
-from planner.page import page, section, table
-from planner.report import headline
+from planner.page import headline, page, section, table
 from planner.simulator import Verdict
 from planner.units import show_s
 from runtime.compare import Comparison, Run, corrected
