@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.domain import Disturbance, Fleet
+from planner.oracle import Answers
 from planner.repeats import Repeats, until_sure
 from planner.searching import Problem, asked_traffic
 from planner.simulator.metrics import Verdict
@@ -47,7 +48,7 @@ def on_other_draws(problem: Problem, best: Counts, trace: Trace, seed: int) -> R
     def run(number: int) -> tuple[bool, Verdict]:
         requests = asked_traffic(trace, problem.task, seed=first + number)[0]
         policies = replace(problem.oracle.policies, seed=first + number)
-        oracle = replace(problem.oracle, trace=requests, draws=(), policies=policies)
+        oracle = replace(problem.oracle, trace=requests, draws=(), policies=policies, answers=Answers())
         verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
         return verdict.holds and oracle.holds([best])[0], verdict
 

@@ -117,7 +117,7 @@ class Oracle:
 
     @property
     def simulations(self) -> int:
-        """How many different simulations were asked for (threads may have run one of them twice)."""
+        """How many different simulations were asked for, whoever had asked for them before."""
         return len(self._asked) + self._verdicts + sum(other.simulations for other in self._others)
 
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
@@ -260,12 +260,12 @@ class Oracle:
         slo: Slo,
     ) -> bool:
         key = (self.llm, self.network, self.policies, self.trace, *key)
+        self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:
             simulation = keeps(fleet(), trace, slo.limits, fresh)
             known = simulation is not None and judge(simulation, slo, values=False).holds
             self.answers.add(key, slo, holds=known)
-            self._asked.add(key)
         return known
 
 

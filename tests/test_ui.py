@@ -324,6 +324,30 @@ def sample_request(**changed: Any) -> dict[str, Any]:
     return request_of(path) | {"question": question.document(asked, CATALOG), "time_limit_s": 120.0}
 
 
+def test_a_plan_is_the_same_whatever_its_process_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 5 requests/s. Less money changes no simulation of a fleet, so none is run; a shorter TTFT does."""
+
+    def answer(kind: str = "plan", **changed: Any) -> tuple[str, int]:
+        found = worker.run(kind, sample_request(rate=5.0, **changed))
+        known = next(iter(worker._REMEMBERED.values())).answers.known
+        return json.dumps(found, default=str), sum(map(len, known.values()))
+
+    monkeypatch.setattr(worker, "_REMEMBERED", {})
+    fresh, simulated = answer()
+    assert simulated > 0 and answer() == (fresh, simulated)
+    assert answer("what_if", cost=400.0)[1] == simulated
+    assert answer("what_if", ttft_ms=1000.0)[1] > simulated and answer()[0] == fresh
+
+
+@pytest.mark.parametrize("changed", [{"rate": 8.0}, {"ttft_ms": 300.0}, {"objective": "gpus"}])
+def test_a_what_if_finds_the_fleet_of_a_plan(changed: dict[str, Any]) -> None:
+    request = sample_request(**({"rate": 5.0} | changed))
+    quick, whole = (worker.run(kind, request)[0] for kind in ("what_if", "plan"))
+    for key in ("cost_usd_per_h", "gpus", "power_w", "rate_rps", "limits"):
+        assert quick[key] == whole[key], key
+    assert str(whole["answer"]).startswith(str(quick["answer"]).partition(":")[0])
+
+
 def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:
     running = Jobs(Store(tmp_path))
     job = running.start(ANNA, "trace", "trace", request_of(EXAMPLES / "slo.yaml"))

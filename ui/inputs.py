@@ -42,12 +42,13 @@ def remember(asked: Asked) -> None:
             st.session_state[f"ask_{name}"] = value
 
 
-def choose(session: Session, asked: Asked) -> Asked:
-    """All inputs, drawn one below the other, and what they ask now."""
+def choose(session: Session, asked: Asked) -> tuple[Asked, Any]:
+    """All inputs, one below the other: what they ask now, and where to say what is wrong with the trace."""
     found: Asked = {"more": asked["more"]}
     is_for_throughput = st.session_state.ask_objective == "throughput"
     st.header("Traffic")
     found["trace"] = _trace(session)
+    below_trace = st.container()
     found["rate"] = st.number_input(
         "Rate [requests/s]; empty: as in the trace", step=1.0, key="ask_rate", disabled=is_for_throughput,
         help="The trace is rescaled to this rate. Where the most traffic is looked for, it is the answer.",
@@ -70,7 +71,7 @@ def choose(session: Session, asked: Asked) -> Asked:
     with st.expander("Policies and safety"):
         found |= _policies()
     _text(session, found)
-    return found
+    return found, below_trace
 
 
 def _trace(session: Session) -> str:
@@ -82,6 +83,7 @@ def _trace(session: Session) -> str:
     if uploaded is not None and st.session_state.get("uploaded") != uploaded.file_id:
         st.session_state.uploaded = uploaded.file_id
         st.session_state.ask_trace = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
+        st.session_state.ask_rate = None  # one's own traffic is planned for as it is, unless asked otherwise
     known = session.store.traces(session.id)
     if st.session_state.ask_trace not in known:
         st.session_state.ask_trace = known[0]

@@ -47,6 +47,7 @@ from planner.curves import distribution
 from planner.errors import PlannerError
 from planner.fleetfile import read_fleet
 from planner.plan import Plan
+from planner.simulator.replay import Simulation
 from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule
 from planner.traces import Trace, read_trace
@@ -119,8 +120,37 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
-    """The same without its files, which take as long to write as the answer to find."""
-    return plan_document(_planned(request, tell)), {}
+    """The fleet that `plan` would find and its simulation, without what else speaks for it."""
+    study = _study(request, tell)
+    task = parse_task(request["question"], study.catalog)
+    if task.objective == "throughput":
+        plan = _planned(request, tell)
+        fleet, slo, trace, simulation, verdict = (
+            plan.fleet,
+            plan.slo,
+            plan.trace,
+            plan.simulation,
+            plan.verdict,
+        )
+    else:
+        answer = study.ask(task)
+        fleet, slo, trace = answer.fleet, answer.problem.slo, answer.problem.trace
+        simulation, verdict = answer.problem.oracle.verdict(fleet, record=True)
+    return {
+        "llm": fleet.llm.name,
+        "answer": f"{words.describe(fleet)}: {fleet.price_usd_per_h:,.2f} USD per hour",
+        "cost_usd_per_h": fleet.price_usd_per_h,
+        "gpus": fleet.gpus,
+        "power_w": fleet.power_w,
+        "rate_rps": trace.rate_rps,
+        "simulation": {"slo": {"holds": verdict.holds}},
+        "curves": _curves(simulation),
+        "limits": [asdict(limit) for limit in slo.limits],
+    }, {}
+
+
+def _curves(simulation: Simulation) -> Document:
+    return {metric: asdict(distribution(simulation, metric)) for metric in compare.PICTURED}
 
 
 def _planned(request: Request, tell: Tell) -> Plan:
@@ -179,7 +209,7 @@ def plan_document(plan: Plan) -> Document:
         },
         "charts": [_picture(figure.chart, figure.caption) for figure in figures.running(plan)],
         "alternatives_charts": [_picture(figure.chart, figure.caption) for figure in bars],
-        "curves": {metric: asdict(distribution(plan.simulation, metric)) for metric in compare.PICTURED},
+        "curves": _curves(plan.simulation),
         "limits": [asdict(limit) for limit in plan.slo.limits],
         "rate_rps": plan.trace.rate_rps,
     }

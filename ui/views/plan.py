@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from planner.errors import PlannerError
@@ -20,7 +22,7 @@ def page() -> None:
     with left:
         wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
         st.write("Change below what you like, then press Plan. On a phone, the [answer](#answer) follows it.")
-        asked = inputs.choose(session, asked)
+        asked, below_trace = inputs.choose(session, asked)
         session.keep(asked)
     with right:
         st.header("Answer", anchor="answer")
@@ -31,7 +33,7 @@ def page() -> None:
                 session.jobs.forget(session.id, "plan")
                 draw.error(error)
         _answer(session)
-        _traffic(session, asked)
+        _traffic(session, asked, below_trace)
 
 
 def _answer(session: Session) -> None:
@@ -42,7 +44,7 @@ def _answer(session: Session) -> None:
     if shown is None:
         if job is None:
             st.info(
-                "None yet. The inputs are those of a sample: press Plan to see what an answer looks like."
+                "None yet: press Plan. The inputs are those of a sample, as far as you did not change them."
             )
         return
     if job is not None and job.state != "done":
@@ -54,12 +56,13 @@ def _answer(session: Session) -> None:
     )
 
 
-def _traffic(session: Session, asked: Asked) -> None:
-    st.header("The traffic")
-    request = session.request(asked)
-    found = short_job(session, "trace", "trace", request, "Reading the trace")
+def _traffic(session: Session, asked: Asked, below_trace: Any) -> None:
+    """What is known of the trace, or below its name why it cannot be read."""
+    with below_trace:
+        found = short_job(session, "trace", "trace", session.request(asked), "Reading the trace")
     if found is None:
         return
+    st.header("The traffic")
     told = f"{found['requests']:,} requests in {found['duration_s']:,.0f} s"
     told += f", {found['rate_rps']:.3g} requests/s" if found["rate_rps"] else ""
     st.write(f"**{draw.escaped(found['name'])}**: {told}")
