@@ -322,7 +322,7 @@ def remember_routed(state, w, r, time_s, prefill_s, decode_s):
     caches.numbers[LAST_ROUTED] = r
     if caches.numbers[FIRST_LATE] == NONE:
         caches.numbers[FIRST_LATE] = r
-    prompt.is_late = 1
+    prompt.is_late, prompt.queue_s = 1, -1.0
     cache.requests += 1
     cache.prefill_s += prefill_s
     cache.decode_s += decode_s
@@ -353,8 +353,8 @@ def _note_wait(state, r, time_s):
 @kernel_jit
 def _count_wait(state, r, half, sign):
     prompt = state.caches.prompts[r]
-    prefix = state.caches.prefixes[prompt.prefix]
     if prompt.queue_s >= 0.0:
+        prefix = state.caches.prefixes[prompt.prefix]
         prefix.waits[half] += sign
         prefix.wait_s[half] += sign * prompt.queue_s
         if prefix.waits[half] == 0:
