@@ -284,6 +284,9 @@ def _print_plan(found: Any, out: Path, *, explain: bool, png: bool) -> None:
         f"{found.usd_per_million_output_tokens:.3g} per million of output{nodes}",
         markup=False,
     )
+    for repeats in certificate.repeats:
+        if repeats.kept == repeats.runs or repeats.decision == "holds":  # else it is among the warnings
+            console.print(repeats.sentence(), markup=False)
     if explain:
         print_rows([{"what binds, and what limits cost": line} for line in certificate.binding], "")
     for warning in found.warnings:
