@@ -109,7 +109,7 @@ class Prices:
         without_s = self.hit_s + demand.prefill_s[nodes]
         offered = price_s[classes]
         gain_s = np.maximum(offered - self.hit_s, 0.0) - np.maximum(offered - without_s, 0.0)
-        gain = np.bincount(nodes, weights=most_rps[classes] * gain_s, minlength=len(demand))
+        gain = np.asarray(np.bincount(nodes, most_rps[classes] * gain_s, len(demand)), float)
         cell = max(-(-self.memory_tokens // CELLS), 1)
         cells = self.memory_tokens // cell
         need = -(-demand.tokens // cell) if fits else demand.tokens // cell
