@@ -315,6 +315,7 @@ class Router:
             body, identity = io.BytesIO(raw), worker.identity  # a restart gives it another one
             async with self.client.post(worker.url + asked.path, data=body, headers=headers) as upstream:
                 if upstream.headers.get(IDENTITY_HEADER, "") != identity:
+                    upstream.close()  # it may never read the rest of the body
                     raise WorkerError(f"{worker.load.name}: another server answered on its port")
                 if upstream.status >= 500:
                     raise WorkerError(f"{worker.load.name} answered {upstream.status}")

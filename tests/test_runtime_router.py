@@ -142,7 +142,8 @@ def test_a_foreign_server_on_a_workers_port_answers_for_nobody() -> None:
     """It answers 200 with tokens, but not under the name that this start of the engine was given: the request
     goes to the engine that does; nothing of the foreign answer reaches the client."""
 
-    async def foreign(_: web.Request) -> web.Response:
+    async def foreign(request: web.Request) -> web.Response:
+        await request.read()
         return web.json_response({"choices": [{"index": 0, "text": "", "token_ids": [1, 1, 1, 1, 1]}]})
 
     async def run() -> None:
