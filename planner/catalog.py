@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 
 from planner.domain import SPOT, Gpu, Llm, Slo
 from planner.errors import CatalogError, InputError
-from planner.files import open_input, read_yaml, repository_dir
+from planner.files import is_path, open_input, read_yaml, repository_dir
 from planner.models.latency import StepLatency
-from planner.slo import SloPreset, is_path, nearest, parse_slo, parse_slowdowns, refuse_unknown
+from planner.promise import SloPreset, parse_slo, parse_slowdowns
 from planner.units import LARGEST, quantity
+from planner.values import nearest, refuse_unknown
 
 Row = Mapping[str, Any]
 Named = TypeVar("Named")

@@ -376,3 +376,11 @@ def _is_directory(path: Path) -> bool | None:
         return None
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error}); name another one") from None
+
+
+def is_path(name: str) -> bool:
+    """Whether a file or folder of this name exists; a name no file can have is none."""
+    try:
+        return bool(name) and Path(name).exists()
+    except OSError:
+        return False

@@ -40,8 +40,8 @@ from planner.models.latency import StepLatency
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
 from planner.simulator.replay import ADMISSION, BATCHING, POOLS, QUEUE, ROUTING
-from planner.slo import refuse_unknown
 from planner.units import LARGEST, quantity
+from planner.values import refuse_unknown
 
 Section = Mapping[str, Any]
 

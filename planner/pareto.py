@@ -22,7 +22,8 @@ from typing import Any, Literal, get_args
 from planner.domain import Fleet
 from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
-from planner.slo import METRICS, Task
+from planner.promise import METRICS
+from planner.slo import Task
 from planner.whatif import Answer, Study, finite, holds, recast
 from planner.words import describe
 

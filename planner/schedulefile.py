@@ -26,6 +26,7 @@ from planner.imports.fields import column, read_csv
 from planner.solvers.schedule import Capacity, Demand, Market, Offer
 from planner.traces import Trace
 from planner.units import quantity
+from planner.values import refuse_unknown
 
 DEFAULT_START_S = 300.0
 PRICES = ("on_demand", "reserved", "spot")
@@ -60,7 +61,7 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
 
 def parse_market(document: Mapping[str, Any]) -> Market:
     """The same from a mapping."""
-    _only(document, {"gpus", "capacity", "spot", "limits"}, "schedule")
+    refuse_unknown(document, ("gpus", "capacity", "spot", "limits"), "schedule")
     gpus, rows, limits = document.get("gpus"), document.get("capacity"), document.get("limits") or {}
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
@@ -70,7 +71,7 @@ def parse_market(document: Mapping[str, Any]) -> Market:
         )
     if not isinstance(limits, dict):
         raise InputError(f"limits: expected power and cost, found {limits!r}")
-    _only(limits, {"power", "cost"}, "limits")
+    refuse_unknown(limits, ("power", "cost"), "limits")
     offers = tuple(_offer(str(name), row) for name, row in gpus.items())
     capacities = tuple(_capacity(row, i, {offer.gpu for offer in offers}) for i, row in enumerate(rows))
     spot = document.get("spot", 0.0)
@@ -89,7 +90,7 @@ def _offer(gpu: str, row: object) -> Offer:
     where = f"gpus: {gpu}"
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected prices such as {{on_demand: 2 usd/h}}, found {row!r}")
-    _only(row, {*PRICES, "interruptions", "stock"}, where)
+    refuse_unknown(row, (*PRICES, "interruptions", "stock"), where)
     price = {
         name: _positive(row[name], "usd_per_h", f"{where}: {name}", least=0.0) if name in row else None
         for name in PRICES
@@ -115,7 +116,7 @@ def _capacity(row: object, i: int, gpus: set[str]) -> Capacity:
     where = f"capacity[{i}]"
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected a worker type, found {row!r}")
-    _only(row, {"llm", "worker", "gpu", "gpus", "rate", "power", "start"}, where)
+    refuse_unknown(row, ("llm", "worker", "gpu", "gpus", "rate", "power", "start"), where)
     for name in ("llm", "worker", "gpu"):
         if not isinstance(row.get(name), str):
             raise InputError(f"{where}: {name}: expected a name, found {row.get(name)!r}")
@@ -142,8 +143,3 @@ def _positive(value: object, unit: str, where: str, *, least: float) -> float:
     if number < least:
         raise InputError(f"{where}: expected at least {least:g}, found {value!r}")
     return number
-
-
-def _only(row: Mapping[Any, Any], known: set[str], where: str) -> None:
-    if unknown := sorted(str(key) for key in row if key not in known):
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")

@@ -26,8 +26,9 @@ from typing import Any
 from planner.catalog import Catalog
 from planner.errors import InputError, TraceError
 from planner.files import read_yaml
-from planner.slo import Task, parse_task, refuse_unknown, with_config
+from planner.slo import Task, parse_task, with_config
 from planner.traces import Trace, read_trace
+from planner.values import refuse_unknown
 
 SHARED = ("fleet", "objective", "limits")
 OWN = ("llm", "slo", "preset", "traffic", "policies", "spare", "robust")

@@ -17,22 +17,30 @@ is quietly dropped would certify the wrong fleet. Several LLMs on one stock are 
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-from planner.domain import MAX_PP, SPOT, Gpu, Limit, Metric, Network, Policies, Slo
+from planner.catalog import Catalog
+from planner.domain import MAX_PP, SPOT, Gpu, Network, Policies, Slo
 from planner.errors import CatalogError, InputError
-from planner.files import read_yaml
-from planner.units import quantity
-
-if TYPE_CHECKING:
-    from planner.catalog import Catalog
+from planner.files import is_path, read_yaml
+from planner.promise import SloPreset, Slowdowns, parse_slo
+from planner.values import (
+    at_least_0,
+    mapping,
+    nearest,
+    one_of,
+    positive,
+    refuse_unknown,
+    share,
+    subsection,
+    whole,
+)
 
 Scale = Literal["superpose", "compress", "thin"]
 Objective = Literal["cost", "power", "gpus", "throughput"]
@@ -43,40 +51,8 @@ SAME_AS_COST = (
 QUEUES = ("fcfs", "sjf", "ljf", "srpt")
 ROUTINGS = ("jsq", "least-outstanding", "least-waiting", "power-of-two", "round-robin")
 PREFIX_ROUTINGS = ("prefix-affinity", "min-ttft", "cache-aware", "e2", "d2lpm")
-METRICS: tuple[Metric, ...] = get_args(Metric)
-_PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 _PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdown:
-    """One line of a relative SLO: at this percentile, at most `factor` times the same request alone."""
-
-    metric: Metric
-    percentile_frac: float
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdowns:
-    """An SLO relative to a request alone on one worker of `gpu` x `tp` (Splitwise Table VI)."""
-
-    limits: tuple[Slowdown, ...]
-    gpu: str
-    tp: int
-
-
-@dataclass(frozen=True, slots=True)
-class SloPreset:
-    """One row of catalogs/slos.yaml: limits in seconds, or relative ones, never both."""
-
-    name: str
-    slo: Slo  # without limits if the preset is relative
-    slowdowns: Slowdowns | None
-    served: str  # what the paper served; not enforced
-    source: str
-    date: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +195,10 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
             f"preset: one of {', '.join(catalog.slos)}"
         )
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
-    traffic = _section(document, "traffic", ("rate", "scale", "window", "draws"), where)
-    fleet = _section(document, "fleet", ("gpus", "pp", "network", "prices", "host_overhead"), where)
-    limits = _section(document, "limits", ("power", "cost", "gpus"), where)
-    policies = _section(document, "policies", ("queue", "longest_wait", "prefix_cache", "routing"), where)
+    traffic = subsection(document, "traffic", ("rate", "scale", "window", "draws"), where)
+    fleet = subsection(document, "fleet", ("gpus", "pp", "network", "prices", "host_overhead"), where)
+    limits = subsection(document, "limits", ("power", "cost", "gpus"), where)
+    policies = subsection(document, "policies", ("queue", "longest_wait", "prefix_cache", "routing"), where)
     queues, longest_wait_s = _queues(policies, where)
     routings, prefix_cache = _routings(policies, where)
     window = traffic.get("window")
@@ -245,10 +221,10 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         preset=preset.name if preset else None,
         rate_rps=_optional(traffic, "rate", "rps", f"{where}: traffic"),
         scale=cast(
-            Scale, _one_of(traffic.get("scale", "superpose"), get_args(Scale), f"{where}: traffic: scale")
+            Scale, one_of(traffic.get("scale", "superpose"), get_args(Scale), f"{where}: traffic: scale")
         ),
         window=window,
-        draws=_count(traffic.get("draws", 1), f"{where}: traffic: draws", least=1),
+        draws=whole(traffic.get("draws", 1), f"{where}: traffic: draws", least=1),
         prices_usd_per_h=prices,
         reserved=reserved,
         spot=spot,
@@ -257,7 +233,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         objective=_objective(document.get("objective", "cost"), f"{where}: objective"),
         power_limit_w=_optional(limits, "power", "w", f"{where}: limits"),
         cost_limit_usd_per_h=_optional(limits, "cost", "usd_per_h", f"{where}: limits"),
-        gpu_limit=_count(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
+        gpu_limit=whole(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
         stages=_stages(fleet.get("pp", 1), f"{where}: fleet: pp"),
@@ -270,92 +246,6 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if task.objective == "throughput":
         _check_throughput(task, where)
     return task
-
-
-def parse_slo(document: Any, *, where: str) -> Slo:
-    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, and attainment."""
-    lines = _mapping(document, where)
-    attainment = lines.get("attainment")
-    if attainment is not None and not (_is_number(attainment) and 0 < attainment <= 1):
-        raise InputError(f"{where}: attainment: expected a share in (0, 1] such as 0.9, found {attainment!r}")
-    limits = tuple(
-        Limit(metric, percentile_frac, _positive(value, "s", f"{where}: {metric} {name}"))
-        for metric, percentile_frac, name, value in _percentile_lines(lines, where, also=("attainment",))
-    )
-    return Slo(limits, None if attainment is None else float(attainment))
-
-
-def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
-    """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
-    on = _mapping(reference, f"{where}: reference")
-    refuse_unknown(on, ("gpu", "tp"), f"{where}: reference")
-    if not isinstance(on.get("gpu"), str):
-        raise InputError(f"{where}: reference: gpu: expected the name of a GPU, found {on.get('gpu')!r}")
-    limits = []
-    for metric, percentile_frac, name, value in _percentile_lines(_mapping(document, where), where):
-        if not _is_number(value) or not 1 <= value < float("inf"):
-            raise InputError(f"{where}: {metric} {name}: expected a factor of at least 1, found {value!r}")
-        limits.append(Slowdown(metric, percentile_frac, float(value)))
-    return Slowdowns(tuple(limits), on["gpu"], _count(on.get("tp"), f"{where}: reference: tp", least=1))
-
-
-def nearest(name: object, known: Collection[str], count: int = 3) -> list[str]:
-    """The known names most like `name`, whatever its case; for error messages."""
-    lower = {candidate.lower(): candidate for candidate in known}
-    return [lower[hit] for hit in difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=0.5)]
-
-
-def refuse_unknown(document: Mapping[Any, Any], known: Collection[str], where: str) -> None:
-    """Raise InputError at the first key that is not in `known`, naming the nearest that is."""
-    for key in document:
-        if key not in known:
-            hint = nearest(key, known, 1)
-            advice = f"did you mean {hint[0]!r}? " if hint else ""
-            raise InputError(f"{where}: unknown key {str(key)!r}; {advice}Valid: {', '.join(known)}")
-
-
-def is_path(name: str) -> bool:
-    """Whether a file or folder of this name exists; a name no file can have is none."""
-    try:
-        return bool(name) and Path(name).exists()
-    except OSError:
-        return False
-
-
-def _percentile_lines(
-    lines: Mapping[str, Any], where: str, *, also: tuple[str, ...] = ()
-) -> list[tuple[Metric, float, str, Any]]:
-    """(metric, percentile, as written, value) of every line, in the order given."""
-    found: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
-    for key, value in lines.items():
-        if key in also:
-            continue
-        name, _, percentile = str(key).partition("_")
-        if name not in METRICS:
-            refuse_unknown({key: value}, (*METRICS, *also), where)
-        metric = cast(Metric, name)
-        if not percentile and (not isinstance(value, Mapping) or not value):
-            raise InputError(f"{where}: {key}: expected percentiles such as {{p90: 2 s}}, found {value!r}")
-        for written, limit in {percentile: value}.items() if percentile else value.items():
-            frac = _percentile_frac(written, f"{where}: {metric}")
-            if (metric, frac) in found:
-                raise InputError(f"{where}: {metric} {written} is given twice; keep one")
-            found[metric, frac] = (metric, frac, str(written), limit)
-    if not found:
-        raise InputError(f"{where}: no limit found, expected at least one such as ttft: {{p90: 2 s}}")
-    return list(found.values())
-
-
-def _percentile_frac(written: object, where: str) -> float:
-    if str(written).lower() in ("mean", "avg", "average"):
-        raise InputError(
-            f"{where}: {written!r} is refused: a mean hides the slow requests that an SLO is about; "
-            "state a percentile, such as p50 or p90"
-        )
-    match = _PERCENTILE.fullmatch(str(written))
-    if match is None or not 0 < float(match[1]) <= 100:
-        raise InputError(f"{where}: expected a percentile in (0, 100] such as p90, found {str(written)!r}")
-    return float(f"{float(match[1]) / 100:.12g}")
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
@@ -373,12 +263,12 @@ def _stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]
     if isinstance(document, list):
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}
-    for asked, count in _mapping(document, where).items():
+    for asked, count in mapping(document, where).items():
         name = catalog.gpu(str(asked)).name
         if name in stock:
             raise InputError(f"{where}: {asked} is {name}, which is given twice; keep one")
         is_unlimited = count is None or count == "unlimited"
-        stock[name] = None if is_unlimited else _count(count, f"{where}: {asked}", least=0)
+        stock[name] = None if is_unlimited else whole(count, f"{where}: {asked}", least=0)
     if not any(count is None or count > 0 for count in stock.values()):
         raise InputError(
             f"{where}: stock of every GPU is 0; allow at least one, or drop fleet: gpus to use all"
@@ -394,17 +284,17 @@ def _prices(
     reserved: set[str] = set()
     spot: dict[str, Spot] = {}
     seen: set[str] = set()
-    for asked, given in (_mapping(document, where) if document is not None else {}).items():
+    for asked, given in (mapping(document, where) if document is not None else {}).items():
         name, here = catalog.gpu(str(asked)).name, f"{where}: {asked}"
         if name in seen:
             raise InputError(f"{here} is {name}, which is given twice; keep one")
         seen.add(name)
         if not isinstance(given, Mapping):
-            prices[name] = _at_least_0(given, "usd_per_h", here)
+            prices[name] = at_least_0(given, "usd_per_h", here)
             continue
         refuse_unknown(given, _PRICE_KEYS, here)
         firm = {
-            kind: _at_least_0(given[kind], "usd_per_h", f"{here}: {kind}")
+            kind: at_least_0(given[kind], "usd_per_h", f"{here}: {kind}")
             for kind in ("on_demand", "reserved")
             if kind in given
         }
@@ -417,9 +307,9 @@ def _prices(
             if "spot_interruptions_per_h" not in given:
                 raise InputError(f"{here}: spot: needs spot_interruptions_per_h too, such as 0.05")
             spot[name] = Spot(
-                _at_least_0(given["spot"], "usd_per_h", f"{here}: spot"),
+                at_least_0(given["spot"], "usd_per_h", f"{here}: spot"),
                 share(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
-                _positive(given.get("spot_restart", SPOT_RESTART_S), "s", f"{here}: spot_restart"),
+                positive(given.get("spot_restart", SPOT_RESTART_S), "s", f"{here}: spot_restart"),
             )
         elif any(key.startswith("spot_") for key in given):
             raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
@@ -429,7 +319,7 @@ def _prices(
 def _stages(asked: object, where: str) -> tuple[int, ...]:
     """`pp: [1, 2]`, or one number."""
     numbers = asked if isinstance(asked, list) and asked else [asked]
-    stages = tuple(sorted({_count(number, where, least=1) for number in numbers}))
+    stages = tuple(sorted({whole(number, where, least=1) for number in numbers}))
     if stages[-1] > MAX_PP:
         raise InputError(f"{where}: a worker has at most {MAX_PP} pipeline stages here, found {stages[-1]}")
     return stages
@@ -440,7 +330,7 @@ def _queues(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], fl
     queues = _choices(section, "queue", QUEUES, where)
     longest_wait_s = math.inf
     if "longest_wait" in section:
-        longest_wait_s = _positive(section["longest_wait"], "s", f"{where}: policies: longest_wait")
+        longest_wait_s = positive(section["longest_wait"], "s", f"{where}: policies: longest_wait")
         if queues == ("fcfs",):
             raise InputError(
                 f"{where}: policies: longest_wait: fcfs overtakes nobody; drop it, or queue: [fcfs, sjf]"
@@ -469,14 +359,14 @@ def _choices(section: Mapping[str, Any], key: str, known: tuple[str, ...], where
     """One name or a list of names, each once; the first known one where nothing is said."""
     asked = section.get(key, known[0])
     names = asked if isinstance(asked, list) and asked else [asked]
-    chosen = tuple(_one_of(name, known, f"{where}: policies: {key}") for name in names)
+    chosen = tuple(one_of(name, known, f"{where}: policies: {key}") for name in names)
     if len(set(chosen)) < len(chosen):
         raise InputError(f"{where}: policies: {key}: found one twice in {asked!r}; name each once")
     return chosen
 
 
 def _robust(document: Mapping[str, Any], where: str) -> Robust:
-    section = _section(document, "robust", ("step_times", "traffic"), where)
+    section = subsection(document, "robust", ("step_times", "traffic"), where)
     return Robust(
         share(section.get("step_times", 0.0), f"{where}: robust: step_times"),
         share(section.get("traffic", 0.0), f"{where}: robust: traffic"),
@@ -499,22 +389,22 @@ def _check_throughput(task: Task, where: str) -> None:
 
 
 def _host_overhead_s(value: Any, where: str) -> float:
-    return _at_least_0(value, "s", where)
+    return at_least_0(value, "s", where)
 
 
 def _network(document: Any, where: str) -> Network:
     if document is None:
         return Network()
-    lines = _mapping(document, where)
+    lines = mapping(document, where)
     refuse_unknown(lines, ("bandwidth", "latency", "transfer"), where)
     network = Network()
     if "bandwidth" in lines:
-        bandwidth = _positive(lines["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
+        bandwidth = positive(lines["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
         network = replace(network, bandwidth_bytes_per_s=bandwidth)
     if "latency" in lines:
-        network = replace(network, latency_s=_at_least_0(lines["latency"], "s", f"{where}: latency"))
+        network = replace(network, latency_s=at_least_0(lines["latency"], "s", f"{where}: latency"))
     if "transfer" in lines:
-        transfer = _one_of(lines["transfer"], ("serialised", "layerwise"), f"{where}: transfer")
+        transfer = one_of(lines["transfer"], ("serialised", "layerwise"), f"{where}: transfer")
         network = replace(network, transfer=cast(Literal["serialised", "layerwise"], transfer))
     return network
 
@@ -522,7 +412,7 @@ def _network(document: Any, where: str) -> Network:
 def _objective(value: object, where: str) -> Objective:
     if value == SAME_AS_COST:
         return "cost"
-    return cast(Objective, _one_of(value, get_args(Objective), where))
+    return cast(Objective, one_of(value, get_args(Objective), where))
 
 
 def _spare(value: object, where: str) -> tuple[int, int]:
@@ -536,68 +426,8 @@ def _spare(value: object, where: str) -> tuple[int, int]:
     return (0, count) if (match[2] or "").startswith("node") else (count, 0)
 
 
-def _section(document: Mapping[str, Any], name: str, known: tuple[str, ...], where: str) -> dict[str, Any]:
-    """A part of slo.yaml, empty if it is missing or null; keys without a value count as missing."""
-    if document.get(name) is None:
-        return {}
-    section = _mapping(document[name], f"{where}: {name}")
-    refuse_unknown(section, known, f"{where}: {name}")
-    return {key: value for key, value in section.items() if value is not None}
-
-
-def _mapping(document: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(document, Mapping):
-        raise InputError(f"{where}: expected keys and values, found {document!r}")
-    return document
-
-
-def _one_of(value: object, known: tuple[str, ...], where: str) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise InputError(f"{where}: expected one of {', '.join(known)}, found {value!r}")
-    return value
-
-
 def _optional(section: Mapping[str, Any], key: str, unit: str, where: str) -> float | None:
-    return _positive(section[key], unit, f"{where}: {key}") if key in section else None
-
-
-def _at_least_0(value: object, unit: str, where: str) -> float:
-    number = quantity(value, unit, where=where)
-    if number < 0:
-        raise InputError(f"{where}: must be >= 0, found {value!r}")
-    return number
-
-
-def share(value: object, where: str, *, most: float = 1.0) -> float:
-    """0.1 or "10 %"."""
-    text = str(value).strip()
-    is_percent = text.endswith("%")
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        number = float(text.removesuffix("%")) / (100 if is_percent else 1)
-    except ValueError:
-        number = float("nan")
-    if not 0 <= number <= most:
-        raise InputError(f"{where}: expected a number from 0 to {most:g} such as 0.1, found {value!r}")
-    return number
-
-
-def _positive(value: object, unit: str, where: str) -> float:
-    number = quantity(value, unit, where=where)
-    if number <= 0:
-        raise InputError(f"{where}: must be > 0, found {value!r}")
-    return number
-
-
-def _count(value: object, where: str, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{where}: expected a whole number >= {least}, found {value!r}")
-    return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return positive(section[key], unit, f"{where}: {key}") if key in section else None
 
 
 def _placed(error: InputError, where: str) -> str:

@@ -26,6 +26,7 @@ from planner.domain import Fleet, Limit
 from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
+from planner.promise import METRICS
 from planner.searching import (
     Found,
     Problem,
@@ -38,7 +39,7 @@ from planner.searching import (
     silent,
 )
 from planner.simulator.metrics import Verdict
-from planner.slo import METRICS, Robust, Task
+from planner.slo import Robust, Task
 from planner.traces import Trace
 from planner.units import show_s
 from planner.words import describe

@@ -18,8 +18,8 @@ from planner.domain import Fleet, Network
 from planner.files import write_files
 from planner.fleetfile import read_fleet, read_max_model_len
 from planner.output import plan_yaml, render, requests_csv, simulation_summary, to_json
+from planner.promise import parse_slo
 from planner.simulator.replay import simulate
-from planner.slo import parse_slo
 from planner.traces import read_trace
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.errors import InfeasibleError, InputError
 from planner.pareto import Frontier, frontier
-from planner.slo import parse_slo
+from planner.promise import parse_slo
 from planner.whatif import Study, holds, recast
 
 

@@ -19,9 +19,10 @@ from planner.plan import Plan
 from planner.planning import plan
 from planner.prefix_hits import PrefixHits
 from planner.prefix_workloads import preble
+from planner.promise import parse_slo
 from planner.router_fit import _room, fitted
 from planner.simulator import judge, simulate
-from planner.slo import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_slo, parse_task
+from planner.slo import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
 from planner.solvers.master import Option, least_seconds, least_token_seconds
 from planner.traces import Trace, read_trace
 from planner.traffic import rescale

@@ -14,7 +14,8 @@ from planner.catalog import Catalog, read_catalog
 from planner.domain import Limit, Network
 from planner.errors import CatalogError, InputError
 from planner.files import repository_dir
-from planner.slo import Robust, Spot, Task, parse_slo, parse_task, read_task
+from planner.promise import parse_slo
+from planner.slo import Robust, Spot, Task, parse_task, read_task
 
 CATALOG = read_catalog()
 LEAST = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}}

@@ -17,8 +17,8 @@ from planner.domain import Network, WorkerType
 from planner.errors import InputError
 from planner.models.forms import SplitwiseLookup
 from planner.models.latency import StepLatency
+from planner.promise import Slowdown
 from planner.simulator.replay import simulate
-from planner.slo import Slowdown
 from planner.solvers.splitwise import (
     Design,
     alone_on,

@@ -23,8 +23,9 @@ from planner.catalog import read_catalog
 from planner.cli import app as cli
 from planner.errors import InputError, PlannerError
 from planner.files import repository_dir
+from planner.promise import METRICS
 from planner.schedulefile import parse_market
-from planner.slo import METRICS, parse_task, read_task
+from planner.slo import parse_task, read_task
 from planner.traces import read_trace
 from ui import jobs, market, question, session, worker
 from ui.jobs import Job, Jobs, result_key

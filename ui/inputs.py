@@ -11,7 +11,8 @@ import streamlit as st
 from planner.domain import MAX_PP
 from planner.errors import PlannerError
 from planner.files import read_yaml, to_yaml
-from planner.slo import METRICS, QUEUES, Objective, Scale
+from planner.promise import METRICS
+from planner.slo import QUEUES, Objective, Scale
 from ui import draw, question
 from ui.question import Asked
 from ui.session import Session

@@ -15,8 +15,11 @@ from typing import Any
 from planner.catalog import Catalog
 from planner.domain import Slo
 from planner.errors import InputError
-from planner.slo import METRICS, SloPreset, is_path, parse_task, share
+from planner.files import is_path
+from planner.promise import METRICS, SloPreset
+from planner.slo import parse_task
 from planner.units import percentile_name, quantity
+from planner.values import share
 from ui.store import SAMPLES
 
 Asked = dict[str, Any]

@@ -17,7 +17,8 @@ from rich.table import Table
 from planner.catalog import Catalog
 from planner.domain import Slo
 from planner.errors import InputError
-from planner.slo import is_path, read_task
+from planner.files import is_path
+from planner.slo import read_task
 from planner.traffic import Asked
 from planner.units import show_s
 

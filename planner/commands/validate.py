@@ -200,7 +200,7 @@ def _fleet(file: Path, known: Catalog) -> tuple[Any, int | None]:
 def _own_slo(file: Path) -> Slo:
     """The plan's own promise; none in a fleet.yaml."""
     from planner.files import read_yaml
-    from planner.slo import parse_slo
+    from planner.promise import parse_slo
 
     own = read_yaml(file).get("slo")
     return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")

@@ -94,7 +94,8 @@ def sensitivity(
 ) -> None:
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
     from planner import whatif
-    from planner.slo import read_task, share
+    from planner.slo import read_task
+    from planner.values import share
 
     by_frac = share(by, "--by")
     if not 0 < by_frac < 1:

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from planner.domain import Fleet, Llm, Metric, Network, Policies, Pool, WorkerType
 from planner.errors import InputError
+from planner.promise import Slowdown
 from planner.simulator.replay import Simulation, simulate
-from planner.slo import Slowdown
 from planner.traces import Trace
 
 Floats = npt.NDArray[np.float64]

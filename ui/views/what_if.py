@@ -13,7 +13,7 @@ from planner.curves import Curve
 from planner.domain import Limit
 from planner.drawing import chart_spec
 from planner.errors import PlannerError
-from planner.slo import METRICS
+from planner.promise import METRICS
 from ui import draw, question
 from ui.jobs import result_key
 from ui.question import Asked
