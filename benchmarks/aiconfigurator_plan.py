@@ -25,12 +25,12 @@ from planner.catalog import Catalog, read_catalog
 from planner.domain import Fleet, Limit, Policies, Pool, Slo, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.planning import plan
+from planner.reports.words import describe
 from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
 from planner.simulator.replay import measured_window, simulate
 from planner.slo import parse_task
 from planner.traces import Trace, read_trace
 from planner.traffic import rescale
-from planner.words import describe
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LLM, GPU, TP, RATE_RPS = "meta-llama/Llama-3.1-70B", "h100-80g", 4, 20.0

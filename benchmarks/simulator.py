@@ -34,8 +34,8 @@ import numpy as np
 
 from planner.catalog import read_catalog
 from planner.domain import Fleet, Limit, Policies, Pool, WorkerType
-from planner.drawing import BLUE, GREEN, VERMILLION, chart_svg
 from planner.models.memory import kv_cache_tokens
+from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_svg
 from planner.simulator.replay import simulate
 from planner.traces import Trace, read_trace
 from planner.traffic import rescale

@@ -178,12 +178,13 @@ def plan(
         return
     assert trace is not None
 
-    from planner import figures, files, output, planning
+    from planner import files, output, planning
     from planner.oracle import Answers
+    from planner.reports import figures
+    from planner.reports.words import command_line
     from planner.slo import read_task
     from planner.traces import read_trace
     from planner.whatif import Study
-    from planner.words import command_line
 
     files.check_output_directory(out)
     keep_inputs([out / name for name in output.NAMES], slo, trace)
@@ -223,7 +224,7 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
 
 
 def _print_plan(found: Any, out: Path, *, explain: bool, png: bool) -> None:
-    from planner.words import answer, promise
+    from planner.reports.words import answer, promise
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate

@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from planner import charts, output
-from planner.curves import Curve, distribution
+from planner import output
 from planner.domain import Fleet, Metric, Slo
-from planner.drawing import Figure
 from planner.errors import InputError
 from planner.executors import SERIAL, Executor, run
 from planner.outcome import outcome
-from planner.page import charts as drawn
-from planner.page import page, table
+from planner.reports import charts
+from planner.reports.curves import Curve, distribution
+from planner.reports.drawing import Figure
+from planner.reports.page import charts as drawn
+from planner.reports.page import page, table
+from planner.reports.words import describe
 from planner.traces import Trace
 from planner.units import show_s
-from planner.words import describe
 
 DRAWN = 8  # more curves than this cannot be told apart
 NAMES = ("compare.html", "compare.csv", "compare.json")

@@ -36,8 +36,8 @@ def repository_dir(name: str) -> Path:
 
 
 def package_text(name: str) -> str:
-    """A text that lies beside our code, such as page.css."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """A text that lies beside our code, such as reports/page.css."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def cached_text(name: str, make: Callable[[], str]) -> str:

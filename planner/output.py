@@ -15,18 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from planner import figures, manifests
-from planner.curves import spread
+from planner import manifests
 from planner.domain import Fleet, Policies, Slo
-from planner.drawing import Figure, chart_png
 from planner.files import to_yaml
 from planner.fleetfile import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
 from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
 from planner.manifests.engine import image as image_of
 from planner.models.latency import StepLatency
 from planner.plan import Plan
-from planner.prefix_document import pool_document, warm_up_json
-from planner.report import render as render_report
+from planner.prefixes.document import pool_document, warm_up_json
+from planner.reports import figures
+from planner.reports.curves import spread
+from planner.reports.drawing import Figure, chart_png
+from planner.reports.report import render as render_report
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation

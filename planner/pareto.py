@@ -23,9 +23,9 @@ from planner.domain import Fleet
 from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
 from planner.promise import METRICS
+from planner.reports.words import describe
 from planner.slo import Task
 from planner.whatif import Answer, Study, finite, holds, recast
-from planner.words import describe
 
 Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.domain import Fleet, Slo
-from planner.prefix_plan import PoolPrefixes
+from planner.prefixes.placing import PoolPrefixes
 from planner.repeats import Repeats
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict

@@ -17,7 +17,7 @@ from planner.options import (
 )
 from planner.oracle import Answers
 from planner.plan import Certificate, Plan, Refuted, Throughput
-from planner.prefix_plan import pool_prefixes
+from planner.prefixes.placing import pool_prefixes
 from planner.searching import (
     Found,
     Problem,

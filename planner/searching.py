@@ -41,8 +41,8 @@ from planner.options import (
     worker_types,
 )
 from planner.oracle import Answers, Oracle, side_by_side
-from planner.prefix_hits import PrefixHits
-from planner.router_fit import fitted
+from planner.prefixes.hits import PrefixHits
+from planner.prefixes.router_fit import fitted
 from planner.slo import Objective, Task
 from planner.solvers import master
 from planner.solvers.demand import demand

@@ -27,6 +27,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
 from planner.promise import METRICS
+from planner.reports.words import describe
 from planner.searching import (
     Found,
     Problem,
@@ -42,7 +43,6 @@ from planner.simulator.metrics import Verdict
 from planner.slo import Robust, Task
 from planner.traces import Trace
 from planner.units import show_s
-from planner.words import describe
 
 BY_FRAC = 0.1
 HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0

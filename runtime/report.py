@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner import charts
-from planner.curves import POINTS as CURVE_POINTS
 from planner.domain import Metric
-from planner.drawing import BLUE, GUIDE, VERMILLION, Figure
 from planner.files import to_yaml
 from planner.output import fleet_document, requests_csv
-from planner.page import charts as drawn
-from planner.page import headline, page, section, table
+from planner.reports import charts
+from planner.reports.curves import POINTS as CURVE_POINTS
+from planner.reports.drawing import BLUE, GUIDE, VERMILLION, Figure
+from planner.reports.page import charts as drawn
+from planner.reports.page import headline, page, section, table
 from planner.simulator import Verdict
 from planner.units import show_s
 from runtime.compare import Comparison, Run, corrected

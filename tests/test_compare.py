@@ -13,15 +13,15 @@ import pytest
 from plans import CATALOG, LLM, mixed, pairs
 from typer.testing import CliRunner
 
-from planner import charts
 from planner.cli import app
 from planner.compare import DRAWN, NAMES, Comparison, Variant, compare, lines, render, to_json, verdict
-from planner.curves import Curve
 from planner.domain import Fleet, Limit, Pool, Slo, WorkerType
 from planner.errors import InputError
 from planner.executors import Executor
 from planner.fleetfile import read_fleet
 from planner.outcome import outcome
+from planner.reports import charts
+from planner.reports.curves import Curve
 from planner.traces import Trace
 
 FLEET = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: mixed, gpu: h100-80g, tp: 4, count: 2}\n"

@@ -1,4 +1,4 @@
-"""planner/prefix_plan.py and `plan prefixes` on traffic made for them; trace formats with prefixes."""
+"""planner/prefixes/placing.py and `plan prefixes` on traffic made for them; trace formats with prefixes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.cli import app
 from planner.domain import Fleet, Pool
 from planner.errors import InputError, TraceError
 from planner.fleetfile import read_fleet
-from planner.prefix_plan import (
+from planner.prefixes.placing import (
     plan_prefixes,
     prefill_pool,
     room_tokens,
@@ -25,7 +25,7 @@ from planner.prefix_plan import (
     warm_up,
     workers_for_same_load,
 )
-from planner.prefix_workloads import merged, preble
+from planner.prefixes.workloads import merged, preble
 from planner.traces import Trace, read_trace
 
 SAMPLE = Path(__file__).parents[1] / "examples" / "traces" / "shared-prefixes-sample.jsonl"

@@ -17,10 +17,10 @@ from planner.oracle import Oracle
 from planner.output import render
 from planner.plan import Plan
 from planner.planning import plan
-from planner.prefix_hits import PrefixHits
-from planner.prefix_workloads import preble
+from planner.prefixes.hits import PrefixHits
+from planner.prefixes.router_fit import _room, fitted
+from planner.prefixes.workloads import preble
 from planner.promise import parse_slo
-from planner.router_fit import _room, fitted
 from planner.simulator import judge, simulate
 from planner.slo import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
 from planner.solvers.master import Option, least_seconds, least_token_seconds

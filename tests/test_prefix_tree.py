@@ -1,4 +1,4 @@
-"""planner/prefix_tree.py against hand arithmetic, a brute-force LRU cache and figures of public traces."""
+"""planner/prefixes/tree.py against hand arithmetic, a brute-force LRU cache and figures of public traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.errors import InputError, TraceError
-from planner.prefix_tree import (
+from planner.prefixes.tree import (
     HitCurve,
     block_uses,
     hit_curve,

@@ -1,4 +1,4 @@
-"""planner/prefix_workloads.py against published marginals, counts by hand and prompts written out."""
+"""planner/prefixes/workloads.py against published marginals, counts by hand and prompts written out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.errors import InputError
-from planner.prefix_tree import summarise
-from planner.prefix_workloads import TABLE, _Texts, judges, merged, preble, tree_of_thoughts
+from planner.prefixes.tree import summarise
+from planner.prefixes.workloads import TABLE, _Texts, judges, merged, preble, tree_of_thoughts
 from planner.traces import Trace
 
 

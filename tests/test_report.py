@@ -19,13 +19,14 @@ import pytest
 import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
-from planner import charts, curves, drawing, figures, output, report, rows
+from planner import output
 from planner.files import cached_text, package_text
-from planner.page import page as make_page
 from planner.repeats import Interval, Repeats
+from planner.reports import charts, curves, drawing, figures, report, rows
+from planner.reports.page import page as make_page
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
-PAGE_CSS = package_text("page.css")
+PAGE_CSS = package_text("reports/page.css")
 
 
 class Page(HTMLParser):
@@ -279,7 +280,9 @@ def test_spread_weighs_and_ranks() -> None:
 
 
 def test_importing_the_report_does_not_import_altair() -> None:
-    code = "import sys, planner.report; sys.exit('altair' in sys.modules or 'vl_convert' in sys.modules)"
+    code = (
+        "import sys, planner.reports.report; sys.exit('altair' in sys.modules or 'vl_convert' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -14,12 +14,13 @@ import pytest
 from plans import CATALOG
 from questions import LLM, traffic
 
-from planner import draws, options, searching, sharing
+from planner import draws, options, searching
 from planner.errors import InfeasibleError, PlannerError
 from planner.planning import plan
 from planner.searching import asked_traffic, pose
-from planner.shared_slo import Part, Question
-from planner.sharing import SharedPlan, plan_together
+from planner.several import sharing
+from planner.several.questions import Part, Question
+from planner.several.sharing import SharedPlan, plan_together
 from planner.simulator.metrics import judge
 from planner.simulator.replay import simulate
 from planner.slo import parse_task

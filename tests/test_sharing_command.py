@@ -17,7 +17,7 @@ from planner import cli, files
 from planner.catalog import read_catalog
 from planner.errors import InputError
 from planner.fleetfile import read_fleet
-from planner.shared_slo import Question, read_question
+from planner.several.questions import Question, read_question
 from planner.traces import read_trace
 
 EXAMPLE = files.repository_dir("examples") / "slo-two-llms.yaml"

@@ -25,28 +25,16 @@ from typing import Any
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
-from planner import (
-    charts,
-    compare,
-    drawing,
-    figures,
-    files,
-    output,
-    pareto,
-    planning,
-    rows,
-    schedulefile,
-    whatif,
-    words,
-)
+from planner import compare, files, output, pareto, planning, schedulefile, whatif
 from planner.catalog import Catalog, read_catalog
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
 from planner.commands.schedule import to_csv, to_json
-from planner.curves import distribution
 from planner.errors import PlannerError
 from planner.fleetfile import read_fleet
 from planner.plan import Plan
+from planner.reports import charts, drawing, figures, rows, words
+from planner.reports.curves import distribution
 from planner.simulator.replay import Simulation
 from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule

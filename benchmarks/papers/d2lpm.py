@@ -22,7 +22,7 @@ import numpy.typing as npt
 from common import CATALOG, worker
 
 from planner.domain import Fleet, Policies, Pool
-from planner.prefix_workloads import judges, merged, preble, tree_of_thoughts
+from planner.prefixes.workloads import judges, merged, preble, tree_of_thoughts
 from planner.simulator.metrics import tenant_service
 from planner.simulator.replay import Simulation, simulate
 from planner.traces import Trace

@@ -3,8 +3,8 @@
     python benchmarks/papers/preble.py [figure3 | figure5]
 
 Mistral-7B on four A6000, chunks of 1,024, the catalog's step times; the five workloads of Table 1 as
-planner/prefix_workloads.py draws them, five minutes of Poisson arrivals; agents also with steps that wait for
-the answer to the one before. Round robin serves the prompt with the longest cached prefix first, as SGLang
+planner/prefixes/workloads.py draws them, five minutes of Poisson arrivals; agents also with steps that wait
+for the answer to the one before. Round robin serves the prompt with the longest cached prefix first, as SGLang
 does. Rates are multiples of the one at which 99 % of its requests take up to 20 s (programming: 60 s).
 
 Srivatsa et al. 2024 (arXiv:2407.00023). Figure 3: mean latency 1.5 to 14.5 times lower, p99 2 to 10 times,
@@ -23,7 +23,7 @@ import numpy as np
 from common import CATALOG, most, worker
 
 from planner.domain import Fleet, Policies, Pool
-from planner.prefix_workloads import TABLE, preble
+from planner.prefixes.workloads import TABLE, preble
 from planner.simulator.replay import Simulation, simulate
 from planner.traces import Trace
 

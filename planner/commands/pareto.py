@@ -27,8 +27,8 @@ from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, stud
 from planner.units import quantity, show_s
 
 if TYPE_CHECKING:
-    from planner.drawing import Figure
     from planner.pareto import Frontier
+    from planner.reports.drawing import Figure
 
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
@@ -83,7 +83,7 @@ def pareto(
 
 def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, str, bytes]:
     """The page, CSV, JSON and the picture."""
-    from planner.drawing import Figure, chart_png
+    from planner.reports.drawing import Figure, chart_png
 
     text = io.StringIO()
     rows = csv.DictWriter(text, list(document["steps"][0]), lineterminator="\n")
@@ -97,7 +97,7 @@ def _files(found: Frontier, document: dict[str, Any]) -> tuple[str, str, str, by
 
 
 def _html(found: Frontier, document: dict[str, Any], figure: Figure) -> str:
-    from planner.page import chart, page, section, table
+    from planner.reports.page import chart, page, section, table
 
     steps = _steps(found, document)
     values = [step["value"] for step in document["steps"]]
@@ -115,7 +115,7 @@ def _html(found: Frontier, document: dict[str, Any], figure: Figure) -> str:
 
 def picture(found: Frontier, document: dict[str, Any]) -> Any:
     """The frontier as an Altair chart, with the question's own limit on it."""
-    from planner import charts
+    from planner.reports import charts
 
     asked = None if found.asked is None else found.best_at(found.asked)
     return charts.staircase_chart(

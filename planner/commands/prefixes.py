@@ -22,8 +22,8 @@ from planner.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from planner.prefix_plan import PoolPrefixes, PrefixPlan, WarmUp
-    from planner.prefix_tree import PrefixSummary
+    from planner.prefixes.placing import PoolPrefixes, PrefixPlan, WarmUp
+    from planner.prefixes.tree import PrefixSummary
 
 NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
 MOST_ROWS = 20
@@ -56,10 +56,12 @@ def plan_prefixes(
     """
     import numpy as np
 
-    from planner import files, prefix_document, prefix_plan
+    from planner import files
     from planner.catalog import read_catalog
     from planner.fleetfile import read_fleet
-    from planner.prefix_tree import summarise
+    from planner.prefixes import document as told
+    from planner.prefixes import placing
+    from planner.prefixes.tree import summarise
     from planner.simulator.replay import simulate
     from planner.traces import read_trace
 
@@ -68,7 +70,7 @@ def plan_prefixes(
         keep_inputs([out / name for name in NAMES], trace, fleet)
     with Progress() as progress:
         machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
-        chosen = prefix_plan.prefill_pool(machines, pool) if machines else None
+        chosen = placing.prefill_pool(machines, pool) if machines else None
         requests = read_trace(trace, seed=seed)
         progress(f"reading the prefixes of {len(requests)} requests")
         summary = summarise(requests)
@@ -77,30 +79,30 @@ def plan_prefixes(
         if machines is not None and chosen is not None:
             progress(f"placing prefixes on {chosen.count} workers")
             rng = np.random.default_rng(seed)
-            found = prefix_plan.plan_prefixes(requests, chosen, time_limit_s=time_limit, rng=rng)
-            prompts = prefix_plan.warm_up(requests, found)
-            needed = prefix_plan.workers_for_same_load(requests, found, time_limit_s=time_limit, rng=rng)
+            found = placing.plan_prefixes(requests, chosen, time_limit_s=time_limit, rng=rng)
+            prompts = placing.warm_up(requests, found)
+            needed = placing.workers_for_same_load(requests, found, time_limit_s=time_limit, rng=rng)
             if machines.policies.prefix_cache:
                 progress("simulating the fleet")
-                simulated = prefix_plan.pool_prefixes(
+                simulated = placing.pool_prefixes(
                     machines, simulate(machines, requests), requests, time_limit_s=time_limit, rng=rng
                 )
     document: dict[str, Any] = {"trace": summary.as_dict(), "notes": list(requests.notes)}
     if found is not None:
         document["plan"] = {
             "basis": ESTIMATE,
-            **prefix_document.plan_document(found, prompts),
+            **told.plan_document(found, prompts),
             "workers_needed": needed,
             "gpus_saved": (found.pool.count - needed) * found.pool.type.gpus,
         }
-        document["simulated"] = {each.plan.pool.name: prefix_document.simulated(each) for each in simulated}
+        document["simulated"] = {each.plan.pool.name: told.simulated(each) for each in simulated}
     if out is not None:
         content = {
             "prefixes.json": json.dumps(document, indent=2) + "\n",
             "hit-curve.csv": _curve_csv(summary),
         }
         if found is not None:
-            content["warm-up.json"] = prefix_document.warm_up_json(prompts)
+            content["warm-up.json"] = told.warm_up_json(prompts)
         files.write_files(out, content, outdated=NAMES)
     if json_output:
         print_json(document)
@@ -165,7 +167,7 @@ def _print_summary(summary: PrefixSummary) -> None:
 
 
 def _print_plan(found: PrefixPlan, prompts: list[WarmUp], needed: int) -> None:
-    from planner.prefix_document import placed_rows
+    from planner.prefixes.document import placed_rows
 
     pool, replication = found.pool, found.replication
     rows = [

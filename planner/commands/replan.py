@@ -80,8 +80,8 @@ def replan(
 
 def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) -> dict[str, Any]:
     """The answer as one object; `drift` is null where the running fleet's traffic is not known."""
+    from planner.reports.words import describe
     from planner.whatif import finite
-    from planner.words import describe
 
     return {
         "keeps": found.keeps,

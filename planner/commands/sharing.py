@@ -12,7 +12,7 @@ from planner.catalog import read_catalog
 from planner.commands.common import Progress, keep_inputs, print_json, print_rows, stdout_console
 
 if TYPE_CHECKING:
-    from planner.sharing import SharedPlan
+    from planner.several.sharing import SharedPlan
 
 
 def plan_together(
@@ -20,9 +20,10 @@ def plan_together(
     png: bool, json_output: bool,
 ) -> None:  # fmt: skip
     """Plan all LLMs of `slo` together and write a folder for each; exit code 4 if not exhausted in time."""
-    from planner import files, sharing
-    from planner.shared_output import NAMES, outdated, render, summary
-    from planner.shared_slo import read_question
+    from planner import files
+    from planner.several import sharing
+    from planner.several.answer import NAMES, outdated, render, summary
+    from planner.several.questions import read_question
 
     files.check_output_directory(out)
     with Progress() as progress:
@@ -50,7 +51,7 @@ def plan_together(
 
 
 def _print(found: SharedPlan, out: Path) -> None:
-    from planner.shared_output import answer, fleet_rows, proof_lines
+    from planner.several.answer import answer, fleet_rows, proof_lines
 
     console = stdout_console(soft_wrap=True)
     console.print(answer(found), style="bold", markup=False)

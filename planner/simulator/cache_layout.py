@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Policies, WorkerType
 from planner.errors import InputError
-from planner.prefix_tree import block_uses
+from planner.prefixes.tree import block_uses
 from planner.simulator.layout import NONE
 from planner.traces import Trace
 

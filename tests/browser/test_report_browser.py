@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from plans import a_plan
 
-from planner import report
+from planner.reports import report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 for missing, why in (

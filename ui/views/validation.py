@@ -6,10 +6,10 @@ from typing import Any
 
 import streamlit as st
 
-from planner import charts
-from planner.drawing import chart_spec
 from planner.errors import InputError, PlannerError
 from planner.files import read_json
+from planner.reports import charts
+from planner.reports.drawing import chart_spec
 from planner.units import show_s
 from ui import draw
 from ui.session import open_session

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from planner import charts, whatif
+from planner import whatif
 from planner.compare import PICTURED
-from planner.curves import Curve
 from planner.domain import Limit
-from planner.drawing import chart_spec
 from planner.errors import PlannerError
 from planner.promise import METRICS
+from planner.reports import charts
+from planner.reports.curves import Curve
+from planner.reports.drawing import chart_spec
 from ui import draw, question
 from ui.jobs import result_key
 from ui.question import Asked

@@ -386,4 +386,4 @@ def _poisson_s(requests: int, rate_rps: float, rng: np.random.Generator) -> Floa
 
 
 def _note(name: str) -> str:
-    return f"made up: {name}, see planner/prefix_workloads.py"
+    return f"made up: {name}, see planner/prefixes/workloads.py"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Pool
 from planner.errors import InputError, TraceError
-from planner.prefix_tree import (
+from planner.prefixes.tree import (
     Blocks,
     HitCurve,
     PrefixTree,

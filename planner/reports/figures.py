@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from planner import charts
-from planner.curves import distribution
 from planner.domain import Metric
-from planner.drawing import Figure
 from planner.plan import Plan
+from planner.reports import charts
+from planner.reports.curves import distribution
+from planner.reports.drawing import Figure
 from planner.units import show_s
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner import figures, rows, words
-from planner.page import bullets, chart, charts, headline, page, section, table
 from planner.plan import Plan
-from planner.words import counted
+from planner.reports import figures, rows, words
+from planner.reports.page import bullets, chart, charts, headline, page, section, table
+from planner.reports.words import counted
 
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 

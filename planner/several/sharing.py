@@ -36,8 +36,8 @@ from planner.searching import (
     search_policies,
     silent,
 )
-from planner.shared_limits import CHEAPER_FRAC, Asking, infeasible, prices
-from planner.shared_slo import Part, Question
+from planner.several.limits import CHEAPER_FRAC, Asking, infeasible, prices
+from planner.several.questions import Part, Question
 from planner.solvers.level0 import Counts
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement

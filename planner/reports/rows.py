@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.domain import KV_BLOCK_TOKENS, SPOT, Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
 from planner.plan import Alternative, Plan
 from planner.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
-from planner.simulator.energy import run_seconds
-from planner.simulator.metrics import Line, measured
-from planner.units import percentile_name, show_s
-from planner.words import (
+from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
+from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
     amount,
@@ -24,6 +21,9 @@ from planner.words import (
     usd,
     value_text,
 )
+from planner.simulator.energy import run_seconds
+from planner.simulator.metrics import Line, measured
+from planner.units import percentile_name, show_s
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from html import escape
 
-from planner import figures, output
+from planner import output
 from planner.files import to_yaml
 from planner.output import Document
-from planner.page import bullets, page, section, table
-from planner.sharing import SharedPlan
-from planner.words import HOURS_PER_MONTH, amount, counted, describe, listed, percent, promise, usd
+from planner.reports import figures
+from planner.reports.page import bullets, page, section, table
+from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, listed, percent, promise, usd
+from planner.several.sharing import SharedPlan
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.prefix_tree import Int32Array, block_uses, reuse
+from planner.prefixes.tree import Int32Array, block_uses, reuse
 from planner.traces import IntArray, Trace
 from planner.workload import Lengths, Workload, to_classes
 

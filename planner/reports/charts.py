@@ -1,4 +1,4 @@
-"""The charts of traces, plans and comparisons, drawn by Altair; `planner/drawing.py` says how they look.
+"""The charts of traces, plans and comparisons, drawn by Altair; drawing.py says how they look.
 
 Altair is imported inside the functions: it takes most of a second.
 """
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.curves import BINS, Curve, busy_share, in_system, load_edges_s
 from planner.domain import Fleet, Limit
-from planner.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
+from planner.reports.curves import BINS, Curve, busy_share, in_system, load_edges_s
+from planner.reports.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
 from planner.simulator.replay import Simulation
 from planner.traces import Trace
 from planner.units import percentile_name, show_s

@@ -10,19 +10,19 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from planner.drawing import Figure, chart_svg, live_spec, themed, vega_runtime
 from planner.files import package_text
+from planner.reports.drawing import Figure, chart_svg, live_spec, themed, vega_runtime
 
 
 def page(title: str, body: str, footer: str) -> str:
     """A self-contained HTML page in the report's style; `body` is HTML, the others are text."""
-    scripts = [vega_runtime(), package_text("page.js")] if "<figure" in body else []
+    scripts = [vega_runtime(), package_text("reports/page.js")] if "<figure" in body else []
     scripts = [script.replace("</script", r"<\/script") for script in scripts]
     return (
         f'<!doctype html>\n<html lang=en>\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{package_text('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{package_text('reports/page.css')}</style>\n</head>\n<body>\n<main>\n"
         f"{body}\n<footer>{escape(footer)}</footer>\n</main>\n"
         + "".join(f"<script>{script}</script>\n" for script in scripts)
         + "</body>\n</html>\n"

@@ -1,0 +1,1 @@
+"""What prompts share, what caches make of it, and where prefixes should live."""

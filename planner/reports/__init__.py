@@ -1,0 +1,1 @@
+"""A plan, a validation or a comparison as something to read: words, tables, charts, one page of HTML."""
