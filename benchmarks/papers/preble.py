@@ -4,8 +4,8 @@
 
 Mistral-7B on four A6000, chunks of 1,024, the catalog's step times; the five workloads of Table 1 as
 planner/prefixes/workloads.py draws them, five minutes of Poisson arrivals; agents also with steps that wait
-for the answer to the one before. Round robin serves the prompt with the longest cached prefix first, as SGLang
-does. Rates are multiples of the one at which 99 % of its requests take up to 20 s (programming: 60 s).
+for the answer to the one before. Round robin serves the prompt with the longest cached prefix first, as
+SGLang does. Rates are multiples of the one at which 99 % of its requests take up to 20 s (programming: 60 s).
 
 Srivatsa et al. 2024 (arXiv:2407.00023). Figure 3: mean latency 1.5 to 14.5 times lower, p99 2 to 10 times,
 more under load; programming 1.56 to 1.8 and 3 to 4 times. Figure 5, Toolbench, popularity after Zipf 1.1: E2
