@@ -314,11 +314,11 @@ class Router:
             # a file, because aiohttp warns of bytes that are large
             body, identity = io.BytesIO(raw), worker.identity  # a restart gives it another one
             async with self.client.post(worker.url + asked.path, data=body, headers=headers) as upstream:
-                if upstream.headers.get(IDENTITY_HEADER, "") != identity:
+                is_ours = upstream.headers.get(IDENTITY_HEADER, "") == identity
+                if not is_ours or upstream.status >= 500:
                     upstream.close()  # it may never read the rest of the body
-                    raise WorkerError(f"{worker.load.name}: another server answered on its port")
-                if upstream.status >= 500:
-                    raise WorkerError(f"{worker.load.name} answered {upstream.status}")
+                    what = f" answered {upstream.status}" if is_ours else ": another server is on its port"
+                    raise WorkerError(f"{worker.load.name}{what}")
                 yield upstream
         except (aiohttp.ClientError, TimeoutError) as error:
             raise WorkerError(f"{worker.load.name}: {type(error).__name__}") from None

@@ -103,6 +103,12 @@ def plan_button(page: Any) -> Any:
     return page.get_by_role("button", name="Plan", exact=True)
 
 
+def settled(page: Any) -> None:
+    """A key that is pressed while the script runs is lost with the element it was for."""
+    page.wait_for_timeout(1000)
+    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
+
+
 def answer(page: Any) -> Any:
     return page.get_by_role("heading", name=re.compile("USD per hour"))
 
@@ -193,15 +199,18 @@ def test_browser_the_keyboard_alone_uploads_plans_and_downloads(browser: Any, ad
         raise AssertionError(f"the keyboard does not reach {name}")
 
     page.get_by_text("No row was left out").wait_for()
+    settled(page)
     tab_to("Upload")
     with page.expect_file_chooser() as chooser:
         page.keyboard.press("Enter")
     chooser.value.set_files(SAMPLE)
     page.get_by_text("No row was left out").wait_for()
+    settled(page)
     page.evaluate("document.querySelector('main').focus()")
     tab_to("Plan")
     page.keyboard.press("Enter")
     page.get_by_role("tab", name="Downloads").wait_for()
+    settled(page)
     tab_to("Fleet")
     for _ in TABS[1:]:
         page.keyboard.press("ArrowRight")
@@ -242,7 +251,7 @@ def test_browser_a_long_plan_tells_how_far_it_is_survives_a_reload_and_ends_when
 ) -> None:
     """Meanwhile another browser makes a plan of its own, and neither sees the other's."""
     page = opened(browser, address)
-    long_plan(page, "400")
+    long_plan(page, "1200")
     page.get_by_text("Working").wait_for()
     page.get_by_text(
         re.compile(r"best fleet so far [\d,.]+, no fleet below [\d,.]+, \d+ simulations")
