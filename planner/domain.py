@@ -15,6 +15,7 @@ Role = Literal["mixed", "prefill", "decode"]
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
 KV_BLOCK_TOKENS = 16
 MAX_PP = 16  # pipeline stages of a worker
+MAX_NUM_SEQS = 256  # sequences in a step of an engine, unless something else is said
 SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
 
 
@@ -170,9 +171,12 @@ class WorkerType:
 
     @property
     def name(self) -> str:
-        """For instance 'h100-80g tp4 2048': GPU, TP, PP if there is any, token budget per step."""
+        """For instance 'h100-80g tp4 2048': GPU, TP, PP if there is any, token budget per step; then the
+        sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'.
+        """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
-        return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}"
+        seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
+        return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}{seats}"
 
     @property
     def gpus(self) -> int:

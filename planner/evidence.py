@@ -19,7 +19,6 @@ from planner.domain import (
 )
 from planner.errors import PlannerError
 from planner.options import (
-    MAX_NUM_SEQS,
     OBJECTIVE_UNITS,
 )
 from planner.oracle import SPOT_RISK_FRAC
@@ -391,12 +390,13 @@ def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: 
     )
     bases = sorted({worker.latency.basis for worker in problem.types})
     policies = problem.oracle.policies
+    seats = " or ".join(map(str, task.max_num_seqs))
     sentences = [
         "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
         "step times: " + "; ".join(bases),
         "host overhead per step: "
         + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
-        f"at most {MAX_NUM_SEQS} sequences per worker, 16-token KV blocks, "
+        f"at most {seats} sequences per worker, 16-token KV blocks, "
         f"{'prefix caches' if policies.prefix_cache else 'no prefix cache'}, {_queue_order(policies)}, "
         f"{_ROUTED.get(policies.routing, f'routing {policies.routing}')}",
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",

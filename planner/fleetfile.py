@@ -22,6 +22,7 @@ from typing import Any, Literal, cast, get_args
 from planner.catalog import Catalog
 from planner.domain import (
     KV_BLOCK_TOKENS,
+    MAX_NUM_SEQS,
     Disturbance,
     Fleet,
     Gpu,
@@ -92,7 +93,6 @@ FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 
-MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_WORKERS = 10_000
 MAX = {"max_num_batched_tokens": 2**20, "max_num_seqs": 2**14, "kv_tokens": 10**9}  # memory of the simulator

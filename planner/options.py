@@ -1,4 +1,4 @@
-"""What a fleet may be built of: every GPU in stock x tensor parallelism x token budget, in every role."""
+"""What a fleet may be built of: every GPU in stock x TP x PP x settings of the engine, in every role."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.catalog import Catalog
-from planner.domain import Gpu, Limit, Llm, Slo, WorkerType
+from planner.domain import MAX_NUM_SEQS, Gpu, Limit, Llm, Slo, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.simulator.metrics import percentile_s
+from planner.slo import TOKEN_BUDGETS
 from planner.solvers.master import Option
 from planner.workload import Lengths
 
-TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
-MAX_NUM_SEQS = 256
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
@@ -39,14 +38,17 @@ def worker_types(
     longer_frac: float = 0.0,
     stages: Iterable[int] = (1,),
     node_bytes_per_s: float | None = None,
+    seats: Iterable[int] = (MAX_NUM_SEQS,),
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
     """Every engine that holds the weights and the longest request, and what was left out.
 
+    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
     `host_overhead_s` is added to each step of a fit, and every step then takes `longer_frac` longer.
     `stages` are the depths of pipelines to consider; activations cross from node to node at
     `node_bytes_per_s` where a worker has more GPUs than a node.
     """
     types, left = [], []
+    settings = list(dict.fromkeys((budget, min(n, budget)) for budget in budgets for n in seats))
     for gpu, pp in itertools.product(gpus, stages):
         tp = 1
         while tp <= gpu.gpus_per_node:
@@ -56,9 +58,9 @@ def worker_types(
             elif pp > llm.layers:
                 left.append(Left(name, f"{llm.layers} layers cannot be cut into {pp} stages"))
             else:
-                for budget in budgets:
+                for budget, most_seqs in settings:
                     kv_tokens = kv_cache_tokens(
-                        llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=MAX_NUM_SEQS
+                        llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most_seqs
                     )
                     if kv_tokens == 0:
                         left.append(Left(name, f"the weights ({llm.weight_bytes / 1e9:.0f} GB) do not fit"))
@@ -79,7 +81,7 @@ def worker_types(
                     if longer_frac:
                         basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
                         latency = replace(latency.longer(longer_frac), basis=basis)
-                    types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, MAX_NUM_SEQS, pp))
+                    types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp))
             tp *= 2
     return tuple(types), tuple(left)
 
@@ -94,14 +96,20 @@ def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
 
 def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    return [Option("prefill", worker, weight(worker, objective)) for worker in types]
+    """One per GPU, TP, PP and token budget: what is prefilled leaves, so it is the budget that binds."""
+    most: dict[tuple[str, int, int, int], WorkerType] = {}
+    for worker in types:
+        key = (worker.gpu.name, worker.tp, worker.pp, worker.max_num_batched_tokens)
+        if key not in most or worker.max_num_seqs > most[key].max_num_seqs:
+            most[key] = worker
+    return [Option("prefill", worker, weight(worker, objective)) for worker in most.values()]
 
 
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """One per GPU, TP and PP: a decode worker prefills only what was preempted, its token budget is idle."""
-    first: dict[tuple[str, int, int], WorkerType] = {}
+    """One per GPU, TP, PP and sequences: it prefills only what was preempted, its token budget is idle."""
+    first: dict[tuple[str, int, int, int], WorkerType] = {}
     for worker in types:
-        key = (worker.gpu.name, worker.tp, worker.pp)
+        key = (worker.gpu.name, worker.tp, worker.pp, worker.max_num_seqs)
         if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
             first[key].max_num_batched_tokens - 2048
         ):

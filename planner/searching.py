@@ -18,6 +18,7 @@ import numpy as np
 from planner.catalog import Catalog
 from planner.domain import (
     KV_BLOCK_TOKENS,
+    MAX_NUM_SEQS,
     SPOT,
     Fleet,
     Gpu,
@@ -31,7 +32,6 @@ from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
 from planner.obliged import Obliged, due, obliged
 from planner.options import (
-    MAX_NUM_SEQS,
     Left,
     decode_options,
     floor_s,
@@ -190,6 +190,7 @@ def pose(
             llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
             longer_frac=task.robust.step_times_frac, stages=stages,
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+            budgets=task.max_num_batched_tokens, seats=task.max_num_seqs,
         )  # fmt: skip
         if types:
             break
@@ -384,14 +385,14 @@ def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do:
     decode = decode_options(problem.types, task.objective)
     bounded = {option.name: _bounded(problem, option) for option in (*mixed, *prefill, *decode)}
 
-    def promising_first(option: Option) -> tuple[float, float]:
+    def promising_first(option: Option) -> tuple[float, int, int]:
         """By the lower bound; token budgets that would break the tightest limit on gaps last."""
         worker = option.type
         full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
         gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
         late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
         likely = bounded[option.name].likely * option.objective
-        return likely * (1.5 if late else 1.0), -worker.max_num_batched_tokens
+        return likely * (1.5 if late else 1.0), -worker.max_num_batched_tokens, -worker.max_num_seqs
 
     oracle = problem.oracle
     search = Search(problem.limits)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.catalog import Catalog
-from planner.domain import MAX_PP, SPOT, Gpu, Network, Policies, Slo
+from planner.domain import MAX_NUM_SEQS, MAX_PP, SPOT, Gpu, Network, Policies, Slo
 from planner.errors import CatalogError, InputError
 from planner.files import is_path, read_yaml
 from planner.promise import SloPreset, Slowdowns, parse_slo
@@ -52,6 +52,9 @@ QUEUES = ("fcfs", "sjf", "ljf", "srpt")
 ROUTINGS = ("jsq", "least-outstanding", "least-waiting", "power-of-two", "round-robin")
 PREFIX_ROUTINGS = ("prefix-affinity", "min-ttft", "cache-aware", "e2", "d2lpm")
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
+TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
+MOST_TOKENS = 2**20  # of a step
+_FLEET_KEYS = ("gpus", "pp", "max_num_batched_tokens", "max_num_seqs", "network", "prices", "host_overhead")
 _PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
 
 
@@ -108,6 +111,8 @@ class Task:
     spare_workers: int = 0
     spare_nodes: int = 0
     stages: tuple[int, ...] = (1,)  # pipeline stages of a worker that may be chosen
+    max_num_batched_tokens: tuple[int, ...] = TOKEN_BUDGETS  # per step of an engine, that may be chosen
+    max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)  # likewise
     queues: tuple[str, ...] = ("fcfs",)  # orders of the waiting prompts that may be chosen, best liked first
     longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
     routings: tuple[str, ...] = ("jsq",)  # that may be chosen; those that look at prefixes need the caches
@@ -196,7 +201,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         )
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     traffic = subsection(document, "traffic", ("rate", "scale", "window", "draws"), where)
-    fleet = subsection(document, "fleet", ("gpus", "pp", "network", "prices", "host_overhead"), where)
+    fleet = subsection(document, "fleet", _FLEET_KEYS, where)
     limits = subsection(document, "limits", ("power", "cost", "gpus"), where)
     policies = subsection(document, "policies", ("queue", "longest_wait", "prefix_cache", "routing"), where)
     queues, longest_wait_s = _queues(policies, where)
@@ -236,7 +241,12 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         gpu_limit=whole(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
-        stages=_stages(fleet.get("pp", 1), f"{where}: fleet: pp"),
+        stages=_numbers(fleet.get("pp", 1), f"{where}: fleet: pp", most=MAX_PP),
+        max_num_batched_tokens=_numbers(
+            fleet.get("max_num_batched_tokens", list(TOKEN_BUDGETS)),
+            f"{where}: fleet: max_num_batched_tokens",
+        ),
+        max_num_seqs=_numbers(fleet.get("max_num_seqs", MAX_NUM_SEQS), f"{where}: fleet: max_num_seqs"),
         queues=queues,
         longest_wait_s=longest_wait_s,
         routings=routings,
@@ -316,13 +326,13 @@ def _prices(
     return prices, frozenset(reserved), spot
 
 
-def _stages(asked: object, where: str) -> tuple[int, ...]:
-    """`pp: [1, 2]`, or one number."""
-    numbers = asked if isinstance(asked, list) and asked else [asked]
-    stages = tuple(sorted({whole(number, where, least=1) for number in numbers}))
-    if stages[-1] > MAX_PP:
-        raise InputError(f"{where}: a worker has at most {MAX_PP} pipeline stages here, found {stages[-1]}")
-    return stages
+def _numbers(asked: object, where: str, *, most: int = MOST_TOKENS) -> tuple[int, ...]:
+    """`pp: [1, 2]`, or one number; in order."""
+    given = asked if isinstance(asked, list) and asked else [asked]
+    numbers = tuple(sorted({whole(number, where, least=1) for number in given}))
+    if numbers[-1] > most:
+        raise InputError(f"{where}: found {numbers[-1]}, at most {most} is possible here")
+    return numbers
 
 
 def _queues(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:
