@@ -520,9 +520,10 @@ def _beyond(problem: Problem, level0: Level0) -> tuple[Counts, float, int, bool]
 
 
 def _envelopes(options: Sequence[Option]) -> list[Option]:
-    """One option per role, GPU and TP that is at least as good as each of its token budgets.
+    """One option per role, GPU, TP and PP that is at least as good as each of its engine settings.
 
-    The largest budget has the least u, min f(N)/N being over more N; the most KV tokens are the smallest's.
+    The largest budget has the least u, min f(N)/N being over more N, and so have the most sequences; the most
+    KV tokens are the smallest's.
     """
     groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
     for option in options:
@@ -531,6 +532,7 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
         replace(alike[0], type=replace(
             alike[0].type,
             max_num_batched_tokens=max(option.type.max_num_batched_tokens for option in alike),
+            max_num_seqs=max(option.type.max_num_seqs for option in alike),
             kv_tokens=max(option.type.kv_tokens for option in alike),
         ))
         for alike in groups.values()
@@ -538,7 +540,7 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
 
 
 def _best_settings(problem: Problem, level0: Level0) -> list[Option]:
-    """One option per role, GPU and TP: the token budget that needs fewest workers, as far as known."""
+    """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known."""
     chosen: dict[tuple[str, tuple[str, int, int]], Option] = {}
     search = level0.search
     tbt_s = min((limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"), default=math.inf)

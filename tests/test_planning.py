@@ -345,19 +345,21 @@ def test_shortest_first_is_chosen_where_it_saves_workers(catalog: Catalog) -> No
 
 
 def test_an_engines_settings_are_chosen_among_those_allowed(catalog: Catalog) -> None:
-    """Level 0 over several settings is the least over each alone; none is taken that was not allowed."""
+    """Level 0 over several settings is the least over each alone, and so is the bound; none is taken that was
+    not allowed."""
     trace = traffic(requests=200)
 
-    def level0(seats: list[int]) -> float:
+    def asked(seats: list[int]) -> tuple[float, float]:
         fleet = {"gpus": ["h100-80g"], "max_num_batched_tokens": [1024, 2048], "max_num_seqs": seats}
         found = plan(question(catalog, fleet=fleet), trace, catalog)
         assert {pool.type.max_num_batched_tokens for pool in found.fleet.pools} <= {1024, 2048}
         assert {pool.type.max_num_seqs for pool in found.fleet.pools} <= set(seats)
         assert found.certificate.level0_exact
-        return found.certificate.level0
+        return found.certificate.level0, found.certificate.bound
 
-    few, many, both = level0([4]), level0([256]), level0([4, 256])
+    (few, _), (many, bound), (both, bound_of_both) = asked([4]), asked([256]), asked([4, 256])
     assert both == min(few, many) < few
+    assert bound_of_both <= bound
 
 
 def test_ageing_bounds_who_is_overtaken(catalog: Catalog) -> None:
