@@ -46,11 +46,11 @@ def on_other_draws(problem: Problem, best: Counts, trace: Trace, seed: int) -> R
         return None
 
     def run(number: int) -> tuple[bool, Verdict]:
-        requests = asked_traffic(trace, problem.task, seed=first + number)[0]
+        requests = asked_traffic(trace, problem.task, seed=first + number)[0] if number else drawn
         policies = replace(problem.oracle.policies, seed=first + number)
         oracle = replace(problem.oracle, trace=requests, draws=(), policies=policies, answers=Answers())
         verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
-        return verdict.holds and oracle.holds([best])[0], verdict
+        return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 
     return until_sure(OTHER_DRAWS, run, _most(problem))
 

@@ -149,7 +149,7 @@ def neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], t
             len(failing) == 1
             and verdict.is_steady
             and verdict.attainment_holds
-            and not (problem.task.spare_workers or problem.task.spare_nodes or problem.oracle.spot)
+            and not problem.oracle.has_losses
         ):
             line = failing[0]
             if line.value_s <= _NEAR * line.limit.limit_s:

@@ -120,6 +120,11 @@ class Oracle:
         """How many different simulations were asked for, whoever had asked for them before."""
         return len(self._asked) + self._verdicts + sum(other.simulations for other in self._others)
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether a fleet must hold without some of its workers."""
+        return bool(self.spare_workers or self.spare_nodes or self.spot)
+
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
         answers = [

@@ -17,6 +17,7 @@ from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP, Node,
 
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine.VLLM_VERSION}, the Compose specification"
+HF_HOME = "/hf-cache"  # in the container, whoever its user is
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -98,7 +99,7 @@ def _service(
     gpu = worker.pool.type.gpu
     port = HTTP_PORT + 1 + slot if shared_network else HTTP_PORT
     args = [*engine.engine_args(worker.pool, fleet, max_model_len), "--port", str(port)]
-    environment = {"HF_TOKEN": "${HF_TOKEN:-}"}
+    environment = {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": HF_HOME}
     if worker.pool.role != "mixed":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(worker.node) if shared_network else worker.name
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(NIXL_PORT + NIXL_PORT_STEP * slot)
@@ -108,7 +109,7 @@ def _service(
         "command": [arg.replace("$", "$$") for arg in args],  # compose would read $ as a variable
         "environment": environment,
         "ipc": "host",
-        "volumes": ["hf-cache:/root/.cache/huggingface"],
+        "volumes": [f"hf-cache:{HF_HOME}"],
         "restart": "unless-stopped",
         "healthcheck": {
             "test": ["CMD", "curl", "-sf", f"http://localhost:{port}/health"],
