@@ -244,8 +244,10 @@ def shadow_prices(
 ) -> dict[str, float]:
     """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
 
-    Of `bound` without integers and without `demand`. Empty where no fleet is within the limits.
+    Of `bound` without integers and without `demand`. Empty where there is no limit, or no fleet within them.
     """
+    if not limits.rows():
+        return {}
     problem, n = _counts("shadow", options, limits, (), is_integer=False)
     for n_j in n:
         n_j.upBound = None  # it follows from the limits, and would take their price
