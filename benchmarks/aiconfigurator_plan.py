@@ -29,7 +29,8 @@ from planner.reports.words import describe
 from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
 from planner.simulator.replay import measured_window, simulate
 from planner.slo import parse_task
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.traffic import rescale
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"

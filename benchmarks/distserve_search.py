@@ -36,7 +36,8 @@ from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.solvers import distserve
 from planner.solvers.goodput import FirstRequests, Traffic, goodput, highest_on_grid, poisson
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 
 FITS = Path(__file__).with_name("distserve_fits.yaml")
 LIMITS_S = {"facebook/opt-13b": (0.2, 0.1), "facebook/opt-66b": (0.4, 0.1)}

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from planner.models.output_length_fit import ConditionalMean, held_out_accuracy
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 
 FITTED_FRAC = 0.7
 

@@ -21,7 +21,8 @@ from planner.domain import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator import simulate
 from planner.simulator.replay import NEEDS_CACHE
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TOKEN_S = {"conversation": 1 / 7000, "synthetic": 1 / 8000}

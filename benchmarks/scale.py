@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from planner.catalog import Catalog, read_catalog
 from planner.searching import asked_traffic, lower_bound, pose, search, search_level0
 from planner.slo import parse_task
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 
 DEFAULT_TRACE = (
     Path(__file__).resolve().parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"

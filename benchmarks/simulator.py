@@ -37,7 +37,8 @@ from planner.domain import Fleet, Limit, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_svg
 from planner.simulator.replay import simulate
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.traffic import rescale
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"

@@ -31,7 +31,8 @@ from planner.files import open_input
 from planner.models.forms import VidurTables
 from planner.solvers.goodput import Steady, goodput, poisson
 from planner.solvers.vidur_search import Row, SchedulingDelay, configurations, frontier, search
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.units import show_s
 
 CASE, CASE_RPS = "a7b_sarathi_2k.csv.gz", 3.0

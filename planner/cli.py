@@ -183,7 +183,7 @@ def plan(
     from planner.reports import figures
     from planner.reports.words import command_line
     from planner.slo import read_task
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
     from planner.whatif import Study
 
     files.check_output_directory(out)

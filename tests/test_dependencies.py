@@ -19,7 +19,8 @@ from planner.searching import pose
 from planner.simulator import simulate
 from planner.simulator.replay import Simulation
 from planner.slo import read_task
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.traffic import Asked, window
 
 

@@ -20,7 +20,7 @@ from planner.fleetfile import read_fleet, read_max_model_len
 from planner.output import plan_yaml, render, requests_csv, simulation_summary, to_json
 from planner.promise import parse_slo
 from planner.simulator.replay import simulate
-from planner.traces import read_trace
+from planner.tracefile import read_trace
 
 
 def test_equal_plans_give_equal_bytes() -> None:

@@ -15,7 +15,8 @@ from sklearn.base import clone
 from planner.errors import ExtrapolationError, InputError
 from planner.models.output_length import FEATURES, bucket_of, bucket_range, features, synthetic_buckets
 from planner.models.output_length_fit import BucketClassifier, ConditionalMean, held_out_accuracy
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 

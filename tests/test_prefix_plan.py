@@ -26,7 +26,8 @@ from planner.prefixes.placing import (
     workers_for_same_load,
 )
 from planner.prefixes.workloads import merged, preble
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 
 SAMPLE = Path(__file__).parents[1] / "examples" / "traces" / "shared-prefixes-sample.jsonl"
 FLEET = "llm: meta-llama/Llama-3.1-70B\nworkers: [{name: web, gpu: h100-80g, tp: 4, count: 4}]\n"

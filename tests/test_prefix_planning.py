@@ -24,7 +24,8 @@ from planner.promise import parse_slo
 from planner.simulator import judge, simulate
 from planner.slo import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
 from planner.solvers.master import Option, least_seconds, least_token_seconds
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.traffic import rescale
 
 TRACES = Path(__file__).parents[1] / "examples" / "traces"

@@ -19,7 +19,8 @@ from planner.prefixes.tree import (
     summarise,
     working_set_tokens,
 )
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.workload import prefix_sharing
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "traces"

@@ -316,6 +316,7 @@ def every_kind() -> dict[str, Any]:
 def test_every_kind_of_chart_answers_to_the_pointer() -> None:
     """Vega takes the live specification of each, and something in each has a tooltip with the axis's unit."""
     for name, chart in every_kind().items():
+        chart.to_dict(validate=True)
         spec = drawing.live_spec(chart)
         vl_convert.vegalite_to_svg(spec | {"width": 400})
         told = json.dumps(_values(spec, "tooltip"))

@@ -22,7 +22,8 @@ from planner.outcome import outcome
 from planner.output import requests_csv
 from planner.repeats import interval
 from planner.seeds import SAME_FOR_ALL, Question, document, over_seeds
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.traffic import Asked, rescale
 
 FLEET = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: mixed, gpu: h100-80g, tp: 4, count: 1}\n"

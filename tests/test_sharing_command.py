@@ -18,7 +18,7 @@ from planner.catalog import read_catalog
 from planner.errors import InputError
 from planner.fleetfile import read_fleet
 from planner.several.questions import Question, read_question
-from planner.traces import read_trace
+from planner.tracefile import read_trace
 
 EXAMPLE = files.repository_dir("examples") / "slo-two-llms.yaml"
 SMALL = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}}

@@ -1,4 +1,4 @@
-"""Readers of planner/traces.py: each format by hand, write-then-read, and no traceback whatever the file."""
+"""Readers of planner/tracefile.py: each format by hand, write-then-read, no traceback whatever the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from planner import files
 from planner.errors import InputError, PlannerError, TraceError
-from planner.traces import BLANK, NO_INPUT, NO_OUTPUT, Trace, clock_quantum_s, read_trace
+from planner.tracefile import read_trace
+from planner.tracerows import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
+from planner.traces import Trace
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "traces"
 REQUESTS_HEADER = (
@@ -472,7 +474,7 @@ def test_burstgpt_round_trip(read: Read, rows: list[tuple[int, int, int]]) -> No
 
 def test_many_blocks_are_read_as_one(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one line: line numbers go on, and the first date counts for all."""
-    monkeypatch.setattr("planner.traces._BLOCK_BYTES", 1)
+    monkeypatch.setattr("planner.tracefile._BLOCK_BYTES", 1)
     trace = read(dated(list(range(120))))
     assert trace.arrival_s.tolist() == list(range(120))
     with pytest.raises(TraceError, match="line 122, column ContextTokens"):

@@ -26,7 +26,7 @@ from planner.files import repository_dir
 from planner.promise import METRICS
 from planner.schedulefile import parse_market
 from planner.slo import parse_task, read_task
-from planner.traces import read_trace
+from planner.tracefile import read_trace
 from ui import jobs, market, question, session, worker
 from ui.jobs import Job, Jobs, result_key
 from ui.store import SAMPLES, Store, error_line, pack

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError, TraceError
 from planner.files import repository_dir
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.workload import describe, dispersion, peak_rps, prefix_sharing, to_classes
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "traces"

@@ -38,7 +38,8 @@ from planner.reports.curves import distribution
 from planner.simulator.replay import Simulation
 from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.traffic import Asked
 from planner.whatif import Study
 from planner.workload import describe

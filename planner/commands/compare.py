@@ -76,7 +76,7 @@ def compare(
     from planner.compare import compare as compare_variants
     from planner.executors import Executor
     from planner.output import pictures
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
 
     where = Executor(executor, address)
     paths = [_named(text) for text in fleet]

@@ -28,7 +28,7 @@ def describe_trace(
     json_output: JsonOption = False,
 ) -> None:
     """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
     from planner.workload import describe
 
     with Progress():

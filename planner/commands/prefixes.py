@@ -63,7 +63,7 @@ def plan_prefixes(
     from planner.prefixes import placing
     from planner.prefixes.tree import summarise
     from planner.simulator.replay import simulate
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
 
     if out is not None:
         files.check_output_directory(out)

@@ -54,7 +54,7 @@ def replan(
     from planner.replan import drift
     from planner.replan import replan as solve
     from planner.slo import read_task
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
 
     horizon_h = quantity(horizon, "s", where="--horizon") / 3600
     file = current / "plan.yaml" if current.is_dir() else current

@@ -56,7 +56,7 @@ def schedule(
     from planner import files, schedulefile
     from planner.solvers.schedule import at_peak, by_rule
     from planner.solvers.schedule import schedule as solve
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
     from planner.units import quantity
 
     window_s = quantity(window, "s", where="--window")

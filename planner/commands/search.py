@@ -83,7 +83,8 @@ def find_goodput(
     from planner.simulator.metrics import value_s
     from planner.solvers.goodput import Steady, goodput, poisson, residences
     from planner.solvers.vidur_search import most_rps
-    from planner.traces import read_trace, spread
+    from planner.tracefile import read_trace
+    from planner.traces import spread
     from planner.traffic import Asked
 
     with Progress() as progress:
@@ -191,7 +192,7 @@ def search(
     """
     from planner import files, output
     from planner.slo import read_task
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
 
     if out is not None:
         files.check_output_file(out)

@@ -70,7 +70,8 @@ def simulate(
     from planner.fleetfile import read_fleet
     from planner.outcome import outcome
     from planner.seeds import Question, document, over_seeds
-    from planner.traces import read_trace, spread
+    from planner.tracefile import read_trace
+    from planner.traces import spread
 
     where = Executor(executor or "loky", address)
     if seeds == 1 and (executor or address):

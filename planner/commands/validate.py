@@ -85,7 +85,7 @@ def validate(
     _need_aiohttp()
     import numpy as np
 
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
     from runtime.document import document, rows
     from runtime.validate import slice_of
     from runtime.validate import validate as run

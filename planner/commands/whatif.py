@@ -130,7 +130,7 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
 
 
 def study_of(trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress) -> Study:
-    from planner.traces import read_trace
+    from planner.tracefile import read_trace
     from planner.whatif import Study
 
     requests = read_trace(trace, seed=None)

@@ -42,7 +42,7 @@ def chart_spec(chart: Any) -> dict[str, Any]:
         "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titlePadding": 8,
         "labelFont": FONT, "titleFont": FONT, "labelOverlap": True,
     }  # fmt: skip
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = chart.to_dict(validate=False)  # tests do; it would take longer than the rest
     spec["config"] = {
         "background": "transparent",
         "font": FONT,
@@ -128,7 +128,7 @@ _ZOOM = {
 
 def _is_data_line(part: dict[str, Any]) -> bool:
     mark = part["mark"]
-    return bool(mark["type"] == "line" and mark.get("style") != GUIDE)
+    return bool(mark["type"] in ("line", "area") and mark.get("style") != GUIDE)
 
 
 def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from planner.catalog import Catalog
 from planner.errors import InputError, TraceError
 from planner.files import read_yaml
 from planner.slo import Task, parse_task, with_config
-from planner.traces import Trace, read_trace
+from planner.tracefile import read_trace
+from planner.traces import Trace
 from planner.values import refuse_unknown
 
 SHARED = ("fleet", "objective", "limits")
