@@ -24,16 +24,16 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planner.errors import InputError
+from profiling.config import read_config, sharded, text_of
 from profiling.design import Limits
-from profiling.measure import Measurement, Repeats
+from profiling.meter import Measurement, Ran, Repeats
 from profiling.power import GpuPower
 from profiling.silicon import Step
 from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
@@ -51,15 +51,6 @@ ENVIRONMENT = {
 }
 CPU_KV_GIB = "2"
 SEED_TOKEN, TOKENS = 3, 997  # prompts are made of the token ids 3 to 999, which every vocabulary has
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one call of the step function ran. `model_s`: from the forward pass to tokens on the host."""
-
-    requests: tuple[tuple[int, int], ...]  # (tokens scheduled, tokens computed before) of each, sorted
-    t_s: float
-    model_s: float
 
 
 class VllmEngine:
@@ -95,7 +86,7 @@ class VllmEngine:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-        longest = int(_text(whole).get("max_position_embeddings", max_model_len))
+        longest = int(text_of(whole).get("max_position_embeddings", max_model_len))
         wanted: dict[str, Any] = dict(
             model=str(self._folder), load_format="dummy", skip_tokenizer_init=True, dtype=dtype,
             max_model_len=min(max_model_len, longest), max_num_batched_tokens=max_num_batched_tokens,
@@ -268,49 +259,6 @@ class VllmEngine:
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:
                 if tensor.is_floating_point() and tensor.element_size() > 1:
                     tensor.normal_()
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A Hugging Face config.json, or that of a folder."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file; expected a Hugging Face config.json") from None
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
-        raise InputError(f"{file}: is not JSON ({error}); expected a Hugging Face config.json") from None
-    if not isinstance(config, dict) or not config.get("architectures"):
-        raise InputError(f"{file}: names no architectures; expected a Hugging Face config.json")
-    return config
-
-
-def sharded(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """The share of one rank of `tp`: heads, KV heads, feed-forward width and vocabulary divided.
-
-    A KV head is never split: beyond their number ranks hold copies. The all-reduce is not in it.
-    """
-    if tp == 1:
-        return dict(config)
-    shard = json.loads(json.dumps(config))
-    text = _text(shard)
-    heads = int(text.get("num_attention_heads", 0))
-    kv_heads = int(text.get("num_key_value_heads") or heads)
-    if not heads or tp < 1 or heads % tp or (kv_heads % tp and tp % kv_heads):
-        raise InputError(f"tensor parallelism is {tp}, must divide the {heads} heads ({kv_heads} KV heads)")
-    text["head_dim"] = int(text.get("head_dim") or text["hidden_size"] // heads)
-    text["num_attention_heads"], text["num_key_value_heads"] = heads // tp, max(kv_heads // tp, 1)
-    for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
-        if text.get(key):
-            text[key] = -(-int(text[key]) // tp)
-    text["vocab_size"] = -(-int(text["vocab_size"]) // tp)
-    return dict(shard)
-
-
-def _text(config: Mapping[str, Any]) -> Any:
-    inner = config.get("text_config")
-    return inner if "num_hidden_layers" not in config and isinstance(inner, dict) else config
 
 
 def _wrap(

@@ -18,26 +18,26 @@ import io
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from planner.catalog import Catalog, llm_from_config, read_catalog
 from planner.domain import Gpu, Llm
-from planner.errors import CatalogError, InputError, PlannerError
+from planner.errors import CatalogError, InputError
 from planner.files import check_output_file
 from planner.models.parallel import tp_s
 from planner.models.step_fit import PiecewiseLinearStepLatency, held_out_errors
 from planner.models.tables import COLUMNS, StepTable, read_step_table
 from profiling import design, machine
-from profiling.design import Limits
-from profiling.power import LEAST_WINDOW_S, GpuPower, Power, open_gpu
+from profiling.engine import VllmEngine
+from profiling.meter import Measurement, Meter, StepNotRunError
+from profiling.operators import TorchOperators
+from profiling.power import open_gpu
 from profiling.silicon import Step
-
-if TYPE_CHECKING:
-    from profiling.engine import Ran
+from profiling.vllm_install import is_installed
 
 MORE_COLUMNS = (
     "context_tokens", "host_s", "repeats", "spread_frac", "reference_s", "spent_s", "all_reduce_s",
@@ -45,134 +45,11 @@ MORE_COLUMNS = (
 )  # fmt: skip
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
 START_STEPS = 36
-SETTLED_FRAC = 0.03
 AGREED_FRAC = 0.004  # the fits cannot be told apart: measuring on would be waste
 MOST_REFUSED = 25
 FOLDS = 5
 REFERENCE = Step(1, 1, 0, 0, 0)
 DISTURBED, MOST_TRIES = 1.4, 3
-
-
-class StepNotRunError(PlannerError):
-    """The engine never ran a step as it was asked to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One step, timed: medians over `repeats`, `spread_frac` their interquartile range over the median.
-
-    `context_tokens` is the mean of the repeats', `discarded` counts runs that were not the step.
-    `reference_s` is what the smallest step took right after it.
-    """
-
-    step: Step
-    t_s: float
-    host_s: float
-    repeats: int
-    spread_frac: float
-    spent_s: float
-    context_tokens: float = 0.0
-    discarded: int = 0
-    reference_s: float = 0.0
-    power_w: float | None = None
-    peak_power_w: float | None = None
-
-    def row(self, all_reduce_s: float = 0.0) -> dict[str, float | int | str]:
-        prompts, new, cached, decodes, context = self.step
-        return {
-            "n_prefill": prompts,
-            "prefill_tokens": prompts * new,
-            "cached_tokens": prompts * cached,
-            "prefill_pairs": prompts * new * (cached + (new + 1) / 2),
-            "n_decode": decodes,
-            "kv_tokens": decodes * self.context_tokens,
-            "t_s": _digits(self.t_s + all_reduce_s),
-            "context_tokens": context,
-            "host_s": _digits(self.host_s),
-            "repeats": self.repeats,
-            "spread_frac": round(self.spread_frac, 4),
-            "reference_s": _digits(self.reference_s),
-            "spent_s": round(self.spent_s, 4),
-            "all_reduce_s": _digits(all_reduce_s),
-            "power_w": "" if self.power_w is None else round(self.power_w, 1),
-            "peak_power_w": "" if self.peak_power_w is None else round(self.peak_power_w, 1),
-        }
-
-
-class Meter(Protocol):
-    """What times steps: a vLLM engine, or torch operators."""
-
-    limits: Limits
-    host_is: str
-
-    def measure(self, step: Step, *, quick: bool = False) -> Measurement: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class Repeats:
-    """The runs of one step: how many are enough, which were not the step, and their median.
-
-    `quick` is for the reference: three to five runs. With a `gpu` there are more, for its power counters.
-    """
-
-    step: Step
-    gpu: GpuPower | None = None
-    quick: bool = False
-    least: int = 3
-    most: int = 9
-    seconds: float = 10.0
-    runs: list[Ran] = field(default_factory=list)
-    contexts: list[float] = field(default_factory=list)
-    discarded: int = 0
-
-    def __post_init__(self) -> None:
-        self.start_s = time.monotonic()
-        if self.quick:
-            self.gpu, self.most = None, 5
-        elif self.gpu is not None:
-            self.most = 25
-        self.power = Power(self.gpu)
-
-    def more(self) -> bool:
-        if len(self.runs) >= self.most or self.discarded > 5:
-            return False
-        if len(self.runs) < self.least:
-            return time.monotonic() - self.start_s < 3 * self.seconds or not self.runs
-        if time.monotonic() - self.start_s > self.seconds:
-            return False
-        timed_s = sum(run.t_s for run in self.runs)
-        return self.spread_frac() > SETTLED_FRAC or (self.gpu is not None and timed_s < 1.2 * LEAST_WINDOW_S)
-
-    def add(self, ran: Ran, wanted: list[tuple[int, int]], context: float) -> None:
-        """Keep the run if it was the step, request by request."""
-        if list(ran.requests) == sorted(wanted):
-            self.runs.append(ran)
-            self.contexts.append(context)
-        else:
-            self.discarded += 1
-
-    def spread_frac(self) -> float:
-        t_s = np.array([run.t_s for run in self.runs])
-        low, middle, high = np.quantile(t_s, [0.25, 0.5, 0.75])
-        return float((high - low) / middle)
-
-    def result(self) -> Measurement:
-        if not self.runs:
-            raise StepNotRunError(f"the engine did not run the step {self.step} in {self.discarded} tries")
-        return Measurement(
-            step=self.step,
-            t_s=float(np.median([run.t_s for run in self.runs])),
-            host_s=float(np.median([run.t_s - run.model_s for run in self.runs])),
-            repeats=len(self.runs),
-            spread_frac=self.spread_frac(),
-            spent_s=time.monotonic() - self.start_s,
-            context_tokens=float(np.mean(self.contexts)),
-            discarded=self.discarded,
-            power_w=self.power.mean_w,
-            peak_power_w=self.power.peak_w,
-        )
 
 
 def profile(
@@ -368,8 +245,6 @@ def _all_reduce_note(llm: Llm | None, gpu: Gpu | None, tp: int) -> str:
 
 
 def _engine(engine: str) -> str:
-    from profiling.vllm_install import is_installed
-
     if engine not in ("auto", "vllm", "torch"):
         raise InputError(f"--engine: expected auto, vllm or torch, found {engine!r}")
     return ("vllm" if is_installed() else "torch") if engine == "auto" else engine
@@ -377,11 +252,7 @@ def _engine(engine: str) -> str:
 
 def _meter(engine: str, config: Path, settings: Mapping[str, Any], enforce_eager: bool) -> Meter:
     if engine == "vllm":
-        from profiling.engine import VllmEngine
-
         return VllmEngine(config, enforce_eager=enforce_eager, **settings)
-    from profiling.operators import TorchOperators
-
     return TorchOperators(config, **settings)
 
 
@@ -463,7 +334,3 @@ def _write(out: Path, mode: str, text: str) -> None:
             os.fsync(stream.fileno())
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror or error})") from None
-
-
-def _digits(number: float) -> float:
-    return float(f"{number:.6g}")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
+from profiling.config import read_config, sharded
 from profiling.design import Limits
-from profiling.engine import Ran, read_config, sharded
-from profiling.measure import Measurement, Repeats
+from profiling.meter import Measurement, Ran, Repeats
 from profiling.power import GpuPower
 from profiling.silicon import Step
 

@@ -21,10 +21,11 @@ from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.tables import COLUMNS, read_step_table
 from profiling import design
+from profiling.config import sharded
 from profiling.design import Limits
-from profiling.engine import Ran, sharded
 from profiling.machine import catalog_name, describe
-from profiling.measure import Measurement, Repeats, StepNotRunError, measure_into, summary
+from profiling.measure import measure_into, summary
+from profiling.meter import Measurement, Ran, Repeats, StepNotRunError
 from profiling.power import GpuPower, Power
 from profiling.silicon import Step
 from profiling.vllm_install import is_installed

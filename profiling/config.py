@@ -1,0 +1,53 @@
+"""A Hugging Face config.json, and one rank's share of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import InputError
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A Hugging Face config.json, or that of a folder."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file; expected a Hugging Face config.json") from None
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:
+        raise InputError(f"{file}: is not JSON ({error}); expected a Hugging Face config.json") from None
+    if not isinstance(config, dict) or not config.get("architectures"):
+        raise InputError(f"{file}: names no architectures; expected a Hugging Face config.json")
+    return config
+
+
+def sharded(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """The share of one rank of `tp`: heads, KV heads, feed-forward width and vocabulary divided.
+
+    A KV head is never split: beyond their number ranks hold copies. The all-reduce is not in it.
+    """
+    if tp == 1:
+        return dict(config)
+    shard = json.loads(json.dumps(config))
+    text = text_of(shard)
+    heads = int(text.get("num_attention_heads", 0))
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    if not heads or tp < 1 or heads % tp or (kv_heads % tp and tp % kv_heads):
+        raise InputError(f"tensor parallelism is {tp}, must divide the {heads} heads ({kv_heads} KV heads)")
+    text["head_dim"] = int(text.get("head_dim") or text["hidden_size"] // heads)
+    text["num_attention_heads"], text["num_key_value_heads"] = heads // tp, max(kv_heads // tp, 1)
+    for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        if text.get(key):
+            text[key] = -(-int(text[key]) // tp)
+    text["vocab_size"] = -(-int(text["vocab_size"]) // tp)
+    return dict(shard)
+
+
+def text_of(config: Mapping[str, Any]) -> Any:
+    inner = config.get("text_config")
+    return inner if "num_hidden_layers" not in config and isinstance(inner, dict) else config
