@@ -327,6 +327,12 @@ def _check_prefix_policies(policies: Policies) -> None:
             raise InputError(f"policies.tenant_weights: {name} weighs {weight}, must be > 0")
 
 
+def fresh_state(fleet: Fleet, trace: Trace) -> State:
+    """The kernel's arrays before anything has happened. Raises InputError for policies it does not know."""
+    _check_policies(fleet)
+    return _state(fleet, trace, (), measured_window(trace), 0, False)
+
+
 def _state(
     fleet: Fleet,
     trace: Trace,
