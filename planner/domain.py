@@ -65,8 +65,9 @@ class Llm:
     """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
 
     `ffn` is the width of one expert in a mixture of experts, of the only one in a dense LLM;
-    `context_tokens` is the longest prompt + output it accepts. `kv_dtype_bytes` is None where keys and values
-    are kept as the weights are; with quantised weights they are not, unless the engine is told to.
+    `context_tokens` is the longest prompt + output it accepts. `dtype_bytes` is of the layers' weights.
+    `kv_dtype_bytes` is None where keys and values are kept as the weights are; with quantised weights they
+    are not, unless the engine is told to.
     """
 
     name: str
@@ -106,14 +107,29 @@ class Llm:
         return (3 if self.gated_ffn else 2) * self.hidden * self.ffn
 
     @property
+    def layer_parameters(self) -> float:
+        """All weights of one layer."""
+        return self.attention_parameters + self.experts * self.expert_parameters
+
+    @property
+    def embedding_parameters(self) -> float:
+        """The embeddings and the output head."""
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+
+    @property
     def parameters(self) -> float:
         """All weights, embeddings included."""
-        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        return self.layers * (self.attention_parameters + self.experts * self.expert_parameters) + embeddings
+        return self.layers * self.layer_parameters + self.embedding_parameters
+
+    @property
+    def head_dtype_bytes(self) -> float:
+        """Of embeddings and output head: who quantises, quantises the layers alone."""
+        return max(self.dtype_bytes, 2.0)
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * self.dtype_bytes
+        layers_bytes = self.layers * self.layer_parameters * self.dtype_bytes
+        return layers_bytes + self.embedding_parameters * self.head_dtype_bytes
 
     @property
     def kv_bytes_per_token(self) -> float:

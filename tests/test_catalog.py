@@ -451,7 +451,7 @@ def test_a_row_may_say_how_wide_its_kv_cache_is(tmp_path: Path) -> None:
     rows = {"mine": {**LLM, "dtype_bytes": 1, "kv_dtype_bytes": 2}}
     own = read_catalog(write(tmp_path, llms=rows)).llm("mine")
     assert own.kv_bytes_per_token == plain.kv_bytes_per_token
-    assert own.weight_bytes == plain.weight_bytes / 2
+    assert own.weight_bytes == (plain.weight_bytes + plain.embedding_parameters * 2) / 2
 
 
 def test_a_capped_row_knows_what_the_board_may_draw(catalog: Catalog) -> None:

@@ -5,7 +5,8 @@
 with everything counted on one GPU of the worker, the one with the least room. Tensor parallelism splits
 weights and KV heads; once it exceeds the KV heads these are copied, so a token costs each GPU one KV head at
 least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
-output head, and the longest stage ceil(layers / PP) layers.
+output head, and the longest stage ceil(layers / PP) layers. Where weights are quantised, embeddings and head
+keep 16 bits.
 
 Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then samples `max_num_seqs` rows, and
 keeps the larger peak free. In the layers these are alive: the residual stream and its norm (hidden each,
@@ -101,12 +102,12 @@ def stage_memory(
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
-        parameters = layers * (llm.attention_parameters + llm.experts * llm.expert_parameters)
-        parameters += head * (is_first + is_last - (is_first and is_last and llm.tied_embeddings))
+        copies = is_first + is_last - (is_first and is_last and llm.tied_embeddings)
+        weight_bytes = layers * llm.layer_parameters * llm.dtype_bytes + copies * head * llm.head_dtype_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
-                weight_bytes=parameters * llm.dtype_bytes / tp,
+                weight_bytes=weight_bytes / tp,
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
                 reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
                 kv_bytes_per_token=llm.kv_bytes_per_token * max(1 / tp, 1 / llm.kv_heads)
@@ -146,21 +147,18 @@ def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS)
     return kv_cache_tokens(llm, gpu, tp) >= least_kv_tokens
 
 
-def read_parameters(llm: Llm, tokens: float | Array) -> Array:
-    """Weights that a step of N tokens reads, over all GPUs: N tokens touch E (1 - (1 - k/E)^N) of a layer's E
-    experts, each choosing k evenly and independently. All of them lie in memory all the same.
+def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
+    """Bytes of weights a step of N tokens reads, over all GPUs; for a dense LLM all but the input embeddings.
+
+    N tokens touch E (1 - (1 - k/E)^N) of a layer's E experts, each choosing k evenly and independently. All
+    of them lie in memory all the same.
     """
     touched = llm.experts * (1 - (1 - llm.experts_per_token / llm.experts) ** np.asarray(tokens, dtype=float))
-    layer = llm.attention_parameters + touched * llm.expert_parameters
-    return np.asarray(llm.layers * layer + llm.vocab * llm.hidden)
+    layer_bytes = (llm.attention_parameters + touched * llm.expert_parameters) * llm.dtype_bytes
+    return np.asarray(llm.layers * layer_bytes + llm.vocab * llm.hidden * llm.head_dtype_bytes)
 
 
 def active_parameters(llm: Llm) -> float:
     """Weights of the layers that one token is multiplied with; the output head, one row per request, left
     out."""
     return llm.layers * (llm.attention_parameters + llm.experts_per_token * llm.expert_parameters)
-
-
-def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
-    """Bytes of weights a step of N tokens reads; for a dense LLM all but the input embeddings."""
-    return np.asarray(read_parameters(llm, tokens) * llm.dtype_bytes)
