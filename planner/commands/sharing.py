@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ def plan_together(
 ) -> None:  # fmt: skip
     """Plan all LLMs of `slo` together and write a folder for each; exit code 4 if not exhausted in time."""
     from planner import files
+    from planner.reports.words import command_line
     from planner.several import sharing
     from planner.several.answer import NAMES, outdated, render, summary
     from planner.several.questions import read_question
@@ -38,9 +38,7 @@ def plan_together(
             question, known, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
         progress("writing the reports")
-        line = ["plan", "--slo", slo.name, *(["--trace", trace.name] if trace else []), "-o", "out/"]
-        line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}"]
-        command = shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
+        command = command_line(slo, trace, catalog, seed=seed, time_limit_s=time_limit_s)
         files.write_files(out, render(found, command=command, png=png), outdated=outdated(found))
     if json_output:
         print_json(summary(found) | {"directory": str(out)})
@@ -51,17 +49,13 @@ def plan_together(
 
 
 def _print(found: SharedPlan, out: Path) -> None:
-    from planner.several.answer import answer, fleet_rows, proof_lines
+    from planner.several.answer import answer, fleet_rows, limit_rows, proof_lines
 
     console = stdout_console(soft_wrap=True)
     console.print(answer(found), style="bold", markup=False)
-    head = ("LLM", "fleet", "GPUs", found.unit, "alone", "SLO")
-    print_rows([dict(zip(head, row, strict=True)) for row in fleet_rows(found)], "fleets")
-    rows = [
-        {"limit": used.name, "used": f"{used.used:.6g}", "of": f"{used.amount:.6g}"} for used in found.limits
-    ]
-    if rows:
-        print_rows(rows, "shared limits")
+    for title, (head, rows) in (("fleets", fleet_rows(found)), ("shared limits", limit_rows(found))):
+        if rows:
+            print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
     for line in (*found.binding, *proof_lines(found)):
         console.print(line, markup=False)
     for warning in found.warnings:

@@ -9,9 +9,20 @@ from html import escape
 from planner import output
 from planner.files import to_yaml
 from planner.output import Document
-from planner.reports import figures
-from planner.reports.page import bullets, page, section, table
-from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, listed, percent, promise, usd
+from planner.reports import charts, figures
+from planner.reports.drawing import Figure
+from planner.reports.page import bullets, chart, headline, page, section, table
+from planner.reports.words import (
+    HOURS_PER_MONTH,
+    Rows,
+    amount,
+    counted,
+    describe,
+    listed,
+    percent,
+    promise,
+    usd,
+)
 from planner.several.sharing import SharedPlan
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
@@ -153,9 +164,38 @@ def answer(plan: SharedPlan) -> str:
     )
 
 
-def fleet_rows(plan: SharedPlan) -> list[tuple[str, ...]]:
-    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict."""
+def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
+    """The figures one asks for first: name, value, note."""
+    total = _totals(plan)
+    kept = sum(one.verdict.holds for one in plan.plans.values())
     return [
+        ("Cost", usd(total["cost_usd_per_h"]) + "/h",
+         f"{total['cost_usd_per_h'] * HOURS_PER_MONTH:,.0f} USD per month"),
+        ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
+        ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
+        ("Promises", f"{kept} of {len(plan.plans)}", "kept in the simulations"),
+        ("Certificate", "proved" if plan.is_exact else "not closed",
+         "best with one worker type per pool" if plan.is_exact
+         else f"gap to the bound {percent(plan.gap_frac)}"),
+    ]  # fmt: skip
+
+
+def comparison(plan: SharedPlan) -> Figure:
+    """What each LLM takes, beside what it would take with all of the fleet for itself."""
+    bars = []
+    for name, one in plan.plans.items():
+        bars += [
+            charts.Bar(name, one.certificate.value, is_plan=True),
+            charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]),
+        ]
+    caption = f"{plan.unit} of each LLM, and what it would take with all of the fleet for itself."
+    return Figure("llms", charts.bars_chart(bars, plan.unit), caption)
+
+
+def fleet_rows(plan: SharedPlan) -> Rows:
+    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict."""
+    head = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}", "SLO")
+    return head, [
         (
             f"{name} ({one.fleet.llm.name})", describe(one.fleet), str(one.fleet.gpus),
             amount(one.certificate.value, plan.unit), amount(plan.alone[name], plan.unit),
@@ -165,35 +205,51 @@ def fleet_rows(plan: SharedPlan) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
+def limit_rows(plan: SharedPlan) -> Rows:
+    """Limit, used, of how much; stocks and GPUs are counts, power is in W and cost in USD/h."""
+    units = {"power": " W", "cost": " USD/h"}
+    return ("Limit", "Used", "Of"), [
+        (each.name, *(f"{value:,.6g}{units.get(each.name, ' GPUs')}" for value in (each.used, each.amount)))
+        for each in plan.limits
+    ]
+
+
+def node_rows(plan: SharedPlan) -> Rows:
+    """Node, GPUs used, workers."""
+    nodes = plan.placement.rows() if plan.placement else []
+    return ("Node", "GPUs used", "Workers"), [
+        (str(row["node"]), str(row["GPUs used"]), str(row["workers"])) for row in nodes
+    ]
+
+
 def _report(plan: SharedPlan) -> str:
     links = "".join(
         f'<li><a href="{name}/report.html">{name}</a>: {escape(promise(one))}</li>'
         for name, one in plan.plans.items()
     )
-    head = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}", "SLO")
-    used = [(each.name, f"{each.used:,.6g}", f"{each.amount:,.6g}") for each in plan.limits]
-    nodes = plan.placement.rows() if plan.placement else []
+    nodes = node_rows(plan)
     body = [
         f"<header><p class=eyebrow>Fleet plan for {counted(len(plan.plans), 'LLM')} on one stock</p>",
         f"<h1>{escape(answer(plan))}</h1>",
         *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
         "</header>",
-        section("Fleets", table(head, fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))),
+        headline(figures_of(plan)),
+        section(
+            "Fleets",
+            table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))
+            + chart(comparison(plan), wide=True),
+        ),
         section("What was promised, with the report of each", f"<ul>{links}</ul>"),
         section(
             "Shared limits",
-            table(("Limit", "Used", "Of"), used, caption="Shared limits", numeric=(1, 2))
+            table(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))
             + f"<div class=below>{bullets(plan.binding)}</div>",
         ),
         section(
             "What was proved", bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions)
         ),
+        *([section("Nodes", table(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
     ]
-    if nodes:
-        rows = [(str(row["node"]), str(row["GPUs used"]), str(row["workers"])) for row in nodes]
-        body.append(
-            section("Nodes", table(("Node", "GPUs used", "Workers"), rows, caption="Nodes", numeric=(1,)))
-        )
     return page(
         "Fleet plan for several LLMs",
         "\n".join(body),

@@ -60,9 +60,11 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
+    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that."""
+
     name: str
-    llm: str  # as written
+    own: Mapping[str, Any]
     task: Task
     trace: Path | None
     model: str | None
@@ -70,7 +72,11 @@ class _Entry:
 
 def read_question(path: Path, trace: Path | None, catalog: Catalog) -> Question:
     """Read slo.yaml with `llms`, and the traces. Raises InputError with the file, the entry and the key."""
-    document = read_yaml(path)
+    return _with_traces(entries(read_yaml(path), path, catalog), path, trace, catalog)
+
+
+def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
+    """The entries of `llms`, each checked with what is shared; `path` opens every error message."""
     for key in document:
         if key in (*OWN, *TRACE):
             raise InputError(f"{path}: {key} belongs into each entry of llms; beside it: {', '.join(SHARED)}")
@@ -82,11 +88,10 @@ def read_question(path: Path, trace: Path | None, catalog: Catalog) -> Question:
     shared = {key: document[key] for key in SHARED if key in document}
     # alone with some LLM first, so that what is wrong with it is not said of an entry
     parse_task({"llm": min(catalog.llms), "slo": {"ttft": {"p90": 1}}, **shared}, catalog, where=str(path))
-    entries = [
+    return [
         _entry(name, given, shared, path, catalog)
-        for name, given in _named(document["llms"], f"{path}: llms")
+        for name, given in _named(document.get("llms"), f"{path}: llms")
     ]
-    return _with_traces(entries, path, trace, catalog)
 
 
 def _named(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -125,7 +130,7 @@ def _own_name(row: Any) -> str:
 
 def _entry(
     name: str, given: Mapping[str, Any], shared: Mapping[str, Any], path: Path, catalog: Catalog
-) -> _Entry:
+) -> Entry:
     where = f"{path}: llms: {name}"
     for key in given:
         if key in SHARED:
@@ -137,11 +142,11 @@ def _entry(
     own = {key: value for key, value in given.items() if key in OWN}
     task = parse_task({**with_config(own, path.parent, catalog), **shared}, catalog, where=where)
     trace = path.parent / given["trace"] if "trace" in given else None
-    return _Entry(name, str(given["llm"]), task, trace, given.get("model"))
+    return Entry(name, own, task, trace, given.get("model"))
 
 
-def _with_traces(entries: list[_Entry], path: Path, common: Path | None, catalog: Catalog) -> Question:
-    without = [entry.name for entry in entries if entry.trace is None]
+def _with_traces(asked: list[Entry], path: Path, common: Path | None, catalog: Catalog) -> Question:
+    without = [entry.name for entry in asked if entry.trace is None]
     if without and common is None:
         raise InputError(
             f"{path}: llms: {', '.join(without)}: no trace of its own; add trace: FILE there, or give "
@@ -152,7 +157,7 @@ def _with_traces(entries: list[_Entry], path: Path, common: Path | None, catalog
     read: dict[Path, Trace] = {}
     taken: dict[tuple[Path, str | None], str] = {}
     parts = []
-    for entry in entries:
+    for entry in asked:
         source = entry.trace or common
         assert source is not None
         if source not in read:
@@ -172,14 +177,14 @@ def _with_traces(entries: list[_Entry], path: Path, common: Path | None, catalog
     return Question(tuple(parts), _left_over(read, common, taken), tuple(read))
 
 
-def _rows_of(entry: _Entry, trace: Trace, catalog: Catalog, where: str) -> str | None:
+def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str) -> str | None:
     """Which of the trace's LLMs an entry means; None: all of it."""
     if entry.model is None and (entry.trace is not None or not trace.llms):
         return None
     found = ", ".join(repr(name) for name in trace.llms[:8])
     if not trace.llms:
         raise TraceError(f"{where}: model: {trace.name} has no column `model`; drop it, or add the column")
-    wanted = [entry.model] if entry.model is not None else [entry.name, entry.llm, entry.task.llm]
+    wanted = [entry.model] if entry.model is not None else [entry.name, str(entry.own["llm"]), entry.task.llm]
     for want in wanted:
         for name in trace.llms:
             if name.lower() == want.lower():
