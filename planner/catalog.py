@@ -10,7 +10,6 @@ replaces the shipped one; fits there come before the shipped ones.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 from planner.domain import SPOT, Gpu, Llm, Slo
 from planner.errors import CatalogError, InputError
 from planner.files import is_path, open_input, read_yaml, repository_dir
+from planner.llm_config import llm_from_config
 from planner.models.latency import StepLatency
 from planner.promise import SloPreset, parse_slo, parse_slowdowns
 from planner.units import LARGEST, quantity
@@ -30,7 +30,6 @@ Row = Mapping[str, Any]
 Named = TypeVar("Named")
 FILES = ("gpus.yaml", "llms.yaml", "slos.yaml")
 PROVENANCE = ("aliases", "source", "date")
-MAX_CONFIG_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -275,152 +274,6 @@ def _preset(name: str, document: Mapping[str, Row], where: str) -> SloPreset:
         source=_text(row, "source", where),
         date=_text(row, "date", where),
     )
-
-
-def llm_from_config(path: Path) -> Llm:
-    """The shape in a Hugging Face config.json, or in the folder that holds one.
-
-    Raises CatalogError for a key that is missing and for what our formulas do not describe: latent attention,
-    shared experts, weights of other than 16 bits or fp8. With fp8 weights the KV cache stays 16 bits wide, as
-    vLLM keeps it with --kv-cache-dtype auto, unless the checkpoint brings a `kv_cache_scheme` of its own.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    where, config = str(file), _read_config(file)
-    if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
-        config = config["text_config"]  # an LLM with eyes: its language half
-    kind = str(config.get("model_type", ""))
-    for key, what in (
-        ("kv_lora_rank", "latent attention"),
-        ("shared_expert_intermediate_size", "shared experts"),
-        ("n_shared_experts", "shared experts"),
-    ):
-        if config.get(key):
-            raise CatalogError(
-                f"{where}: {key}: {what} ({kind}) is not modelled; nearest: a row in llms.yaml"
-            )
-    hidden = _config_count(config, where, "hidden_size", "n_embed", "n_embd", "d_model")
-    heads = _config_count(config, where, "num_attention_heads", "n_head", "num_heads")
-    experts = _config_count(config, where, "num_local_experts", "num_experts", default=1)
-    ffn_keys: tuple[str, ...] = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-    if experts > 1 and config.get("moe_intermediate_size"):
-        ffn_keys = ("moe_intermediate_size",)
-    ffn = _config_count(config, where, *ffn_keys, default=4 * hidden if kind in _FFN_4X else None)
-    head_dim = _config_count(config, where, "head_dim", "kv_channels", default=hidden // heads)
-    return Llm(
-        name=str(file.parent if file.name == "config.json" else file),
-        layers=_config_count(config, where, "num_hidden_layers", "n_layer", "num_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_config_count(config, where, "num_key_value_heads", default=heads),
-        head_dim=head_dim,
-        ffn=ffn // 2 if kind == "qwen" else ffn,  # the first Qwen stores gate and up as one width
-        vocab=_config_count(config, where, "vocab_size"),
-        context_tokens=_config_count(
-            config, where, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len"
-        ),
-        dtype_bytes=_config_dtype_bytes(config, where),
-        gated_ffn=_config_is_gated(config, kind, where),
-        tied_embeddings=_config_flag(config, "tie_word_embeddings", where, default=kind in _TIED),
-        experts=experts,
-        experts_per_token=_config_count(
-            config, where, "num_experts_per_tok", "num_experts_per_token", default=None if experts > 1 else 1
-        ),
-        kv_dtype_bytes=_config_kv_dtype_bytes(config),
-    )
-
-
-_FFN_4X = ("bloom", "gpt2")  # leave the width out: it is four times hidden
-_UNGATED = ("opt", "bloom", "gpt2", "gpt_neox", "gptj", "gpt_neo", "phi", "gpt_bigcode", "starcoder2")
-_GATED = (
-    "llama", "mistral", "mixtral", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
-    "phi3", "olmo", "olmo2", "granite", "internlm2", "stablelm", "cohere",
-)  # fmt: skip
-_TIED = ("opt", "bloom", "gpt2", "gemma", "gemma2", "cohere", "starcoder2")  # where config.json leaves it out
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        with open_input(path) as stream:
-            raw = stream.read(MAX_CONFIG_BYTES + 1)
-        config = json.loads(raw[:MAX_CONFIG_BYTES].decode("utf-8-sig"))
-    except InputError as error:
-        raise CatalogError(str(error)) from None
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{path}: is not JSON ({error}); expected a Hugging Face config.json") from None
-    if not isinstance(config, dict):
-        raise CatalogError(f"{path}: expected a Hugging Face config.json, found a {type(config).__name__}")
-    return config
-
-
-def _config_count(config: Row, where: str, *keys: str, default: int | None = None) -> int:
-    for key in keys:
-        if (value := config.get(key)) is not None:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise CatalogError(f"{where}: {key}: expected a whole number > 0, found {value!r}")
-            return value
-    if default is None:
-        raise CatalogError(
-            f"{where}: {keys[0]} is missing; expected {' or '.join(keys)} in a Hugging Face config.json"
-        )
-    return default
-
-
-def _config_flag(config: Row, key: str, where: str, *, default: bool) -> bool:
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise CatalogError(f"{where}: {key}: expected true or false, found {value!r}")
-    return value
-
-
-def _config_is_gated(config: Row, kind: str, where: str) -> bool:
-    if kind in _GATED or kind in _UNGATED:
-        return kind in _GATED
-    if "silu" in str(config.get("hidden_act", "")):
-        return True  # SwiGLU in every LLM we know of
-    raise CatalogError(
-        f"{where}: model_type: {kind!r} is not one we know (nearest: "
-        f"{', '.join(nearest(kind, (*_GATED, *_UNGATED))) or 'none'}); describe it in a llms.yaml of your own"
-    )
-
-
-def _config_dtype_bytes(config: Row, where: str) -> float:
-    """As vLLM serves it: float32 checkpoints run in 16 bits, fp8 in 8."""
-    quantised = config.get("quantization_config")
-    if isinstance(quantised, dict):
-        method = str(quantised.get("quant_method", quantised.get("quant_algo", "?"))).lower()
-        if "fp8" not in method:
-            raise CatalogError(
-                f"{where}: quantization_config: {method!r} is not modelled; expected fp8, or 16 bits"
-            )
-        return 1.0
-    dtype = _config_dtype(config)
-    if dtype in ("float16", "bfloat16", "half", "float32", "float"):
-        return 2.0
-    if dtype.startswith("float8"):
-        return 1.0
-    raise CatalogError(
-        f"{where}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}"
-    )
-
-
-def _config_kv_dtype_bytes(config: Row) -> float | None:
-    """Of keys and values where the weights are quantised, None (as the weights) where they are not.
-
-    A checkpoint says so as compressed-tensors do (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
-    (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
-    """
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, dict):
-        return 2.0 if _config_dtype(config).startswith("float8") else None
-    scheme = quantised.get("kv_cache_scheme")
-    bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
-    algorithm = quantised.get("kv_cache_quant_algo")
-    is_8_bit = bits == 8 or (isinstance(algorithm, str) and "fp8" in algorithm.lower())
-    return 1.0 if is_8_bit else 2.0
-
-
-def _config_dtype(config: Row) -> str:
-    return str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
 
 
 _FIT_LISTS, _FIT_NUMBERS = ("knots_tokens", "f_s"), ("a_s", "b_s", "d_s", "e_s", "h_s")

@@ -1,0 +1,209 @@
+"""The shape of an LLM out of a Hugging Face config.json, refused where our formulas do not describe it.
+
+llm = llm_from_config(Path("checkpoints/mine"))      # the folder, or the file in it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.domain import Llm
+from planner.errors import CatalogError, InputError
+from planner.files import open_input
+from planner.values import nearest
+
+Row = Mapping[str, Any]
+MAX_CONFIG_BYTES = 4 * 2**20
+
+
+def llm_from_config(path: Path) -> Llm:
+    """The shape in a Hugging Face config.json, or in the folder that holds one.
+
+    Raises CatalogError for a key that is missing and for what our formulas do not describe: `_UNMODELLED`,
+    layers that are not alike, weights of other than 16 bits or fp8. With fp8 weights the KV cache stays 16
+    bits wide, as vLLM keeps it with --kv-cache-dtype auto, unless the checkpoint brings a
+    `kv_cache_scheme`. A window of attention is not used: keys and values are counted as if every layer looked
+    at all tokens.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    where, config = str(file), _read_config(file)
+    if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
+        config = config["text_config"]  # an LLM with eyes: its language half
+    kind = str(config.get("model_type", ""))
+    if found := _unmodelled(config):
+        key, what = found
+        raise CatalogError(
+            f"{where}: {key}: {what} ({kind}): not modelled; nearest: a row of an LLM like it in a llms.yaml"
+        )
+    hidden = _config_count(config, where, "hidden_size", "n_embed", "n_embd", "d_model")
+    heads = _config_count(config, where, "num_attention_heads", "n_head", "num_heads")
+    experts = _config_count(
+        config, where, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=1
+    )
+    ffn_keys: tuple[str, ...] = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    if experts > 1 and config.get("moe_intermediate_size"):
+        ffn_keys = ("moe_intermediate_size",)
+    ffn = _config_count(config, where, *ffn_keys, default=4 * hidden if kind in _FFN_4X else None)
+    head_dim = _config_count(config, where, "head_dim", "kv_channels", default=hidden // heads)
+    return Llm(
+        name=str(file.parent if file.name == "config.json" else file),
+        layers=_config_count(config, where, "num_hidden_layers", "n_layer", "num_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_config_count(
+            config, where, "num_key_value_heads", default=1 if config.get("multi_query") is True else heads
+        ),
+        head_dim=head_dim,
+        ffn=ffn // 2 if kind == "qwen" else ffn,  # the first Qwen stores gate and up as one width
+        vocab=_config_count(config, where, "vocab_size"),
+        context_tokens=_config_count(
+            config, where, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len"
+        ),
+        dtype_bytes=_config_dtype_bytes(config, where),
+        gated_ffn=_config_is_gated(config, kind, where),
+        tied_embeddings=_config_flag(config, "tie_word_embeddings", where, default=kind in _TIED),
+        experts=experts,
+        experts_per_token=_config_count(
+            config, where, "num_experts_per_tok", "num_experts_per_token", default=None if experts > 1 else 1
+        ),
+        kv_dtype_bytes=_config_kv_dtype_bytes(config),
+    )
+
+
+_UNMODELLED = {
+    "latent attention": ("kv_lora_rank",),
+    "shared experts": (
+        "shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts", "num_shared_expert",
+        "moe_num_shared_experts", "shared_intermediate_size", "interleave_moe_layer_step",
+    ),
+    "some layers without experts": ("first_k_dense_replace", "mlp_only_layers", "expert_layer_period"),
+    "layers without attention": (
+        "attn_layer_period", "full_attention_interval", "hybrid_override_pattern", "linear_num_key_heads",
+        "mamba_d_state", "ssm_cfg", "ssm_state_size",
+    ),
+    "layers that share keys and values": ("num_kv_shared_layers", "cla_share_factor"),
+}  # fmt: skip
+_EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval")  # 1: each has experts
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_FFN_4X = ("bloom", "gpt2")  # leave the width out: it is four times hidden
+_UNGATED = ("opt", "bloom", "gpt2", "gpt_neox", "gptj", "gpt_neo", "phi", "gpt_bigcode", "starcoder2")
+_GATED = (
+    "llama", "mistral", "mixtral", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
+    "phi3", "olmo", "olmo2", "granite", "internlm2", "stablelm", "cohere",
+)  # fmt: skip
+_TIED = ("opt", "bloom", "gpt2", "gemma", "gemma2", "cohere", "starcoder2")  # where config.json leaves it out
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        with open_input(path) as stream:
+            raw = stream.read(MAX_CONFIG_BYTES + 1)
+        config = json.loads(raw[:MAX_CONFIG_BYTES].decode("utf-8-sig"))
+    except InputError as error:
+        raise CatalogError(str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"{path}: is not JSON ({error}); expected a Hugging Face config.json") from None
+    if not isinstance(config, dict):
+        raise CatalogError(f"{path}: expected a Hugging Face config.json, found a {type(config).__name__}")
+    return config
+
+
+def _config_count(config: Row, where: str, *keys: str, default: int | None = None) -> int:
+    for key in keys:
+        if (value := config.get(key)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise CatalogError(f"{where}: {key}: expected a whole number > 0, found {value!r}")
+            return value
+    if default is None:
+        raise CatalogError(
+            f"{where}: {keys[0]} is missing; expected {' or '.join(keys)} in a Hugging Face config.json"
+        )
+    return default
+
+
+def _config_flag(config: Row, key: str, where: str, *, default: bool) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise CatalogError(f"{where}: {key}: expected true or false, found {value!r}")
+    return value
+
+
+def _config_is_gated(config: Row, kind: str, where: str) -> bool:
+    if kind in _GATED or kind in _UNGATED:
+        return kind in _GATED
+    if "silu" in str(config.get("hidden_act", "")):
+        return True  # SwiGLU in every LLM we know of
+    raise CatalogError(
+        f"{where}: model_type: {kind!r} is not one we know (nearest: "
+        f"{', '.join(nearest(kind, (*_GATED, *_UNGATED))) or 'none'}); describe it in a llms.yaml of your own"
+    )
+
+
+def _unmodelled(config: Row) -> tuple[str, str] | None:
+    """The first key that speaks of something our formulas do not describe, and what that is."""
+    for what, keys in _UNMODELLED.items():
+        for key in keys:
+            if config.get(key):
+                return key, what
+    for key in _EVERY_LAYER:
+        if config.get(key, 1) not in (None, 1):
+            return key, "some layers without experts"
+    kinds = config.get("layer_types")
+    strange = [kind for kind in kinds if kind not in _ATTENTION] if isinstance(kinds, list) else []
+    return ("layer_types", f"layers without attention, {strange[0]!r} among them") if strange else None
+
+
+def _config_dtype_bytes(config: Row, where: str) -> float:
+    """As vLLM serves it: float32 checkpoints run in 16 bits, fp8 in 8."""
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, dict):
+        method = str(quantised.get("quant_method", quantised.get("quant_algo", "?"))).lower()
+        if "fp8" not in method and not _has_fp8_groups(quantised):
+            raise CatalogError(
+                f"{where}: quantization_config: {method!r} is not modelled; expected fp8, or 16 bits"
+            )
+        return 1.0
+    dtype = _config_dtype(config)
+    if dtype in ("float16", "bfloat16", "half", "float32", "float"):
+        return 2.0
+    if dtype.startswith("float8"):
+        return 1.0
+    raise CatalogError(
+        f"{where}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}"
+    )
+
+
+def _has_fp8_groups(quantised: Row) -> bool:
+    """Whether all weights are of 8 bits and floats, as compressed-tensors and ModelOpt say it."""
+    groups = quantised.get("config_groups")
+    weights = [
+        group.get("weights") if isinstance(group, dict) else None
+        for group in (groups.values() if isinstance(groups, dict) else ())
+    ]
+    return bool(weights) and all(
+        isinstance(each, dict) and each.get("num_bits") == 8 and each.get("type") == "float"
+        for each in weights
+    )
+
+
+def _config_kv_dtype_bytes(config: Row) -> float | None:
+    """Of keys and values where the weights are quantised, None (as the weights) where they are not.
+
+    A checkpoint says so as compressed-tensors do (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
+    (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
+    """
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return 2.0 if _config_dtype(config).startswith("float8") else None
+    scheme = quantised.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
+    algorithm = quantised.get("kv_cache_quant_algo")
+    is_8_bit = bits == 8 or (isinstance(algorithm, str) and "fp8" in algorithm.lower())
+    return 1.0 if is_8_bit else 2.0
+
+
+def _config_dtype(config: Row) -> str:
+    return str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
