@@ -22,6 +22,7 @@ STEP_CPU = "FLEETPLAN_STEP_CPU"  # set where the engine core's own thread comput
 PARENT = "FLEETPLAN_PARENT"
 IDENTITY = "FLEETPLAN_IDENTITY"  # of this start of the engine, in the header of each of its answers
 IDENTITY_HEADER = "X-Fleetplan-Engine"
+WORKER_HEADER = "X-Fleetplan-Workers"  # of the router: who served the request
 _PR_SET_PDEATHSIG = 1
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from planner.errors import InputError
 from planner.traces import Trace
-from runtime.router import WORKER_HEADER
+from runtime.launch import WORKER_HEADER
 
 Status = Literal["finished", "rejected", "failed"]
 FIRST_TOKEN, TOKENS = 3, 997  # prompts are of the token ids 3 to 999, which every vocabulary has

@@ -30,14 +30,13 @@ from aiohttp import web
 
 from planner.domain import Policies
 from planner.errors import InputError
-from runtime.launch import IDENTITY_HEADER
+from runtime.launch import IDENTITY_HEADER, WORKER_HEADER
 from runtime.prefixes import CHARACTERS_PER_TOKEN, Blocks, blocks_of
 from runtime.routing import POLICIES, PREFIX_POLICIES, Dice, Load, Prompt, fits, priority
 
 LOG = logging.getLogger("fleetplan.router")
 PATHS = ("/v1/completions", "/v1/chat/completions")
 MAX_BODY_BYTES = 32 * 2**20
-WORKER_HEADER = "X-Fleetplan-Workers"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's, where a request names none
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

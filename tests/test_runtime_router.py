@@ -18,7 +18,8 @@ from runtime_fakes import MODEL, Backend, engines, routed, worker_type
 
 from planner.domain import Policies
 from planner.errors import InputError
-from runtime.router import REMOTE_DECODE, WORKER_HEADER, Router, Settings, is_loopback, listening
+from runtime.launch import WORKER_HEADER
+from runtime.router import REMOTE_DECODE, Router, Settings, is_loopback, listening
 from runtime.routing import load_of
 
 Body = dict[str, Any]
