@@ -30,6 +30,7 @@ from planner.commands.common import (
     SeedOption,
     SloOption,
     TraceOption,
+    attainment_rows,
     keep_inputs,
     print_json,
     print_rows,
@@ -248,6 +249,7 @@ def _print_plan(found: Any, out: Path, *, explain: bool, png: bool) -> None:
         }
         for line in found.verdict.lines
     ]  # fmt: skip
+    lines += attainment_rows(found.slo, found.verdict.attainment_frac)
     print_rows(lines, "SLO")
     proof = "exact" if certificate.level0_exact else "NOT exhausted"
     console.print(

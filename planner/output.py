@@ -92,6 +92,7 @@ def plan_yaml(plan: Plan) -> str:
         },
         "slo": slo_document(plan.slo),
         "simulated": _slo_lines(plan.verdict),
+        **_attainment(plan),
         "traffic": {
             "trace": trace.name,
             "note": plan.traffic_note,
@@ -448,6 +449,13 @@ def _slo_lines(verdict: Verdict) -> list[Document]:
         }
         for line in verdict.lines
     ]
+
+
+def _attainment(plan: Plan) -> Document:
+    """The simulated share of requests that keep all limits at once, where one is promised (under slo:)."""
+    if plan.slo.attainment_frac is None:
+        return {}
+    return {"simulated_attainment_frac": plan.verdict.attainment_frac}
 
 
 def _verdict(verdict: Verdict) -> Document:

@@ -145,6 +145,22 @@ def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -
     assert "MISSED" not in said
 
 
+def test_a_promised_attainment_is_shown_where_the_limits_are(run: Run, tmp_path: Path) -> None:
+    """An idle fleet keeps both limits for every request; none is complete within a microsecond."""
+    slo, trace = tmp_path / "slo.yaml", tmp_path / "trace.csv"
+    trace.write_text(SMALL_TRACE)
+    slo.write_text(SMALL_SLO.replace("slo: {", "slo: {attainment: 0.9, "))
+    assert run("--slo", slo, "--trace", trace, "-o", tmp_path / "out").code == 0
+    document = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
+    assert document["simulated_attainment_frac"] == 1.0
+    said = run("--slo", slo, "--trace", trace, "-o", tmp_path / "out").out
+    assert re.search(r"attainment.*90 %.*100.00 %.*all limits at once.*kept", said)
+    slo.write_text(SMALL_SLO.replace("slo: {", "slo: {attainment: 0.9, e2e: {p50: 1 us}, "))
+    asked = ("simulate", "--fleet", tmp_path / "out" / "plan.yaml", "--trace", trace, "--slo", slo)
+    assert re.search(r"attainment.*90 %.*0.00 %.*all limits at once.*MISSED", run(*asked).out)
+    assert re.search(r"attainment.*90 %.*0.00 %, 0.00 at least", run(*asked, "--seeds", 2).out)
+
+
 def test_stderr_holds_progress_alone(planned: Planned, again: Planned) -> None:
     for line in (planned.said.err + again.said.err).splitlines():
         assert line.startswith("[") and " s] " in line

@@ -96,7 +96,8 @@ def asked_of(
     task = read_task(slo, known)
     if task.slowdowns is not None:
         raise InputError(
-            f"{slo}: `{command}` needs limits in seconds, found the relative preset {task.preset!r}"
+            f"{slo}: `{command}` needs limits in seconds, found the relative preset {task.preset!r}; a "
+            "plan.yaml made with it has them, under slo:"
         )
     if rate is None and window is None:
         asked = Asked(task.rate_rps, task.scale, task.window or "whole")
@@ -143,6 +144,20 @@ def short(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def attainment_rows(slo: Slo | None, simulated_frac: float) -> list[dict[str, Any]]:
+    """The row of an SLO's table for `attainment`, where that is promised."""
+    if slo is None or slo.attainment_frac is None:
+        return []
+    kept = simulated_frac >= slo.attainment_frac
+    return [
+        {
+            "limit": "attainment", "promised": f"{100 * slo.attainment_frac:g} %",
+            "simulated": f"{100 * simulated_frac:.2f} %", "within": "all limits at once",
+            "verdict": "kept" if kept else "MISSED",
+        }
+    ]  # fmt: skip
 
 
 def seconds_cell(value: Any) -> str:

@@ -20,12 +20,14 @@ from planner.commands.common import (
     SloOption,
     WindowOption,
     asked_of,
+    attainment_rows,
     keep_inputs,
     print_json,
     print_mapping,
     print_rows,
     seconds_cell,
 )
+from planner.domain import Slo
 from planner.errors import InputError
 
 
@@ -102,12 +104,12 @@ def simulate(
     if json_output:
         print_json(answer)
     elif seeds == 1:
-        _print_simulation(answer, f"{answer['requests']} requests on {engines.workers} workers")
+        _print_simulation(answer, promise, f"{answer['requests']} requests on {engines.workers} workers")
     else:
-        _print_seeds(answer, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
+        _print_seeds(answer, promise, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
 
 
-def _print_simulation(summary: dict[str, Any], title: str) -> None:
+def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) -> None:
     rows = []
     for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s"):
         if summary[name]:
@@ -132,12 +134,13 @@ def _print_simulation(summary: dict[str, Any], title: str) -> None:
             }
             for line in summary["slo"]["lines"]
         ]  # fmt: skip
+        lines += attainment_rows(promise, summary["slo"]["attainment_frac"])
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
         if not summary["slo"]["is_steady"]:
             print_mapping({"steady": "no: the backlog grows"}, "")
 
 
-def _print_seeds(found: dict[str, Any], title: str) -> None:
+def _print_seeds(found: dict[str, Any], promise: Slo | None, title: str) -> None:
     many = len(found["seeds"])
     rows = [
         {"metric": name[:-2], **{key: _interval_cell(value) for key, value in found[name].items()}}
@@ -161,6 +164,15 @@ def _print_seeds(found: dict[str, Any], title: str) -> None:
             }
             for line in found["slo"]["lines"]
         ]  # fmt: skip
+        if promise is not None and promise.attainment_frac is not None:
+            share = found["slo"]["attainment_frac"]
+            lines.append(
+                {
+                    "limit": "attainment", "promised": f"{100 * promise.attainment_frac:g} %",
+                    "simulated": f"{100 * share['mean']:.2f} %, {100 * share['least']:.2f} at least",
+                    "within": "all limits at once", "kept by": "",
+                }
+            )  # fmt: skip
         print_rows(lines, f"SLO: kept by {found['slo']['kept_by']} of {many} seeds")
         if found["slo"]["steady"] < many:
             print_mapping(
