@@ -48,8 +48,8 @@ Section = Mapping[str, Any]
 
 FLEET_KEYS = ("llm", "workers", "policies", "network", "events", "prices", "max_model_len")
 PLAN_KEYS = ("status", "cost_usd_per_h", "power_w", "power", "gpus", "slo", "simulated",
-             "simulated_attainment_frac", "objective", "traffic", "engine", "latency", "prices_note", "usd_per_million", "throughput",
-             "placement", "prefixes")  # fmt: skip
+             "simulated_attainment_frac", "objective", "traffic", "engine", "latency", "prices_note",
+             "usd_per_million", "throughput", "placement", "prefixes")  # fmt: skip
 WORKER_KEYS = ("name", "role", "gpu", "tp", "pp", "count", "latency", "kv_tokens", "max_num_seqs",
                "max_num_batched_tokens")  # fmt: skip
 POLICY_NAMES: Mapping[str, Collection[str]] = {
