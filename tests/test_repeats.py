@@ -77,6 +77,13 @@ def test_a_plan_is_simulated_on_the_draws_that_follow() -> None:
     assert any(line.startswith(f"the SLO is kept on {repeats.kept} of") for line in found.certificate.binding)
 
 
+def test_draws_on_which_a_loss_is_not_survived_say_so() -> None:
+    """The figures are of the whole fleet, so alone they would not explain a miss."""
+    found = plan(replace(question(traffic=SUPERPOSED), spare_workers=1), traffic(), CATALOG)
+    (repeats,) = found.certificate.repeats
+    assert f"{draws.OTHER_DRAWS}, {draws.LOSSES}" in repeats.sentence()
+
+
 def test_a_trace_as_it_is_has_no_other_draws() -> None:
     found = plan(question(), traffic(), CATALOG)
     assert found.certificate.repeats == () and draws.SAME in found.certificate.binding
