@@ -48,6 +48,7 @@ from planner.traces import Trace
 from planner.units import show_s
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
+LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more, and the load dies away
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
 PLACEMENT_S = 10.0
 _ROUTED = {"jsq": "join the shortest queue", "round-robin": "routed in turn"}
@@ -381,6 +382,35 @@ def shared_copies(problem: Problem) -> tuple[str, ...]:
             "thin or compress, or plan on a trace of that rate",)  # fmt: skip
 
 
+def dying_away(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
+    """A warning where sessions run on for long while no new one begins."""
+    if not problem.trace.after.size:
+        return ()
+    late_frac = float((simulation.arrival_s > problem.trace.arrival_s[-1]).mean())
+    if late_frac <= LATE_FRAC:
+        return ()
+    return (
+        f"{100 * late_frac:.0f} % of the requests arrive later than any would if answers took no time: "
+        "sessions run on while none begins, so the fleet is judged on a load that dies away; plan on a "
+        "longer trace",
+    )
+
+
+def _of_sessions(problem: Problem, *, trusts_separation: bool) -> list[str]:
+    """What is assumed where requests wait for others."""
+    if not problem.trace.after.size:
+        return []
+    sentences = [
+        "requests that wait for others arrive when this fleet has answered those; rate and window are of "
+        "arrivals as if answers took no time; what arrives after the warm-up counts, to the end of the run",
+        "bound: with every request that a percentile lets go, all of its session is given up; of the others "
+        "each begins as late as the limits let the ones before it end",
+    ]
+    if trusts_separation:
+        sentences.append("a prefill pool too small before instant decode is too small before any decode pool")
+    return sentences
+
+
 def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: bool) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
     work = problem.trusted
@@ -424,6 +454,7 @@ def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: 
         sentences.append(
             "a decode pool too small behind instant prefill is too small behind any prefill pool"
         )
+    sentences += _of_sessions(problem, trusts_separation=trusts_separation)
     return tuple(sentences + ([problem.slo_note] if problem.slo_note else []))
 
 

@@ -11,6 +11,10 @@ measured (the warm-up is not), and
                                       since then a request's longest gap counts
 
 A limit on TBT alone obliges nothing: it is about all gaps together, and a few of them may be endless.
+
+Where requests wait for others (planner/sessions.py), who is late has whoever waits for it come as late as it
+likes. So with each of the requests that a percentile lets be late, all of its session is let go. A request of
+the others arrives no later than if all before it had taken all the time that the SLO leaves them.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import Metric, Slo
+from planner.sessions import arrivals_s, sessions, waiting
 from planner.simulator.replay import measured_window, spared
 from planner.traces import Trace
 
@@ -64,9 +69,40 @@ class Due:
             frac = np.clip((left_s - self.prefill_s - self.gap_s) / (self.gap_s * output_tokens), 0.0, 1.0)
         return np.asarray(np.where(left_s >= self.whole_s(output_tokens), 1.0, frac))
 
-    def spared(self, requests: int, *, whole: bool) -> int:
-        """How many of so many measured requests may be late."""
-        return spared(self.whole_frac if whole else self.prefill_frac, requests)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """The requests (m,) of a trace that the SLO holds to a deadline if nobody is late whom they wait for.
+
+    `latest_s` is when each then arrives at the latest; `spared` of them at most need not be done in time, so
+    `kept` at least are.
+    """
+
+    index: npt.NDArray[np.int64]
+    latest_s: npt.NDArray[np.float64]
+    spared: int
+    kept: float
+
+
+def held(each: Due, trace: Trace, *, whole: bool) -> Held:
+    """Whom the SLO holds to doing the whole work, or the prefill alone, in time."""
+    start_s, end_s = each.window_s
+    is_measured = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+    share = each.whole_frac if whole else each.prefill_frac
+    if not trace.after.size:
+        index = np.flatnonzero(is_measured)
+        return Held(index, trace.arrival_s[index], spared(share, len(index)), share * len(index))
+    waits = waiting(trace)
+    late = spared(share, int((is_measured | waits).sum()))
+    if not whole:
+        index = np.flatnonzero(is_measured & ~waits)
+        return Held(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
+    # nothing is known of what waits for a request of the warm-up
+    latest_s = arrivals_s(trace, np.where(is_measured, each.whole_s(trace.output_tokens), np.inf))
+    index = np.flatnonzero(is_measured & (latest_s < np.inf))
+    sizes = np.sort(np.bincount(sessions(trace)[index])) if index.size else np.zeros(0, np.int64)
+    let_go = int(sizes[len(sizes) - min(late, len(sizes)) :].sum())
+    return Held(index, latest_s[index], let_go, len(index) - let_go)
 
 
 def due(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Due:
@@ -106,13 +142,16 @@ def obliged(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Obliged:
     holds wherever gaps beyond the limit are short; it is an assumption.
     """
     each = due(slo, trace, trust_gaps=trust_gaps)
-    start_s, end_s = each.window_s
-    measured_frac = float(((trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)).mean())
+    prefill, whole = (held(each, trace, whole=whole) for whole in (False, True))
     ttft_s = max((limit.limit_s for limit in slo.limits if limit.metric == "ttft"), default=0.0)
     decoding_s = each.gap_s * float(trace.output_tokens.max())
+
+    def span_s(those: Held) -> float:
+        return float(those.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
+
     return Obliged(
-        prefill_frac=measured_frac * each.prefill_frac,
-        prefill_s=trace.duration_s + each.prefill_s,
-        whole_frac=measured_frac * each.whole_frac,
-        whole_s=trace.duration_s + max(ttft_s + decoding_s, each.e2e_s),
+        prefill_frac=prefill.kept / len(trace),
+        prefill_s=span_s(prefill) + each.prefill_s,
+        whole_frac=whole.kept / len(trace),
+        whole_s=span_s(whole) + max(ttft_s + decoding_s, each.e2e_s),
     )

@@ -25,6 +25,7 @@ from planner.searching import (
     Watch,
     best_of,
     lower_bound,
+    on_all_draws,
     pose,
     search_level0,
     search_policies,
@@ -35,6 +36,7 @@ from planner.searching import (
 )
 from planner.slo import Task
 from planner.traces import Trace
+from planner.traffic import SAME_FRAC
 
 RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
@@ -64,7 +66,7 @@ def plan(
     answers, throughput = answers or Answers(), None
     if task.objective == "throughput":
         throughput = _most_traffic(task, trace, catalog, answers, seed, deadline, progress)
-        task = replace(task, objective="cost", rate_rps=throughput.rate_rps)
+        task = _at_rate(task, trace, throughput.rate_rps)
     problem = pose(
         task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers,
         asked=asked,
@@ -146,7 +148,7 @@ def certified(
         warnings=(
             *evidence.warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings,
             *draws.warnings(certificate.repeats),
-            *evidence.shared_copies(problem), *one_more_warnings,
+            *evidence.shared_copies(problem), *evidence.dying_away(problem, simulation), *one_more_warnings,
         ),
         throughput=throughput,
         placement=evidence.placement(fleet),
@@ -168,13 +170,14 @@ def _most_traffic(
     """The most requests per second that a fleet of level 0 within the limits carries, to RATE_STEP_FRAC.
 
     A rate is refuted by the exhausted search of level 0 at it, and then so are all higher ones: more traffic
-    is never easier to carry, an assumption beside monotonicity in the workers.
+    is never easier to carry, an assumption beside monotonicity in the workers. A fleet carries a rate if it
+    keeps the SLO on every draw of it that the task asks for.
     """
 
     def carries(rate_rps: float) -> bool:
-        at = replace(task, objective="cost", rate_rps=rate_rps)
+        at = _at_rate(task, trace, rate_rps)
         progress(f"most traffic: {rate_rps:g} requests/s")
-        problem = pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers)
+        problem = on_all_draws(pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers))
         searched = [
             search_level0(with_policies(problem, policies), any_will_do=True).search
             for policies in task.policies()
@@ -208,6 +211,13 @@ def _most_traffic(
         else:
             failed = middle
     return Throughput(holds, failed)
+
+
+def _at_rate(task: Task, trace: Trace, rate_rps: float) -> Task:
+    """The cheapest fleet for a rate; for one draw where that is the trace's own, as there is but one then."""
+    asked_rps = rate_rps * (1 + task.robust.traffic_frac)
+    is_own = abs(asked_rps / trace.rate_rps - 1) <= SAME_FRAC and not trace.coarse_s
+    return replace(task, objective="cost", rate_rps=rate_rps, draws=1 if is_own else task.draws)
 
 
 def _infeasible_at_any_rate(task: Task, rate_rps: float) -> InfeasibleError:

@@ -56,7 +56,7 @@ from planner.solvers.level0 import (
 )
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
 from planner.solvers.two_pools import search_two_pools
-from planner.traces import Trace, spread
+from planner.traces import Trace, no_edges, spread
 from planner.traffic import rescale, same_requests, window
 from planner.units import show_s
 from planner.workload import Lengths, distinct_lengths, to_classes
@@ -107,8 +107,9 @@ def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
     asked = window(asked, task.window or "whole")
     note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
     if not asked.duration_s > 0:
+        instant = "one instant, if answers took no time" if asked.after.size else "one instant"
         raise InputError(
-            f"{trace.name}: {len(asked)} request(s) at one instant; a plan needs traffic over time"
+            f"{trace.name}: {len(asked)} request(s) at {instant}; a plan needs traffic over time"
         )
     return asked, note
 
@@ -173,11 +174,6 @@ def pose(
     """
     llm = catalog.llm(task.llm)
     requests, note = asked or asked_traffic(trace, task, seed=seed)
-    if requests.after.size:
-        raise InputError(
-            f"{trace.name}: requests wait for others (column after), and a plan's bounds need to know when "
-            "they arrive; simulate it, or leave the column out"
-        )
     longest = int((requests.input_tokens + requests.output_tokens).max())
     if longest > llm.context_tokens:
         raise InputError(
@@ -272,6 +268,15 @@ def search_policies(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple
         draws = (*problem.oracle.draws, failed)
         problem.progress(f"the best fleet fails on another draw of the traffic; now with {len(draws)} more")
         problem = replace(problem, oracle=replace(problem.oracle, draws=draws))
+
+
+def on_all_draws(problem: Problem) -> Problem:
+    """The same question of all draws of the traffic at once; `search_policies` asks for as few as will do."""
+    if not problem.draws:
+        return problem
+    oracle = replace(problem.oracle, draws=problem.draws)
+    oracle.told.update({fleet: False for fleet, holds in problem.oracle.told.items() if not holds})
+    return replace(problem, oracle=oracle)
 
 
 def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
@@ -383,7 +388,11 @@ def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do:
     mixed = mixed_options(problem.types, task.objective)
     prefill = prefill_options(problem.types, task.objective)
     decode = decode_options(problem.types, task.objective)
-    bounded = {option.name: _bounded(problem, option) for option in (*mixed, *prefill, *decode)}
+    unhindered = replace(
+        problem.trace, after=no_edges()
+    )  # else a session may be let go with its first request
+    usual = obliged(problem.slo, unhindered, trust_gaps=True)
+    bounded = {option.name: _bounded(problem, option, usual) for option in (*mixed, *prefill, *decode)}
 
     def promising_first(option: Option) -> tuple[float, int, int]:
         """By the lower bound; token budgets that would break the tightest limit on gaps last."""
@@ -445,7 +454,7 @@ def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do:
         problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
         search_two_pools(
             ordered_prefill, ordered_decode, holds, oracle.leads, search, side_by_side,
-            enough, allowed, oracle.follows,
+            enough, allowed, oracle.follows, leads_prove=not problem.trace.after.size,
         )  # fmt: skip
         if label == "one GPU type":
             best_one_gpu = (search.best, search.value)
@@ -471,13 +480,14 @@ def _link_too_slow(problem: Problem) -> str | None:
     )
 
 
-def _bounded(problem: Problem, option: Option) -> Bounded:
+def _bounded(problem: Problem, option: Option, usual: Obliged) -> Bounded:
+    """With the least count that the SLO obliges, and a likely one from what it `usual`ly takes."""
     oracle = problem.oracle
     least = oracle.enough(option, least_workers(option, problem.lengths, problem.obliged))
-    likely = least_workers(option, problem.lengths, problem.trusted)
+    likely = least_workers(option, problem.lengths, usual)
     if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
         lengths = problem.hits.lengths(likely * option.type.kv_tokens)
-        likely = least_workers(option, lengths, problem.trusted)
+        likely = least_workers(option, lengths, usual)
     likely = oracle.enough(option, likely)
     return Bounded(option, least, problem.limits.most(option.type), likely)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import TraceError
+from planner.sessions import nominal
 from planner.traces import MAX_TOKENS, FloatArray, IntArray, Trace, no_edges, no_ids, several_llms, shown
 from planner.tracetexts import BLOCK_TOKENS, cut_texts, text_lengths
 
@@ -246,8 +247,11 @@ class Rows:
         in_order = in_file_order.select(everything, arrival_s=arrival_s)
         after = self._after(everything)
         if waits := len(np.unique(after[:, 0])):
-            notes.append(f"{waits} requests wait for others: when they arrive depends on the fleet")
-        return replace(
+            notes.append(
+                f"{waits} requests wait for others, so when they arrive depends on the fleet; rates and "
+                "windows are of arrivals as if answers took no time"
+            )
+        found = replace(
             in_order,
             after=after,
             think_s=np.concatenate(self.think_s)[everything] if self.think_s else np.zeros(0),
@@ -255,6 +259,15 @@ class Rows:
             notes=tuple(notes),
             coarse_s=quantum_s,
         )
+        if not waits:
+            return found
+        found = nominal(found)
+        if found.arrival_s[-1] > MAX_SPAN_S:
+            raise TraceError(
+                f"{self.path}, column {self.think}: with all pauses the last request arrives after "
+                f"{found.arrival_s[-1]:.3g} s, more than 100 years; give seconds"
+            )
+        return found
 
     def _after(self, order: IntArray) -> IntArray:
         """Rows (request, parent), by parent, of the requests in this order."""

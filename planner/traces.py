@@ -34,7 +34,8 @@ class Trace:
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
     `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
     `after` (e, 2) holds rows (request, parent), by parent: a request arrives `think_s` (n,) after the last of
-    its parents has finished, and not before its `arrival_s`. Parents stand before those who wait for them.
+    its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
+    time (planner/sessions.py). Parents stand before those who wait for them.
     `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace. `coarse_s`
     is the step of a clock whose stamps are still to be `spread`, 0 where they need not.
     """
@@ -143,8 +144,15 @@ class Trace:
         )
 
     def of_llm(self, name: str) -> Trace:
-        """The requests to one of `llms`, at their own times."""
+        """The requests to one of `llms`, at their own times. A session must keep to one LLM."""
         index = self.llms.index(name)
+        to, waited_for = self.llm[self.after.T]
+        if (across := (to != waited_for) & ((to == index) | (waited_for == index))).any():
+            raise TraceError(
+                f"{self.name}: {across.sum()} requests wait for requests to another LLM (columns after and "
+                f"model), {shown(name)} among them; LLMs are planned each on its own traffic, so keep a "
+                "session to one LLM, or take such waits out"
+            )
         part = self.select(self.llm == index)
         note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {shown(name)}"
         notes = (*(each for each in self.notes if each != several_llms(self.llm, self.llms)), note)

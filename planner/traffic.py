@@ -10,12 +10,18 @@ their order of arrival (around the circle, where the copy is shifted):
     thin        fewer users: a random part of the requests. The duration stays.
 
 A rate is requests / duration everywhere (`Trace.rate_rps`).
+
+Where requests wait for others (planner/sessions.py) all of this goes by nominal arrivals, as if answers took
+no time: what fleets see comes later. Sessions stay whole: whole ones are drawn, a faster clock shortens the
+pauses too, and a copy has its own waits. Only where a session crosses an edge, of a window or of the circle,
+its later part begins at its nominal time and waits no longer. Copies are other users: they share the blocks
+that several sessions share, and none of those that only one session has.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
-from planner.traces import FloatArray, IntArray, Trace
+from planner.sessions import sessions
+from planner.traces import FloatArray, IntArray, Trace, no_edges
 from planner.units import quantity
 
 Scaling = Literal["superpose", "compress", "thin"]
@@ -60,9 +67,10 @@ def same_requests(trace: Trace, other: Trace) -> bool:
 def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: np.random.Generator) -> Trace:
     """The trace at `rate_rps`, by one of the ways above; itself where it has that rate already.
 
-    The asked rate is met up to one request in the duration: "superpose" leaves its first copy unshifted, and
-    thinning keeps the first and the last request. "superpose" below the trace's rate thins.
-    Copies keep their prefix ids and tenants: users share system prompts, which favours prefix caches.
+    The asked rate is met up to one request (or half a session) in the duration: "superpose" leaves its first
+    copy unshifted, and thinning keeps the first and the last request. "superpose" below the trace's rate
+    thins. Copies keep their tenants and, but for sessions, all prefix ids: users share system prompts, which
+    favours prefix caches.
     """
     if how not in ("superpose", "compress", "thin"):
         raise InputError(f"scale: expected superpose, compress or thin, found {how!r}")
@@ -76,15 +84,12 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
     factor = rate_rps / trace.rate_rps
     if abs(factor - 1) <= SAME_FRAC:
         return trace
-    if trace.after.size:
-        raise TraceError(
-            f"{trace.name}: requests wait for others (column after), so their rate is not ours to choose; "
-            "leave the rate out, or the column"
-        )
     said = f"{how}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
     if how == "compress":
-        arrival_s = trace.arrival_s / factor
-        return replace(trace, arrival_s=arrival_s, notes=(*trace.notes, f"{said}, clock times {factor:.4g}"))
+        return replace(
+            trace, arrival_s=trace.arrival_s / factor, think_s=trace.think_s / factor,
+            notes=(*trace.notes, f"{said}, clock times {factor:.4g}"),
+        )  # fmt: skip
     requests = round(rate_rps * trace.duration_s)
     if not 2 <= requests <= MAX_REQUESTS:
         raise InputError(
@@ -98,28 +103,86 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
             f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
             "use superpose or compress"
         )
-    inner = 1 + rng.choice(len(trace) - 2, size=requests - 2, replace=False)
-    index = np.sort(np.concatenate(([0], inner, [len(trace) - 1])))
+    if trace.after.size:
+        index = _whole_sessions(trace, requests, rng, always=(0, len(trace) - 1))
+    else:
+        inner = 1 + rng.choice(len(trace) - 2, size=requests - 2, replace=False)
+        index = np.sort(np.concatenate(([0], inner, [len(trace) - 1])))
     return replace(
-        trace.select(index), notes=(*trace.notes, f"{said}, {requests} of {len(trace)} requests kept")
+        trace.select(index), notes=(*trace.notes, f"{said}, {len(index)} of {len(trace)} requests kept")
     )
+
+
+def _whole_sessions(
+    trace: Trace, requests: int, rng: np.random.Generator, *, always: tuple[int, ...] = ()
+) -> IntArray:
+    """About so many requests: sessions in random order, those of `always` first, as many as come nearest."""
+    session = sessions(trace)
+    order = rng.permutation(session.max() + 1)
+    first = session[list(always)]
+    order = np.concatenate((np.unique(first), order[~np.isin(order, first)]))
+    reached = np.concatenate(([0], np.cumsum(np.bincount(session)[order])))
+    least = len(np.unique(first))
+    taken = least + int(np.abs(reached[least:] - requests).argmin())
+    return np.flatnonzero(np.isin(session, order[:taken]))
 
 
 def _superpose(trace: Trace, requests: int, said: str, rng: np.random.Generator) -> Trace:
     n, start_s, period_s = len(trace), trace.arrival_s[0], trace.duration_s
     whole, rest = divmod(requests, n)
-    rows, arrival_s = [np.arange(n)], [trace.arrival_s]
+    rows, arrival_s, laps = [np.arange(n)], [trace.arrival_s], [np.zeros(n)]
     for copy in range(1, whole + (rest > 0)):
-        row = np.arange(n) if copy < whole else np.sort(rng.choice(n, size=rest, replace=False))
-        turned_s = (trace.arrival_s[row] - start_s + rng.uniform(0.0, period_s)) % period_s
+        if copy < whole:
+            row = np.arange(n)
+        elif trace.after.size:
+            row = _whole_sessions(trace, rest, rng)
+        else:
+            row = np.sort(rng.choice(n, size=rest, replace=False))
+        lap, turned_s = np.divmod(trace.arrival_s[row] - start_s + rng.uniform(0.0, period_s), period_s)
         rows.append(row)
         arrival_s.append(np.minimum(start_s + turned_s, trace.arrival_s[-1]))
+        laps.append(lap)
     row, turned_s = np.concatenate(rows), np.concatenate(arrival_s)
     order = np.argsort(turned_s, kind="stable")
+    rest = len(row) - whole * n
     note = f"{said}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
-    if trace.has_prefixes:
+    found = replace(trace, after=no_edges()).select(row[order], arrival_s=turned_s[order])
+    if trace.after.size:
+        found = _with_waits(found, trace, rows, np.concatenate(laps), order)
+    elif trace.has_prefixes:
         note += "; copies share their prefixes"
-    return replace(trace.select(row[order], arrival_s=turned_s[order]), notes=(*trace.notes, note))
+    return replace(found, notes=(*trace.notes, note))
+
+
+def _with_waits(
+    found: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
+) -> Trace:
+    """Copies of a trace, `rows` of it each, with their waits, but across the seam, and blocks of their own.
+
+    `laps` says of the requests, copy by copy, who went around the circle, `order` how they stand in `found`.
+    """
+    place = np.argsort(order, kind="stable")
+    edges, first = [], 0
+    for row in rows:
+        at = np.full(len(trace), -1)
+        at[row] = np.arange(first, first + len(row))
+        between = at[trace.after]
+        between = between[(between >= 0).all(axis=1)]
+        edges.append(place[between[laps[between[:, 0]] == laps[between[:, 1]]]])
+        first += len(row)
+    after = np.concatenate(edges)
+    found = replace(found, after=after[np.lexsort((after[:, 0], after[:, 1]))])
+    if not trace.has_prefixes:
+        return found
+    ids, which = np.unique(trace.prefix_ids, return_inverse=True)
+    of = np.repeat(sessions(trace), np.diff(trace.prefix_offsets))
+    low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
+    np.minimum.at(low, which, of)
+    np.maximum.at(high, which, of)
+    copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
+    used = np.searchsorted(ids, found.prefix_ids)
+    own = np.repeat(copy, np.diff(found.prefix_offsets)) * (low == high)[used]
+    return replace(found, prefix_ids=used + own * len(ids))
 
 
 def window(trace: Trace, spec: str = "whole") -> Trace:
@@ -152,6 +215,8 @@ def window(trace: Trace, spec: str = "whole") -> Trace:
     part = trace.select(np.arange(first, max(end, first + 1)))
     measure = " by tokens" if match[1] == "busiest" else ""
     note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(part)} of {len(trace)} requests"
+    if cut := int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum()) - len(part.after):
+        note += f"; {cut} waits for what came before the window were cut"
     return replace(part, arrival_s=part.arrival_s - start_s, notes=(*trace.notes, note))
 
 

@@ -11,17 +11,14 @@ import numpy.typing as npt
 import pytest
 from test_simulator import LLM, compare, make_latency, make_pool, make_trace, random_case
 
-from planner.catalog import read_catalog
 from planner.domain import Disturbance, Fleet, Limit, Policies
 from planner.errors import InputError, TraceError
 from planner.output import requests_csv
-from planner.searching import pose
 from planner.simulator import simulate
 from planner.simulator.replay import Simulation
-from planner.slo import read_task
 from planner.tracefile import read_trace
 from planner.traces import Trace
-from planner.traffic import Asked, window
+from planner.traffic import window
 
 
 def waiting(trace: Trace, after: list[tuple[int, int]], think_s: Sequence[float] = ()) -> Trace:
@@ -151,17 +148,6 @@ def test_a_part_of_a_trace_keeps_the_edges_within_it() -> None:
     assert trace.select([0, 1, 3]).after.tolist() == [[1, 0]]
 
 
-def test_other_rates_and_plans_are_refused(tmp_path: Path) -> None:
-    trace = waiting(make_trace(np.arange(9.0), [8] * 9, [1] * 9), [(1, 0)])
-    with pytest.raises(TraceError, match="their rate is not ours to choose"):
-        Asked(rate_rps=5.0).of(trace, seed=0)
-    slo = tmp_path / "slo.yaml"
-    slo.write_text("llm: meta-llama/Llama-3.1-70B\nslo: {ttft: {p90: 2 s}}\n")
-    catalog = read_catalog()
-    with pytest.raises(InputError, match="a plan's bounds need to know when they arrive"):
-        pose(read_task(slo, catalog), trace, catalog)
-
-
 # --------------------------------------------------------------------------------------------------- files
 
 HEADER = "request_id,arrival_s,input_tokens,output_tokens,after,think_s\n"
@@ -179,7 +165,8 @@ def test_a_file_says_who_waits_for_whom(tmp_path: Path) -> None:
     trace = read(tmp_path, table)
     assert trace.after.tolist() == [[1, 0], [2, 0], [2, 1]]
     assert trace.think_s.tolist() == [0, 2.5, 0]
-    assert trace.notes == ("2 requests wait for others: when they arrive depends on the fleet",)
+    assert trace.arrival_s.tolist() == [0, 2.5, 2.5]
+    assert trace.notes[0].startswith("2 requests wait for others, so when they arrive depends on the fleet")
     lines = (
         '{"request_id":7,"timestamp":0,"input_tokens":8,"output_tokens":2,"after":[],"think_s":0}',
         '{"request_id":3,"timestamp":1,"input_tokens":8,"output_tokens":2,"after":[7],"think_s":1}',

@@ -30,6 +30,7 @@ from planner.searching import (
     Progress,
     best_of,
     lower_bound,
+    on_all_draws,
     pose,
     search,
     search_level0,
@@ -132,7 +133,7 @@ def plan_together(
         shared = _all_fit(alone, limits)
         binding: tuple[str, ...] = ("no shared limit binds: every LLM has the fleet it would have alone",)
     else:
-        on_all = [[(_on_all_draws(problem), found) for problem, found in searched] for searched in alone]
+        on_all = [[(on_all_draws(problem), found) for problem, found in searched] for searched in alone]
         until = _slice(deadline, 1)
         _one_after_another(on_all, limits, _slice(until, 1), progress)
         llms = [_shapes(searched) for searched in on_all]
@@ -224,15 +225,6 @@ def _searched(
         raise type(error)(f"{part.name}: {error}") from None
 
 
-def _on_all_draws(problem: Problem) -> Problem:
-    """The same question of all draws of the traffic at once; `search_policies` asks for as few as will do."""
-    if not problem.draws:
-        return problem
-    oracle = replace(problem.oracle, draws=problem.draws)
-    oracle.told.update({fleet: False for fleet, holds in problem.oracle.told.items() if not holds})
-    return replace(problem, oracle=oracle)
-
-
 def _shapes(searched: Searched) -> list[Shape]:
     """Every shape of level 0 under every choice of policies, with what the searches learned of it."""
     shapes: list[Shape] = []
@@ -258,7 +250,8 @@ def _shapes(searched: Searched) -> list[Shape]:
                 lead.learn((missed,), holds=False)
             for decode in by_role["decode"]:
                 names = (prefill.option.name, decode.option.name)
-                mine[names] = Shape((prefill, decode), holds, lead, kind=problem)
+                proof = None if problem.trace.after.size else lead
+                mine[names] = Shape((prefill, decode), holds, proof, kind=problem)
         for fleet, answer in oracle.told.items():
             shape = mine.get(tuple(name for name, _ in fleet))
             if shape is not None and all(count > 0 for _, count in fleet):

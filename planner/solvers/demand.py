@@ -2,11 +2,12 @@
 
 Sets   i  measured request        j  option (worker type in a role)        v  interval (start_v, end_v]
 Data   a_i     arrival; s_i, w_i  seconds after which its prefill, its whole work, must be done (Due)
+       l_i     latest arrival: a_i, unless i waits for others (Held)
        c_j     objective of one worker
        pi_i    least objective x seconds that the whole work of i takes of any options;  pi'_i  its prefill
-       p_iv    if i arrives in v: pi_i if a_i + w_i <= end_v, else pi'_i if a_i + s_i <= end_v, else 0;
+       p_iv    if a_i lies in v: pi_i if l_i + w_i <= end_v, else pi'_i if l_i + s_i <= end_v, else 0;
                with the share x of its tokens due by end_v, pi'_i + x^2 (pi_i - pi'_i): later ones cost more
-       D       measured requests that the percentile lets go
+       D       requests that the percentile lets go, with all of their sessions where requests wait
 Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up
 
   min   R
@@ -36,7 +37,7 @@ import numpy.typing as npt
 import pulp
 
 from planner.domain import WorkerType
-from planner.obliged import Due
+from planner.obliged import Due, held
 from planner.solvers.backend import run
 from planner.solvers.master import Floats, Option, cheapest_token_s
 from planner.traces import Trace
@@ -119,32 +120,34 @@ def demand(options: Sequence[Option], trace: Trace, lengths: Lengths, due: Due) 
     bounds = [Demand(0.0, ())]
     if due.whole_frac > 0:
         bounds.append(_demand(options, trace, lengths, due, whole=True))
-    if due.prefill_frac > due.whole_frac:
+    if due.prefill_frac > due.whole_frac or trace.after.size:
         bounds.append(_demand(options, trace, lengths, due, whole=False))
     return max(bounds, key=lambda bound: bound.least_objective)
 
 
 def _demand(options: Sequence[Option], trace: Trace, lengths: Lengths, due: Due, *, whole: bool) -> Demand:
-    inside = (trace.arrival_s >= due.window_s[0]) & (trace.arrival_s <= due.window_s[1])
-    arrival_s, output = trace.arrival_s[inside], trace.output_tokens[inside]
+    those = held(due, trace, whole=whole)
+    if those.kept <= 0:
+        return Demand(0.0, ())
+    arrival_s, latest_s = trace.arrival_s[those.index], those.latest_s
+    output, spared = trace.output_tokens[those.index], those.spared
     codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
-    at = np.searchsorted(codes, (trace.input_tokens[inside] << 32) + output)
+    at = np.searchsorted(codes, (trace.input_tokens[those.index] << 32) + output)
     all_work, prefill = prices(options, lengths, whole=whole)
     pi, pi_prefill = all_work[at], prefill[at]
     if not np.isfinite(pi).all():
         return Demand(0.0, ())
     whole_s = due.whole_s(output) if whole else np.full(len(at), due.prefill_s)
-    slacks_s = np.unique(np.quantile(whole_s, SLACKS))
+    slacks_s = np.unique(np.quantile(latest_s - arrival_s + whole_s, SLACKS))
 
     def work_by(end_s: float) -> Floats:
         """p_iv but for the start of v."""
-        left_s = end_s - arrival_s
+        left_s = end_s - latest_s
         if not whole:
             return np.where(left_s >= due.prefill_s, pi, 0.0)
         decoded = pi_prefill + due.tokens_frac(output, left_s) ** 2 * (pi - pi_prefill)
         return np.where(left_s >= due.prefill_s, decoded, 0.0)
 
-    spared = due.spared(len(at), whole=whole)
     slice_of = _slices(pi, spared)
     rows: dict[tuple[float, float], Floats] = {}
     kept, least = np.ones(len(at)), 0.0

@@ -4,7 +4,8 @@ The counts that hold are the cells above a falling staircase. Two relaxations bo
 pool: a prefill pool that misses TTFT when every request leaves with its first token (`leads`) misses it
 beside any decode pool; a decode pool that fails when every prompt arrives prefilled (`follows`) is taken to
 fail behind any prefill pool. The second takes for granted that a queue before prefill does not help decode,
-so it is asked only where there are more than MANY_PAIRS pairs, and the certificate then names it.
+so it is asked only where there are more than MANY_PAIRS pairs, and the certificate then names it. Where
+requests wait for others, so does the first: that later requests do not help prefill.
 
 So every pool has a least count that lies between one known to fail and one known to hold, and the sum of the
 least objectives bounds a pair. The search always works on the pair with the lowest bound: it asks whether the
@@ -50,12 +51,15 @@ def search_two_pools(
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool],
     follows: Holds | None = None,
+    *,
+    leads_prove: bool = True,
 ) -> None:
     """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
 
     `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode, `follows`
-    whether a decode pool alone keeps the others if every prompt arrives prefilled. Of pairs with equal bounds
-    those named first are looked at first.
+    whether a decode pool alone keeps the others if every prompt arrives prefilled. Unless `leads_prove`, the
+    first is taken for granted as the second is. Of pairs with equal bounds those named first are looked at
+    first.
     """
     is_open = np.array([[allowed(p.option, d.option) for d in decodes] for p in prefills], dtype=bool)
     if not is_open.any():
@@ -63,7 +67,8 @@ def search_two_pools(
     if is_open.sum() <= MANY_PAIRS:
         follows = None
     search.trusts_separation |= follows is not None
-    front = [_Pool(item, search, leads) for item in prefills]
+    proof = leads if leads_prove or follows is not None else None
+    front = [_Pool(item, search, proof) for item in prefills]
     back = [_Pool(item, search, follows) for item in decodes]
     while True:
         bounds = np.add.outer(
@@ -180,7 +185,7 @@ class _Walk:
     """The staircase of one pair, from the least counts that are known of its pools."""
 
     def __init__(self, p: _Pool, d: _Pool, holds: Holds, search: Search):
-        self.p = replace(p.item, least=p.least, likely=p.least)
+        self.p = replace(p.item, least=p.least, likely=p.least) if p.alone else p.item
         self.d = replace(d.item, least=d.least, likely=d.least + 1) if d.alone else d.item
         self.starts_at_corner = d.alone is None
         self.holds, self.search, self.value = holds, search, search.value
