@@ -42,6 +42,11 @@ def spanning() -> Fleet:
     return Fleet(LLM, (_wide(pool, tp=8, pp=2), _wide(replace(pool, name="small"), tp=2, pp=2)))
 
 
+def piped() -> Fleet:
+    """TP 2 and PP 2 on the GPUs of one node."""
+    return Fleet(LLM, (_wide(a_pool("piped", "mixed", "h100-80g", 2, 2), tp=2, pp=2),))
+
+
 # the five example plans
 EXAMPLES: dict[str, Fleet] = {
     "mixed": Fleet(LLM, (a_pool("mixed", "mixed", "h100-80g", 4, 2),)),
@@ -163,8 +168,11 @@ def _vllm(path: str, text: str) -> list[Command]:
 
 
 def _kserve(path: str, text: str) -> list[Command]:
+    """As the script of KServe's presets starts vLLM: it knows TP, and nothing of PP."""
     found = []
     for document in documents(text):
+        if document["kind"] == "ServiceAccount":
+            continue
         spec, name = document["spec"], document["spec"]["model"]["name"]
         assert spec["model"]["uri"] == f"hf://{name}"
         for load in (spec, spec.get("prefill")):
@@ -173,7 +181,6 @@ def _kserve(path: str, text: str) -> list[Command]:
                 extra = next(v["value"] for v in main["env"] if v["name"] == "VLLM_ADDITIONAL_ARGS")
                 args = [name, "--served-model-name", name,
                         "--tensor-parallel-size", str(load["parallelism"]["tensor"]),
-                        "--pipeline-parallel-size", str(load["parallelism"]["pipeline"]),
                         *shlex.split(extra)]  # fmt: skip
                 found.append(Command("", tuple(args), gpus_of(main), load["replicas"]))
     return found

@@ -21,6 +21,7 @@ from manifest_commands import (
     Command,
     commands,
     documents,
+    piped,
     quantised,
     run_script,
     spanning,
@@ -33,8 +34,9 @@ from planner.cli import app
 from planner.domain import Fleet, Policies
 from planner.errors import InputError
 from planner.files import write_files
-from planner.manifests import engine, kserve, kubernetes, ray_serve
+from planner.manifests import endpoint_picker, engine, kserve, kubernetes, ray_serve
 from planner.output import plan_yaml
+from planner.simulator import replay
 
 DATA = Path(__file__).parent / "data"
 FLAGS: dict[str, Any] = yaml.safe_load((DATA / "vllm_flags.yaml").read_text())["flags"]
@@ -52,6 +54,7 @@ FLEETS = {
               a_pool("d", "decode", "h100-80g", 4, 1))
     ),
     "spanning nodes": spanning(),
+    "two stages on a node": piped(),
     "cache-aware": replace(mixed(), policies=Policies(
         prefix_cache=True, routing="cache-aware", balance_requests=8, balance_ratio=1.1)),
     "pairs with prefix caches": replace(pairs(), policies=Policies(prefix_cache=True, routing="e2")),
@@ -101,6 +104,7 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
         "rocm": {"disaggregatedset": pairs_only, "dynamo": "for NVIDIA GPUs"},
         "spanning nodes": {"disaggregatedset": pairs_only, "compose": "take lws", "kubernetes": "take lws",
                            "llm-d": "take lws", "kserve": "take lws", "production-stack": "take lws"},
+        "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "found PP 2"},
     }  # fmt: skip
     for name, expected in refused.items():
         found = manifests.render(FLEETS[name], 5000)
@@ -172,8 +176,8 @@ def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
             for role in ("decode", "prefill") if target == "llm-d" else ():
                 for main in values[role].get("containers", []):
                     own = {k: v for k, v in main.items() if k not in ("modelCommand", "mountModelVolume")}
-                    validate({"containers": [own], "nodeSelector": values[role]["nodeSelector"],
-                              "tolerations": values[role]["tolerations"]}, {"format": "pod"})  # fmt: skip
+                    where = {key: values[role][key] for key in ("nodeSelector", "tolerations", "volumes")}
+                    validate({"containers": [own], **where}, {"format": "pod"})
 
 
 def test_the_schemas_see_a_wrong_key() -> None:
@@ -314,10 +318,10 @@ def test_flags_are_vllms_with_values_it_takes(fleet: Fleet) -> None:
 
 
 def test_prefill_produces_and_decode_consumes() -> None:
-    """Everywhere but in Ray's older vLLM, which knows both at once only; both ends agree on the blocks."""
+    """`kv_both` is deprecated in every vLLM named here (0.26 to 0.33); both ends agree on the blocks."""
     for target, found in commands(rendered(EXAMPLES["pairs of two gpus"])).items():
         roles = sorted({json.loads(command.value("--kv-transfer-config"))["kv_role"] for command in found})
-        assert roles == (["kv_both"] if target == "ray-serve" else ["kv_consumer", "kv_producer"]), target
+        assert roles == ["kv_consumer", "kv_producer"], target
         assert len({(c.value("--block-size"), c.value("--kv-cache-dtype")) for c in found}) == 1
     assert not any("--kv-transfer-config" in command.args for _, command in engines(mixed()))
 
@@ -499,13 +503,63 @@ def test_targets_look_at_prefixes_where_the_plan_does() -> None:
         graph = yaml.safe_load(files["dynamo.yaml"])
         frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
         assert frontend["args"][:2] == ["--router-mode", mode]
-        picker = yaml.safe_load(files["llm-d/endpoint-picker.yaml"])
-        plugins = {plugin["type"] for plugin in picker["plugins"]}
-        named = {plugin["pluginRef"] for plugin in picker["schedulingProfiles"][0]["plugins"]}
-        assert named <= plugins
-        assert ("prefix-cache-scorer" in named) == (name != "mixed")
-        assert ("queue-scorer" in named) == (name != "affinity")
         assert ("The plan counts on no hit" in files["README.md"]) == (name == "mixed")
+        assert ("send those beginnings" in files["README.md"]) == (name != "mixed")
+
+
+def test_every_target_says_what_routes_there() -> None:
+    """Of every routing that the simulator knows: a sentence that names what the manifest asks for."""
+    for routing in replay.ROUTING:
+        has_cache = routing in replay.NEEDS_CACHE["routing"]
+        policies = Policies(routing=routing, prefix_cache=has_cache)
+        files = manifests.render(replace(mixed(), policies=policies), 5000).files
+        said = dict(re.findall(r"^## ([a-z-]+)$.*?^Routing: (.+?\.)$", files["README.md"], re.M | re.S))
+        assert set(said) == set(manifests.TARGETS) - {"disaggregatedset"}
+        asked = engine.router_policy_args(Fleet(LLM, mixed().pools, policies=policies), ("mixed",))
+        assert f"mixed workers by {asked[1]}." in said["kubernetes"]
+        graph = yaml.safe_load(files["dynamo.yaml"])
+        frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
+        assert f"in the mode {frontend['args'][1]}" in said["dynamo"]
+        scorers = endpoint_picker.profile(routing)[:-1]
+        assert all(scorer in said["llm-d"] for scorer in scorers) and (scorers or "by lot" in said["llm-d"])
+        logic = yaml.safe_load(files["production-stack.values.yaml"])["routerSpec"]["routingLogic"]
+        assert said["production-stack"].replace(" ", "").startswith((f"its{logic}", logic))
+        assert f"It routes by {routing};" in files["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("routing", "plugins"),
+    [
+        ("jsq", ["inflight-load-producer", "token-load-scorer", "max-score-picker"]),
+        ("least-outstanding", ["inflight-load-producer", "active-request-scorer", "max-score-picker"]),
+        ("random", ["random-picker"]),
+        ("prefix-affinity", ["approx-prefix-cache-producer", "prefix-cache-scorer", "max-score-picker"]),
+        ("e2", ["approx-prefix-cache-producer", "inflight-load-producer", "prefix-cache-affinity-filter",
+                "token-load-scorer", "max-score-picker"]),
+    ],
+)  # fmt: skip
+def test_the_endpoint_picker_scores_what_the_plan_does(routing: str, plugins: list[str]) -> None:
+    config = endpoint_picker.config(Policies(routing=routing), is_pair=False)
+    assert [plugin["type"] for plugin in config["plugins"]] == plugins
+    ranked = [plugin["pluginRef"] for plugin in config["schedulingProfiles"][0]["plugins"]]
+    assert ranked == [name for name in plugins if not name.endswith("-producer")]
+
+
+def test_the_endpoint_picker_sends_pairs_to_prefill_and_to_decode() -> None:
+    """One profile per role, each with its filter first; every plugin a profile names is configured."""
+    config = endpoint_picker.config(Policies(decode_routing="least-outstanding"), is_pair=True)
+    profiles = {
+        profile["name"]: [plugin["pluginRef"] for plugin in profile["plugins"]]
+        for profile in config["schedulingProfiles"]
+    }
+    assert profiles == {
+        "prefill": ["prefill-filter", "token-load-scorer", "max-score-picker"],
+        "decode": ["decode-filter", "active-request-scorer", "max-score-picker"],
+    }
+    types = [plugin["type"] for plugin in config["plugins"]]
+    assert len(set(types)) == len(types) and {name for each in profiles.values() for name in each} <= set(
+        types
+    )
 
 
 def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:
@@ -569,18 +623,60 @@ def test_pools_whose_names_differ_by_case_alone_keep_apart() -> None:
     assert engine.pool_labels(fleet) == ["pool", "pool-2"]
 
 
-def test_ray_and_kserve_are_told_the_nearest_of_their_own_policies() -> None:
-    """Ray: a class per deployment, none where its default is nearest. KServe: queues alone without prefix
-    caches, its default of queues and prefixes with them, no scheduler at all for round robin."""
+def test_ray_is_told_the_nearest_of_its_policies() -> None:
+    """A class per deployment, none where its default is nearest; cache-aware with the numbers simulated."""
 
-    def told(**policies: Any) -> tuple[Any, Any]:
+    def told(**policies: Any) -> Any:
         fleet = replace(mixed(), policies=Policies(**policies))
-        ray = ray_serve.document(fleet, 5000)["applications"][0]["args"]["llm_configs"][0]
-        router = kserve.documents(fleet, 5000)[0]["spec"]["router"]
-        return ray["deployment_config"].get("request_router_config"), router.get("scheduler")
+        config = ray_serve.document(fleet, 5000)["applications"][0]["args"]["llm_configs"][0]
+        return config["deployment_config"].get("request_router_config")
 
-    assert told() == (None, {"config": {"inline": kserve.SHORTEST_QUEUE}})
-    assert told(routing="round-robin") == ({"request_router_class": ray_serve.ROUND_ROBIN}, None)
-    shared = told(routing="prefix-affinity", prefix_cache=True)
-    assert shared == ({"request_router_class": ray_serve.PREFIX_AFFINITY}, {})
-    assert kserve.documents(pairs(), 5000)[0]["spec"]["router"]["scheduler"] == {}
+    assert told() is None
+    assert told(routing="round-robin") == {"request_router_class": ray_serve.ROUND_ROBIN}
+    shared = {"request_router_class": ray_serve.PREFIX_AFFINITY}
+    assert told(routing="e2", prefix_cache=True) == shared
+    numbers = {"imbalanced_threshold": 8, "match_rate_threshold": 0.3}
+    assert told(routing="cache-aware", prefix_cache=True, balance_requests=8) == shared | {
+        "request_router_kwargs": numbers
+    }
+
+
+def test_kserve_starts_its_own_image_with_what_its_presets_do_not_say() -> None:
+    """The preset knows TP alone, runs as no root, and downloads with the token of a service account."""
+    account, service = kserve.documents(piped(), 5000)
+    assert account["secrets"] == [{"name": "hf-token-secret"}]
+    template = service["spec"]["template"]
+    assert template["serviceAccountName"] == account["metadata"]["name"]
+    main = template["containers"][0]
+    assert main["image"] == "ghcr.io/llm-d/llm-d-cuda:v0.9.0"
+    assert service["spec"]["parallelism"] == {"tensor": 2}
+    extra = {variable["name"]: variable["value"] for variable in main["env"]}["VLLM_ADDITIONAL_ARGS"]
+    assert "--pipeline-parallel-size 2" in extra and "--tensor-parallel-size" not in extra
+    turns = replace(mixed(), policies=Policies(routing="round-robin"))
+    assert "scheduler" not in kserve.documents(turns, 5000)[1]["spec"]["router"]
+    rocm = kserve.documents(mixed("mi300x-192g", 2, 1), 5000)[1]["spec"]["template"]["containers"][0]
+    assert rocm["image"] == "ghcr.io/llm-d/llm-d-rocm:v0.9.0"
+
+
+def test_every_worker_of_several_gpus_has_shared_memory() -> None:
+    """A pod has 64 MB of it by itself; KServe's presets and Dynamo's operator bring their own."""
+    pod = kubernetes.documents(mixed(), 5000)[0]["spec"]["template"]["spec"]
+    values = yaml.safe_load(rendered(mixed())["llm-d/mixed.values.yaml"])["decode"]
+    for volumes, main in (
+        (pod["volumes"], pod["containers"][0]),
+        (values["volumes"], values["containers"][0]),
+    ):
+        named = {volume["name"] for volume in volumes if volume["emptyDir"]["medium"] == "Memory"}
+        assert {mount["name"] for mount in main["volumeMounts"] if mount["mountPath"] == "/dev/shm"} == named
+    stack = yaml.safe_load(rendered(mixed())["production-stack.values.yaml"])
+    assert stack["servingEngineSpec"]["modelSpec"][0]["shmSize"] == "16Gi"
+
+
+def test_production_stacks_names_stay_names() -> None:
+    """RELEASE-MODEL-engine-service has at most 63 letters, whatever the LLM and the pool are called."""
+    pool = replace(a_pool("p" * 60, "mixed", "h100-80g", 4, 1))
+    files = manifests.render(Fleet(replace(LLM, name="org/" + "y" * 90), (pool,)), 5000).files
+    found = re.search(r"helm install (\S+) vllm/vllm-stack", files["README.md"])
+    assert found is not None
+    model = yaml.safe_load(files["production-stack.values.yaml"])["servingEngineSpec"]["modelSpec"][0]["name"]
+    assert len(f"{found[1]}-{model}-engine-service") <= 63

@@ -34,6 +34,9 @@ class Target(Protocol):
     def steps(self, fleet: Fleet) -> list[str]:
         """Lines of Markdown: how to apply it."""
 
+    def routing(self, fleet: Fleet) -> str:
+        """What routes there, in a sentence that goes on from "Routing: "."""
+
 
 TARGETS: dict[str, Target] = {
     "vllm": vllm,
@@ -96,13 +99,15 @@ def _readme(fleet: Fleet, max_model_len: int, written: list[str], refused: dict[
             for pool in engine.running(fleet)
         ),
         "",
-        f"One of the following deploys it. Where a router of ours is in front, it is {engine.ROUTER_PACKAGE} "
+        f"One of the following deploys it. Where a router comes with it, that is {engine.ROUTER_PACKAGE} "
         f"on port {engine.HTTP_PORT}, with OpenAI's API. Workers load `{llm}` from the Hugging Face hub (or "
         "that path, where it is one); to serve a local copy, mount it and change the model alone, not "
         "`served-model-name`.",
     ]
     for name in written:
-        lines += ["", f"## {name}", "", f"For {TARGETS[name].ENGINE}.", "", *TARGETS[name].steps(fleet)]
+        target = TARGETS[name]
+        lines += ["", f"## {name}", "", f"For {target.ENGINE}.", "", *target.steps(fleet)]
+        lines += ["", f"Routing: {target.routing(fleet)}"]
     if refused:
         lines += ["", "## Not written", "", *(f"- {engine.one_line(why)}" for why in refused.values())]
     lines += _capped(fleet) + _differs(fleet, max_model_len)
@@ -141,42 +146,51 @@ def _untold(policies: Policies) -> list[str]:
     return [f"{name} {getattr(policies, name)}" for name in changed if name not in told]
 
 
-def _caches(policies: Policies) -> list[str]:
+def _caches(fleet: Fleet) -> list[str]:
     """A plan that counts on hits needs a router that looks for them."""
+    policies = fleet.policies
     lines = [
         f"- The plan counts on hits of vLLM's prefix caches, found by the routing {policies.routing}. A "
         "target whose text says that its router does not look at prefixes does not keep the plan's promise."
     ]
     if policies.routing == "cache-aware":
         lines.append(
-            f"- Our router's cache_aware is the rule that was simulated, with the settings that did best: a "
+            f"- vllm-router's cache_aware is the rule that was simulated, with the settings that did best: a "
             f"match of more than {policies.cache_threshold_frac:g} of a prompt is followed, unless workers "
             f"are more than {policies.balance_requests} requests and {policies.balance_ratio:g} times apart. "
             "It compares characters of the prompts, the simulation blocks of tokens."
         )
     elif policies.routing in PREFIX_ROUTINGS:
         lines.append(
-            f"- No router below routes by {policies.routing}; cache_aware, at its defaults, stands in for it "
-            "in ours. Simulate that before you rely on it: `policies: {prefix_cache: true, routing: "
+            f"- No router above routes by {policies.routing}; where cache_aware stands in for it, at its "
+            "defaults, simulate that before you rely on it: `policies: {prefix_cache: true, routing: "
             "[cache-aware]}` in slo.yaml."
         )
     lines.append(
-        "- Caches are cold at the start, as in the simulation. warm-up.json beside plan.yaml lists prompts "
-        "to prefill once per worker, as block ids of the trace: send the prompts they stand for."
+        "- Caches are cold at the start, as in the simulation, and nothing here warms them: the plan knows "
+        "prompts by the trace's block ids alone, not their text. warm-up.json beside plan.yaml says which "
+        "request of the trace begins with each; send those beginnings, with max_tokens 1, once the workers "
+        "are up (in Compose POOL-N is worker N of its pool; elsewhere to any worker, each once)."
     )
     return lines
 
 
 def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
+    policies = fleet.policies
+    simulated = policies.routing
+    if engine.is_disaggregated(fleet):
+        simulated += f" to prefill and {policies.decode_routing} to decode"
     lines = [
         "",
         "## What differs from the simulation",
         "",
-        "- Our router has no join-the-shortest-queue by tokens; its nearest policy, power of two, stands in.",
-        "- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.",
+        f"- It routes by {simulated}; what each target has in its place is said there. `plan serve` routes "
+        "as simulated.",
     ]
-    if fleet.policies.prefix_cache:
-        lines[3:] = _caches(fleet.policies)
+    if policies.prefix_cache:
+        lines += _caches(fleet)
+    else:
+        lines.append("- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.")
     if untold := _untold(fleet.policies):
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
     if fleet.policies.queue != "fcfs":

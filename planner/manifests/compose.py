@@ -41,6 +41,11 @@ def steps(fleet: Fleet) -> list[str]:
     ]
 
 
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    return engine.router_words(fleet)
+
+
 def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     nodes = engine.place(fleet)
     name = engine.llm_label(fleet)

@@ -34,6 +34,11 @@ def steps(fleet: Fleet) -> list[str]:
     ]
 
 
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    return engine.router_words(fleet)
+
+
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
     pools = engine.running(fleet)
@@ -52,6 +57,6 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
         "apiVersion": "disaggregatedset.x-k8s.io/v1",
         "kind": "DisaggregatedSet",
         "metadata": {"name": app, "labels": {APP: app, PART: app}},
-        "spec": {"slices": 1, "roles": roles},
+        "spec": {"roles": roles},
     }
     return [whole, *budgets, *kubernetes.router(fleet)]

@@ -16,9 +16,10 @@ DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25
+TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
 _ROUTER_MODES = {
-    "jsq": "least-loaded", "least-outstanding": "least-loaded", "round-robin": "round-robin",
-    **dict.fromkeys(PREFIX_ROUTINGS, "kv"),
+    "round-robin": "round-robin", "tenant-round-robin": "round-robin", "random": "random",
+    "power-of-two": "power-of-two", **dict.fromkeys(PREFIX_ROUTINGS, "kv"),
 }  # fmt: skip
 
 
@@ -30,18 +31,24 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
     return [
-        "    kubectl create secret generic hf-token-secret --from-literal=HF_TOKEN=$HF_TOKEN",
+        f"    {kubernetes.SECRET}",
         "    kubectl apply -f dynamo.yaml",
         "    kubectl get dgd",
         "",
         "Needs Dynamo's operator. Each graph has a frontend of its own.",
-        *(
-            ["", "Its frontend routes by overlap of prefixes and load, at its own weights; it keeps its own "
-             "account of what workers cache, since they are not told to publish events."]
-            if _router_mode(fleet) == "kv"
-            else []
-        ),
-    ]  # fmt: skip
+    ]
+
+
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    mode = _router_mode(fleet)
+    about = {
+        "kv": ", overlap of prefixes and load at its own weights, from its own account of what workers "
+        "cache, since they are not told to publish events",
+        "least-loaded": ", the fewest requests in flight",
+        "power-of-two": ", by requests in flight",
+    }
+    return f"Dynamo's frontend in the mode {mode}{about.get(mode, '')}."
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
@@ -80,7 +87,7 @@ def _frontend(fleet: Fleet) -> Document:
         "image": IMAGE,
         "command": ["python3", "-m", "dynamo.frontend"],
         "args": ["--router-mode", mode, *(["--no-router-kv-events"] if mode == "kv" else [])],
-        "envFrom": [{"secretRef": {"name": "hf-token-secret", "optional": True}}],
+        "envFrom": TOKEN,
     }
     return {
         "name": "frontend",
@@ -103,11 +110,11 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
         "image": IMAGE,
         "command": ["python3", "-m", "dynamo.vllm"],
         "args": kubernetes.expanded(args),
-        "envFrom": [{"secretRef": {"name": "hf-token-secret", "optional": True}}],
+        "envFrom": TOKEN,
         "resources": kubernetes.resources(pool),
     }
-    if pool.role != "mixed":
-        main["env"] = kubernetes.environment(pool)[1:]
+    if meeting := kubernetes.nixl_environment(pool):
+        main["env"] = meeting
     template: Document = {"spec": {**kubernetes.placement(fleet, pool), "containers": [main]}}
     if engine.is_capped(pool.type.gpu):
         template["metadata"] = {"annotations": {kubernetes.POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}}

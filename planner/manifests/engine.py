@@ -27,7 +27,7 @@ ROUTER_START = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
 _ROUTER_POLICIES = {
-    "jsq": "power_of_two", "least-outstanding": "power_of_two", "round-robin": "round_robin",
+    "round-robin": "round_robin", "tenant-round-robin": "round_robin", "random": "random",
     **dict.fromkeys(PREFIX_ROUTINGS, "cache_aware"),
 }  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -219,6 +219,18 @@ def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
     return ["--cache-threshold", f"{policies.cache_threshold_frac:g}",
             "--balance-abs-threshold", str(policies.balance_requests),
             "--balance-rel-threshold", f"{policies.balance_ratio:g}"]  # fmt: skip
+
+
+def router_words(fleet: Fleet) -> str:
+    """What our router routes by, for a README."""
+    said = []
+    for roles in routers(fleet).values():
+        args = router_policy_args(fleet, roles)
+        if "mixed" in roles:
+            said.append(f"mixed workers by {args[args.index('--policy') + 1]}")
+        else:
+            said += [f"{role} by {args[args.index(f'--{role}-policy') + 1]}" for role in roles]
+    return f"vllm-router, {', '.join(said)}."
 
 
 def router_command(args: Iterable[str]) -> list[str]:

@@ -1,28 +1,26 @@
 """KServe: an LLMInferenceService per mixed pool or pair of pools (the decode pool, the prefill pool inside).
 
-KServe starts vLLM itself, with TP and PP from `parallelism`; the other flags come in VLLM_ADDITIONAL_ARGS,
-which its container hands to a shell. Its own scheduler routes, by what the plan's policy is nearest to.
+KServe's presets start vLLM on what its storage initializer downloaded, with TP from `parallelism`; the other
+flags come in VLLM_ADDITIONAL_ARGS, which the preset's script hands to a shell. The presets demand a user that
+is not root, so the engine is llm-d's image, as theirs is, and not vLLM's own. The token for the hub goes to
+the storage initializer, by the secrets of a service account.
 """
 
 from __future__ import annotations
 
 import shlex
 
-from planner.domain import Fleet, Pool
-from planner.manifests import engine, kubernetes
+from planner.domain import Fleet, Gpu, Pool
+from planner.manifests import endpoint_picker, engine, kubernetes
 from planner.manifests.kubernetes import Document
 
-ENGINE = f"vLLM {engine.VLLM_VERSION}, KServe with LLMInferenceService v1alpha2 (0.21)"
-SHORTEST_QUEUE: Document = {
-    "apiVersion": "inference.networking.x-k8s.io/v1alpha1",
-    "kind": "EndpointPickerConfig",
-    "plugins": [{"type": "single-profile-handler"}, {"type": "queue-scorer"}, {"type": "max-score-picker"}],
-    "schedulingProfiles": [
-        {"name": "default",
-         "plugins": [{"pluginRef": "queue-scorer", "weight": 1}, {"pluginRef": "max-score-picker"}]}
-    ],
-}  # fmt: skip
-_KSERVE_TELLS = ("served-model-name", "tensor-parallel-size", "pipeline-parallel-size")
+KSERVE_VERSION = "0.21.0"
+LLM_D_VERSION = "v0.9.0"  # the image in the presets of KSERVE_VERSION
+ENGINE = (
+    f"vLLM 0.26.0 of llm-d {LLM_D_VERSION}, KServe {KSERVE_VERSION} with LLMInferenceService v1alpha2 and "
+    "llm-d's endpoint picker 0.10.0"
+)
+_KSERVE_TELLS = ("served-model-name", "tensor-parallel-size")
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -38,11 +36,25 @@ def steps(fleet: Fleet) -> list[str]:
     return lines
 
 
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    is_pair = engine.is_disaggregated(fleet)
+    if fleet.policies.routing == "round-robin" and not is_pair:
+        return "no scheduler: the gateway spreads requests over the Service's workers, by its own setting."
+    return endpoint_picker.words(fleet.policies, is_pair=is_pair)
+
+
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
-    """One LLMInferenceService per service."""
+    """The service account of the token, and one LLMInferenceService per service."""
     engine.on_one_node(fleet, "kserve")
     name, app = engine.hub_name(fleet, "kserve"), engine.llm_label(fleet)
     found = engine.services(fleet, "kserve")
+    account: Document = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": f"{app}-hub"},
+        "secrets": [{"name": kubernetes.SECRET_NAME}],
+    }
     services: list[Document] = []
     for label, (pool, prefill) in found.items():
         spec: Document = {
@@ -60,19 +72,20 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
                 "spec": spec,
             }
         )
-    return services
+    return [account, *services]
 
 
 def _router(fleet: Fleet, *, is_pair: bool) -> Document:
-    """KServe's default scores queues and prefixes, for pairs and for plans with prefix caches; without them
-    a mixed pool is told to look at queues alone. Round robin needs no scheduler: that is what a Service does.
-    """
+    """Mixed workers that take turns have no scheduler: the endpoint picker knows no turns, gateways do."""
     router: Document = {"route": {}, "gateway": {}}
-    if is_pair or fleet.policies.prefix_cache:
-        return {"scheduler": {}, **router}
-    if fleet.policies.routing == "round-robin":
+    if fleet.policies.routing == "round-robin" and not is_pair:
         return router
-    return {"scheduler": {"config": {"inline": SHORTEST_QUEUE}}, **router}
+    picker = endpoint_picker.config(fleet.policies, is_pair=is_pair)
+    return {"scheduler": {"config": {"inline": picker}}, **router}
+
+
+def _image(gpu: Gpu) -> str:
+    return f"ghcr.io/llm-d/llm-d-{'rocm' if engine.is_rocm(gpu) else 'cuda'}:{LLM_D_VERSION}"
 
 
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
@@ -80,15 +93,20 @@ def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     args = engine.to_args({key: value for key, value in told.items() if key not in _KSERVE_TELLS})
     main = {
         "name": "main",
-        "image": engine.image(pool.type.gpu),
+        "image": _image(pool.type.gpu),
         "env": [
-            *kubernetes.environment(pool),
+            *kubernetes.nixl_environment(pool),
             {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(args)},
         ],
         "resources": kubernetes.resources(pool),
+        "startupProbe": {"periodSeconds": 10, "failureThreshold": engine.START_S // 10},
     }
     return {
         "replicas": pool.count,
-        "parallelism": {"tensor": pool.type.tp, "pipeline": pool.type.pp},
-        "template": {**kubernetes.placement(fleet, pool), "containers": [main]},
+        "parallelism": {"tensor": pool.type.tp},
+        "template": {
+            **kubernetes.placement(fleet, pool),
+            "serviceAccountName": f"{engine.llm_label(fleet)}-hub",
+            "containers": [main],
+        },
     }

@@ -19,8 +19,15 @@ from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 Document = dict[str, Any]
 APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
 POWER_LIMIT = "fleetplan/gpu-power-limit-w"  # annotation of pods; label of the nodes that have the cap
-SECRET = "kubectl create secret generic hf-token-secret --from-literal=token=$HF_TOKEN"
+SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"
+SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
+# no worker more than the plan has GPUs for, even while a new version rolls out
+ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 ENGINE = f"vLLM {engine.VLLM_VERSION}"
+# the ranks of a worker talk through shared memory, of which a pod has 64 MB by itself
+SHM_SIZE = "16Gi"
+SHM: Document = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}}
+SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
 _LABEL_NAME = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII
@@ -42,6 +49,11 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         "Needs the GPU operator (device plugin and feature discovery, which labels the nodes).",
     ]
+
+
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    return engine.router_words(fleet)
 
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
@@ -90,14 +102,22 @@ def expanded(args: list[str]) -> list[str]:
 
 
 def environment(pool: Pool) -> list[Document]:
-    token = {"name": "hf-token-secret", "key": "token", "optional": True}
-    variables: list[Document] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}]
-    if pool.role != "mixed":
-        variables += [
-            {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
-        ]
-    return variables
+    token = {"name": SECRET_NAME, "key": SECRET_KEY, "optional": True}
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}, *nixl_environment(pool)]
+
+
+def nixl_environment(pool: Pool) -> list[Document]:
+    """Where a worker that sends or receives KV is met; none for a mixed one."""
+    if pool.role == "mixed":
+        return []
+    return [
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
+    ]
+
+
+def tolerations(gpu: Gpu) -> list[Document]:
+    return [{"key": resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def resources(pool: Pool) -> Document:
@@ -120,12 +140,12 @@ def container(pool: Pool, args: list[str], *, port: int = HTTP_PORT) -> Document
         "ports": ports,
         "resources": resources(pool),
         **probes(),
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [SHM_MOUNT],
     }
 
 
-def probes() -> Document:
-    health = {"httpGet": {"path": "/health", "port": "http"}}
+def probes(*, port: str = "http") -> Document:
+    health = {"httpGet": {"path": "/health", "port": port}}
     return {
         "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": engine.START_S // 10},
         "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 3},
@@ -138,7 +158,7 @@ def placement(fleet: Fleet, pool: Pool) -> Document:
     gpu = pool.type.gpu
     where: Document = {
         "nodeSelector": node_labels(gpu),
-        "tolerations": [{"key": resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}],
+        "tolerations": tolerations(gpu),
     }
     if keeps_off_capped(fleet, pool):
         uncapped = {"matchExpressions": [{"key": POWER_LIMIT, "operator": "DoesNotExist"}]}
@@ -167,7 +187,7 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
             **placement(fleet, pool),
             "terminationGracePeriodSeconds": 120,
             "containers": [main],
-            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
+            "volumes": [SHM],
         },
     }
 
@@ -181,8 +201,7 @@ def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> 
         "spec": {
             "replicas": pool.count,
             "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
-            # no worker more than the plan has GPUs for, even while a new version rolls out
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "strategy": ONE_AT_A_TIME,
             "template": pod(fleet, pool, labels, container(pool, expanded(args))),
         },
     }

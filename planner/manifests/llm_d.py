@@ -11,19 +11,18 @@ from __future__ import annotations
 from planner.domain import Fleet, Pool
 from planner.errors import InputError
 from planner.files import to_yaml
-from planner.manifests import engine, kubernetes
+from planner.manifests import endpoint_picker, engine, kubernetes
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 from planner.manifests.kubernetes import Document
-from planner.slo import PREFIX_ROUTINGS
 
 CHART_VERSION = "v0.4.12"
 ENGINE = f"vLLM {engine.VLLM_VERSION}, chart llm-d-modelservice {CHART_VERSION}"
-ROUTER = "llm-d's router 0.8 or newer"
+ROUTER = "llm-d's router 0.10"
 BEHIND_SIDECAR_PORT = 8200
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """llm-d/POOL.values.yaml for every pool."""
+    """llm-d/POOL.values.yaml for every pool, and the endpoint picker's configuration."""
     files = {}
     for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
         about = (
@@ -32,56 +31,30 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         if engine.is_capped(pool.type.gpu):
             about += engine.power_note(pool.type.gpu) + "\n"
         files[f"llm-d/{name}.values.yaml"] = about + to_yaml(values(fleet, pool, max_model_len))
-    if not engine.is_disaggregated(fleet):
-        files["llm-d/endpoint-picker.yaml"] = f"# for {ROUTER}\n" + to_yaml(endpoint_picker(fleet))
+    picker = endpoint_picker.config(fleet.policies, is_pair=engine.is_disaggregated(fleet))
+    files["llm-d/endpoint-picker.yaml"] = f"# for {ROUTER}\n" + to_yaml(picker)
     return files
-
-
-def endpoint_picker(fleet: Fleet) -> Document:
-    """Configuration of llm-d's endpoint picker for mixed pools.
-
-    Its scorers add up, with its own weights. Where the plan looks at prefixes their share of a prompt counts,
-    as far as an LRU index of a worker's KV blocks has it; where it does not, queues and KV use alone.
-    """
-    scorers = (
-        {}
-        if fleet.policies.routing == "prefix-affinity"
-        else {"queue-scorer": 2, "kv-cache-utilization-scorer": 2}
-    )
-    plugins: list[Document] = [{"type": name} for name in scorers]
-    if fleet.policies.routing in PREFIX_ROUTINGS:
-        scorers["prefix-cache-scorer"] = 3
-        plugins += [{"type": "approx-prefix-cache-producer"}, {"type": "prefix-cache-scorer"}]
-    weighted = [{"pluginRef": name, "weight": weight} for name, weight in scorers.items()]
-    return {
-        "apiVersion": "llm-d.ai/v1alpha1",
-        "kind": "EndpointPickerConfig",
-        "plugins": [*plugins, {"type": "max-score-picker"}],
-        "schedulingProfiles": [
-            {"name": "default", "plugins": [*weighted, {"pluginRef": "max-score-picker"}]}
-        ],
-    }
 
 
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
     return [
         "    helm repo add llm-d-modelservice https://llm-d-incubation.github.io/llm-d-modelservice/",
-        "    kubectl create secret generic llm-d-hf-token --from-literal=HF_TOKEN=$HF_TOKEN",
+        f"    {kubernetes.SECRET}",
         *(
             f"    helm install {_release(fleet, name)} llm-d-modelservice/llm-d-modelservice --version "
             f"{CHART_VERSION} -f llm-d/{name}.values.yaml"
             for name in engine.pool_labels(fleet)
         ),
         "",
-        f"Then llm-d's router over the pods labelled llm-d.ai/model={engine.llm_label(fleet)}"
-        + (
-            ": it routes by its own scores, not by the plan's policy."
-            if engine.is_disaggregated(fleet)
-            else ", with llm-d/endpoint-picker.yaml as its EndpointPickerConfig: scorers nearest to the "
-            "plan's policy, at llm-d's own weights, which were not simulated."
-        ),
+        f"Then llm-d's router over the pods labelled llm-d.ai/model={engine.llm_label(fleet)}, with "
+        "llm-d/endpoint-picker.yaml as its EndpointPickerConfig.",
     ]
+
+
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    return endpoint_picker.words(fleet.policies, is_pair=engine.is_disaggregated(fleet))
 
 
 def _release(fleet: Fleet, name: str) -> str:
@@ -111,9 +84,11 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "modelCommand": "custom",
         "command": ["vllm", "serve"],
         "args": kubernetes.expanded(args),
-        "env": kubernetes.environment(pool)[1:],
+        "env": kubernetes.nixl_environment(pool),
         "ports": ports,
         "resources": kubernetes.resources(pool),
+        **kubernetes.probes(port="metrics"),
+        "volumeMounts": [kubernetes.SHM_MOUNT],
         "mountModelVolume": True,
     }
     workers: Document = {
@@ -121,15 +96,16 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "replicas": pool.count,
         "parallelism": {"tensor": pool.type.tp, "data": 1, "dataLocal": 1, "workers": 1},
         "nodeSelector": kubernetes.node_labels(gpu),
-        "tolerations": [{"key": kubernetes.resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}],
+        "tolerations": kubernetes.tolerations(gpu),
         "containers": [main],
+        "volumes": [kubernetes.SHM],
     }
     return {
         "modelArtifacts": {
             "name": name,
             "uri": f"hf://{name}",
             "size": f"{_volume_gib(fleet)}Gi",
-            "authSecretName": "llm-d-hf-token",
+            "authSecretName": kubernetes.SECRET_NAME,
             "labels": {"llm-d.ai/inference-serving": "true", "llm-d.ai/model": engine.llm_label(fleet)},
         },
         "accelerator": {"type": "amd" if engine.is_rocm(gpu) else "nvidia"},

@@ -31,6 +31,11 @@ def steps(fleet: Fleet) -> list[str]:
     ]
 
 
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    return engine.router_words(fleet)
+
+
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
     pools: list[Document] = []

@@ -15,7 +15,7 @@ CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # the chart demands a request of each; vLLM waits on GPUs, so these only keep a pod off a crowded node
 CPUS, MEMORY = 8, "32Gi"
-SHM = "16Gi"
+LONGEST_RELEASE = 23  # with a pool's name and the chart's suffixes the names of its objects stay within 63
 LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
 # what the chart has a value for; the other flags go into extraArgs
 _CHART_VALUES = {
@@ -38,18 +38,20 @@ def steps(fleet: Fleet) -> list[str]:
     return [
         "    helm repo add vllm https://vllm-project.github.io/production-stack",
         f"    {kubernetes.SECRET}",
-        f"    helm install {engine.llm_label(fleet)} vllm/vllm-stack --version {CHART_VERSION} "
-        "-f production-stack.values.yaml",
+        f"    helm install {engine.label(engine.llm_label(fleet), length=LONGEST_RELEASE)} vllm/vllm-stack "
+        f"--version {CHART_VERSION} -f production-stack.values.yaml",
         "",
-        "Its router has no policy that counts work in flight: requests go round robin."
-        if _routing_logic(fleet) == "roundrobin"
-        else "Its prefixaware follows the longest match, whatever the load, as the plan does.",
-        *(
-            ["It has none that weighs prefixes against load either, so the plan's hits are not kept."]
-            if fleet.policies.prefix_cache and _routing_logic(fleet) == "roundrobin"
-            else []
-        ),
+        "The router's image is the chart's, by the tag `latest`: pin it with routerSpec.tag.",
     ]
+
+
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    if _routing_logic(fleet) == "prefixaware":
+        return "its prefixaware, which follows the longest match, whatever the load."
+    if fleet.policies.prefix_cache:
+        return "round robin: nothing there weighs prefixes against load, so the plan's hits are not kept."
+    return "round robin: it has no policy that counts work in flight."
 
 
 def values(fleet: Fleet, max_model_len: int) -> Document:
@@ -59,22 +61,18 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
         raise InputError(
             "production-stack: serves mixed pools only, found prefill and decode pools; take kubernetes"
         )
-    app = engine.llm_label(fleet)
     probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine.START_S // 10}
+    gpus = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in engine.running(fleet)}
     models = [
-        _model(fleet, f"{app}-{name}", pool, max_model_len)
+        _model(fleet, name, pool, max_model_len)
         for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True)
     ]
     return {
         "servingEngineSpec": {
             "runtimeClassName": "",
-            # no worker more than the plan has GPUs for, even while a new version rolls out
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "strategy": kubernetes.ONE_AT_A_TIME,
             "startupProbe": {**probe, "httpGet": {"path": "/health", "port": engine.HTTP_PORT}},
-            "tolerations": [
-                {"key": resource, "operator": "Exists", "effect": "NoSchedule"}
-                for resource in sorted({kubernetes.resource_of(p.type.gpu) for p in engine.running(fleet)})
-            ],
+            "tolerations": [t for gpu in gpus.values() for t in kubernetes.tolerations(gpu)],
             "modelSpec": models,
         },
         "routerSpec": {"enableRouter": True, "replicaCount": 1, "routingLogic": _routing_logic(fleet)},
@@ -108,8 +106,8 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
         "requestMemory": MEMORY,
         "requestGPU": pool.type.gpus,
         "requestGPUType": kubernetes.resource_of(gpu),
-        "shmSize": SHM,
-        "hf_token": {"secretName": "hf-token-secret", "secretKey": "token"},
+        "shmSize": kubernetes.SHM_SIZE,
+        "hf_token": {"secretName": kubernetes.SECRET_NAME, "secretKey": kubernetes.SECRET_KEY},
         "vllmConfig": {
             **{value: told[key] for key, value in _CHART_VALUES.items()},
             "extraArgs": engine.to_args(extra),

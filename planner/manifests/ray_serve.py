@@ -1,7 +1,6 @@
 """Ray Serve LLM: a serve config with one application per pair of pools or mixed pool.
 
-Ray pins its own vLLM, whose NIXL is still configured as `kv_both` at either end, and hands it engine_kwargs
-under the names of the flags with underscores.
+Ray pins its own vLLM and hands it engine_kwargs under the names of the flags with underscores.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from planner.errors import InputError
 from planner.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
+from planner.slo import PREFIX_ROUTINGS
 
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
@@ -44,19 +44,29 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
-    lines = [f"    pip install 'ray[serve,llm]=={RAY_VERSION}'   # on every node of the Ray cluster",
-             "    HF_TOKEN=... serve deploy ray-serve.yaml"]  # fmt: skip
+    lines = [
+        f"    pip install 'ray[serve,llm]=={RAY_VERSION}'   # on every node of the Ray cluster",
+        "    serve deploy ray-serve.yaml",
+        "",
+        "Workers have the environment of `ray start` on their node: HF_TOKEN belongs there.",
+    ]
     unknown = {pool.type.gpu.name for pool in engine.running(fleet) if accelerator(pool.type.gpu) is None}
     if unknown:
         lines += [
             "",
             f"Ray has no name for {', '.join(sorted(map(engine.one_line, unknown)))}: any GPU may be taken.",
         ]
-    routers = {_router(fleet, pool) for pool in engine.running(fleet)}
-    if routers - {ROUND_ROBIN}:
-        lines += ["", "Where the plan takes the least loaded worker, Ray takes the emptier of two drawn at "
-                  "random."]  # fmt: skip
     return lines
+
+
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    said = []
+    for pool in engine.running(fleet):
+        router = _router(fleet, pool)
+        name = "the emptier of two drawn at random" if router is None else router["request_router_class"]
+        said.append(f"{pool.role} by {name.rpartition(':')[2]}")
+    return f"Ray Serve, {', '.join(dict.fromkeys(said))}."
 
 
 def document(fleet: Fleet, max_model_len: int) -> Document:
@@ -91,8 +101,6 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             f"{engine.one_line(pool.type.gpu.base)}; take kubernetes"
         )
     told = engine.settings(pool, fleet, max_model_len)
-    if "kv-transfer-config" in told:
-        told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
     kwargs = {key.replace("-", "_"): value for key, value in told.items() if key != "served-model-name"}
     config: Document = {
         "model_loading_config": {"model_id": fleet.llm.name, "model_source": fleet.llm.name},
@@ -100,15 +108,27 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "engine_kwargs": kwargs,
     }
     if (router := _router(fleet, pool)) is not None:
-        config["deployment_config"]["request_router_config"] = {"request_router_class": router}
+        config["deployment_config"]["request_router_config"] = router
     if (name := accelerator(pool.type.gpu)) is not None:
         config["accelerator_type"] = name
     return config
 
 
-def _router(fleet: Fleet, pool: Pool) -> str | None:
-    """The class that is nearest to the plan's policy for `pool`; None: Ray's default."""
+def _router(fleet: Fleet, pool: Pool) -> Document | None:
+    """The class that is nearest to the plan's policy for `pool`; None: Ray's default.
+
+    PrefixCacheAffinityRouter is the simulator's cache-aware but for the ratio of loads, which it has not.
+    """
     policies = fleet.policies
-    if (policies.decode_routing if pool.role == "decode" else policies.routing) == "round-robin":
-        return ROUND_ROBIN
-    return PREFIX_AFFINITY if policies.prefix_cache and pool.role != "decode" else None
+    asked = policies.decode_routing if pool.role == "decode" else policies.routing
+    if asked in ("round-robin", "tenant-round-robin"):
+        return {"request_router_class": ROUND_ROBIN}
+    if asked not in PREFIX_ROUTINGS:
+        return None
+    router: Document = {"request_router_class": PREFIX_AFFINITY}
+    if asked == "cache-aware":
+        router["request_router_kwargs"] = {
+            "imbalanced_threshold": policies.balance_requests,
+            "match_rate_threshold": policies.cache_threshold_frac,
+        }
+    return router

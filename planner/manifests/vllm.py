@@ -51,6 +51,11 @@ def steps(fleet: Fleet) -> list[str]:
     return lines
 
 
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    return engine.router_words(fleet)
+
+
 def _worker(name: str, pool: Pool) -> str:
     nodes = engine.nodes_of(pool.type)
     gpus = pool.type.gpus // nodes

@@ -84,9 +84,8 @@ def test_vllms_parser_takes_every_command(parser: Any, name: str) -> None:
                 assert told.kv_transfer_config is None
             else:
                 assert told.kv_transfer_config.kv_connector == "NixlConnector"
-                both = target == "ray-serve"
-                assert told.kv_transfer_config.is_kv_producer == (both or pool.role == "prefill")
-                assert told.kv_transfer_config.is_kv_consumer == (both or pool.role == "decode")
+                assert told.kv_transfer_config.is_kv_producer == (pool.role == "prefill")
+                assert told.kv_transfer_config.is_kv_consumer == (pool.role == "decode")
 
 
 def test_vllms_parser_reads_hostile_names_to_the_letter(parser: Any) -> None:

@@ -1,0 +1,75 @@
+"""Configuration of llm-d's endpoint picker, which stands before the workers of llm-d and of KServe.
+
+A profile is filters, then scorers that add up, then the picker of the highest score, which draws among
+equals. It keeps its own account of what it sent and has not seen finished: `token-load-scorer` wants the
+fewest tokens of it, prompts and an estimate of their outputs; `active-request-scorer` the fewest requests.
+`prefix-cache-affinity-filter` keeps the workers that are thought to hold the prompt's beginning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.domain import Policies
+from planner.slo import PREFIX_ROUTINGS
+
+Document = dict[str, Any]
+API_VERSION = "llm-d.ai/v1alpha1"
+FEWEST_TOKENS, FEWEST_REQUESTS, FEWEST_WAITING = "token-load-scorer", "active-request-scorer", "queue-scorer"
+LONGEST_MATCH, NEAR_MATCH = "prefix-cache-scorer", "prefix-cache-affinity-filter"
+_PRODUCERS = {
+    FEWEST_TOKENS: "inflight-load-producer",
+    FEWEST_REQUESTS: "inflight-load-producer",
+    LONGEST_MATCH: "approx-prefix-cache-producer",
+    NEAR_MATCH: "approx-prefix-cache-producer",
+}
+_BY_REQUESTS = ("least-outstanding", "round-robin", "tenant-round-robin")
+
+
+def profile(routing: str) -> list[str]:
+    """The plugins nearest to one of the simulator's routings, in order, the picker last."""
+    if routing == "random":
+        return ["random-picker"]
+    if routing == "prefix-affinity":
+        return [LONGEST_MATCH, "max-score-picker"]
+    if routing in PREFIX_ROUTINGS:
+        return [NEAR_MATCH, FEWEST_TOKENS, "max-score-picker"]
+    if routing == "least-waiting":
+        return [FEWEST_WAITING, "max-score-picker"]
+    return [FEWEST_REQUESTS if routing in _BY_REQUESTS else FEWEST_TOKENS, "max-score-picker"]
+
+
+def config(policies: Policies, *, is_pair: bool) -> Document:
+    """An EndpointPickerConfig for one pool of mixed workers, or for prefill and decode workers."""
+    profiles = {"default": profile(policies.routing)}
+    plugins: list[Document] = []
+    if is_pair:
+        decider = "always-disagg-pd-decider"
+        plugins = [
+            {"type": decider},
+            {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider}}},
+        ]
+        profiles = {
+            "prefill": ["prefill-filter", *profile(policies.routing)],
+            "decode": ["decode-filter", *profile(policies.decode_routing)],
+        }
+    named = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
+    producers = dict.fromkeys(_PRODUCERS[plugin] for plugin in named if plugin in _PRODUCERS)
+    plugins += [{"type": name} for name in (*producers, *named)]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "EndpointPickerConfig",
+        "plugins": plugins,
+        "schedulingProfiles": [
+            {"name": name, "plugins": [{"pluginRef": plugin} for plugin in each]}
+            for name, each in profiles.items()
+        ],
+    }
+
+
+def words(policies: Policies, *, is_pair: bool) -> str:
+    """What it routes by, for a README."""
+    front, back = ", ".join(profile(policies.routing)[:-1]), ", ".join(profile(policies.decode_routing)[:-1])
+    if is_pair:
+        return f"llm-d's endpoint picker: prefill by {front or 'lot'}, decode by {back or 'lot'}."
+    return f"llm-d's endpoint picker, by {front or 'lot'}."
