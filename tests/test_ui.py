@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from planner.errors import InputError, PlannerError
 from planner.files import repository_dir
 from planner.promise import METRICS
 from planner.schedulefile import parse_market
+from planner.several.questions import entries
 from planner.slo import parse_task, read_task
 from planner.tracefile import read_trace
-from ui import jobs, market, question, session, worker
+from ui import jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
 from ui.store import SAMPLES, Store, error_line, pack
 
@@ -100,6 +102,33 @@ def shown(elements: Any) -> list[str]:
 
 def text_of(at: AppTest) -> str:
     return "\n".join(shown((*at.markdown, *at.subheader, *at.caption, *at.info, *at.warning)))
+
+
+class Tables(HTMLParser):
+    """The cells of every table of a page."""
+
+    def __init__(self, at: AppTest) -> None:
+        super().__init__()
+        self.cells: list[list[list[str]]] = []
+        for part in at.html:
+            self.feed(part.value)
+
+    def handle_starttag(self, tag: str, _: Any) -> None:
+        if tag == "table":
+            self.cells.append([])
+        elif tag == "tr":
+            self.cells[-1].append([])
+        elif tag in ("th", "td"):
+            self.cells[-1][-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells and self.cells[-1] and self.cells[-1][-1]:
+            self.cells[-1][-1][-1] += data.strip()
+
+
+def tables(at: AppTest) -> list[list[list[str]]]:
+    """The cells of every table, row by row, below its head."""
+    return [rows for _, *rows in Tables(at).cells]
 
 
 def typed(at: AppTest, label: str) -> Any:
@@ -440,7 +469,7 @@ def test_a_broken_upload_shows_the_line_of_the_command_in_place(tmp_path: Path) 
     with pytest.raises(PlannerError) as said:
         read_trace(path)
     at = opened(owner="d" * 32)
-    at.file_uploader(key="upload").upload("broken.csv", BROKEN).run()
+    at.file_uploader(key="ask_upload").upload("broken.csv", BROKEN).run()
     assert shown(at.error) == [str(said.value).replace(f"{tmp_path}/", "")]
     at.selectbox(key="ask_trace").select(f"{SAMPLES}/azure-code-sample.csv").run()
     assert not at.error and "azure-code-sample" in text_of(at)
@@ -465,9 +494,8 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
     at = opened("what_if", "f" * 32)
     at.select_slider(key="what_factor").set_value(0.5).run()
     assert not at.exception and not at.error
-    table = at.table[0].value
-    before, after = (float(str(table.iloc[0, k]).replace("\\", "")) for k in (1, 2))
-    assert table.iloc[0, 0] == "USD\\/h" and after <= before
+    name, before, after, _ = tables(at)[0][0]
+    assert name == "USD/h" and float(after) <= float(before)
     at.button(key="keep_what_if").click().run()
     kept = Store(folder).current("f" * 32)
     assert kept is not None and kept.asked["rate"] == 10.0 and "10 instead of 20" in kept.name
@@ -492,7 +520,7 @@ def test_around_a_plan_dearer_gpus_keep_it_and_longer_steps_do_not() -> None:
     at = opened("what_if")
     at.button(key="sensitivity_start").click().run()
     assert not at.exception and not at.error
-    rows = at.table[0].value.replace(r"\\", "", regex=True).set_index("if")["the plan"]
+    rows = {changed: kept for changed, kept, *_ in tables(at)[0]}
     assert rows["steps take 10 % longer"] == "✗ fails" and rows["h100-80g 10 % dearer"] == "✓ holds"
 
 
@@ -510,7 +538,7 @@ def test_slo_yaml_as_text_leads_the_inputs_and_follows_them() -> None:
     again = opened(owner="2" * 32)
     asked = yaml.safe_load(typed(again, "slo.yaml").value or "")
     assert parse_task(asked, CATALOG) == parse_task(yaml.safe_load(WHOLE), CATALOG)
-    again.button(key="forget_more").click().run()
+    again.button(key="ask_forget_more").click().run()
     assert "Also asked" not in text_of(again)
     text = typed(again, "slo.yaml")
     text.set_value((text.value or "").replace("llm:", "lm:"))
@@ -522,7 +550,7 @@ def test_slo_yaml_as_text_leads_the_inputs_and_follows_them() -> None:
 def test_an_llm_that_is_in_no_catalog_is_uploaded_as_its_config() -> None:
     config = (EXAMPLES / "tiny-llm" / "config.json").read_bytes()
     at = opened(owner="3" * 32)
-    at.file_uploader(key="upload_llm").upload("config.json", config).run()
+    at.file_uploader(key="ask_upload_llm").upload("config.json", config).run()
     assert not at.exception and str(at.selectbox(key="ask_llm").value).endswith("/config.json")
     asked = yaml.safe_load(typed(at, "slo.yaml").value or "")
     llm = CATALOG.llm(str(EXAMPLES / "tiny-llm" / "config.json"))
@@ -536,9 +564,9 @@ def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
     at.selectbox(key="curve_over").select("ttft").run()
     at.button(key="curve_start").click().run()
     assert not at.exception and not at.error
-    table = at.table[-1].value.replace(r"[\\,]", "", regex=True).iloc[:, :2].astype(float)
-    by_limit = table.sort_values(table.columns[0])
-    assert by_limit.iloc[:, 1].is_monotonic_decreasing and len(by_limit) > 1
+    steps = sorted((float(limit), float(value.replace(",", ""))) for limit, value, _ in tables(at)[-1])
+    values = [value for _, value in steps]
+    assert values == sorted(values, reverse=True) and len(values) > 1
 
 
 @pytest.mark.usefixtures("at_once")
@@ -556,6 +584,89 @@ def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
     assert Store(folder).plans(owner)[0].name == "the small one"
     at.button(key="saved_delete").click().run()
     assert len(Store(folder).plans(owner)) == 1
+
+
+TWO = yaml.safe_load((EXAMPLES / "slo-two-llms.yaml").read_text())
+SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conversation")]
+
+
+@pytest.mark.parametrize("text", [
+    "{llms: {a: {llm: llama-3.1-8b, preset: vidur, trace: azure-code-sample.csv, model: x, spare: 1 node}}}",
+    "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1, p99: 2}}, trace: azure-code-sample.csv}, "
+    "b: {llm: qwen3-32b, slo: {e2e: {p90: 9}}, traffic: {rate: 3, window: first 1 h}, "
+    "robust: {traffic: 10 %}, trace: azure-conversation-sample.csv, policies: {queue: sjf}}}, "
+    "limits: {power: 9 kW}, objective: power, "
+    "fleet: {gpus: {h100-80g: 4}, network: {latency: 1 ms}, pp: [1, 2]}}",
+])  # fmt: skip
+def test_a_question_of_several_llms_passes_through_the_inputs_without_loss(text: str) -> None:
+    given = yaml.safe_load(text)
+    base = {"shared": question.sample(CATALOG)}
+    asked = together.of_document(given, base, CATALOG, SAMPLE_TRACES)
+    asked = together.kept(json.loads(json.dumps(asked)), CATALOG)
+    found = together.document(asked, CATALOG)
+    wanted, shown = (entries(document, Path("slo.yaml"), CATALOG) for document in (given, found))
+    assert [(one.name, one.task, one.trace, one.model) for one in shown] == [
+        (one.name, one.task, one.trace, one.model) for one in wanted
+    ]
+
+
+def test_what_is_wrong_with_several_llms_is_one_line() -> None:
+    asked = together.example(CATALOG, SAMPLE_TRACES)
+    twice = {**asked, "llms": [asked["llms"][0], asked["llms"][0]]}
+    with pytest.raises(InputError, match="two LLMs are named chat"):
+        together.document(twice, CATALOG)
+    no_trace = {"llms": {"a": {"llm": "llama-3.1-8b", "preset": "vidur"}}}
+    with pytest.raises(InputError, match="llms: a: no trace of its own; here each LLM names one"):
+        together.of_document(no_trace, asked, CATALOG, SAMPLE_TRACES)
+    with pytest.raises(InputError, match=r"trace: azure-code-sample\.csv is not here"):
+        together.of_document(TWO, asked, CATALOG, SAMPLE_TRACES[1:])
+
+
+@pytest.mark.usefixtures("at_once")
+def test_two_llms_are_planned_in_the_app_as_by_the_command(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example at a fifth of its traffic on one H100 and eight A100: the same files, byte for byte."""
+    at = opened("several", "5" * 32)
+    for k, rate in enumerate((2.0, 1.0)):
+        at.number_input(key=f"llm{k}_rate").set_value(rate).run()
+    text = typed(at, "slo.yaml")
+    asked = yaml.safe_load(text.value or "") | {"fleet": {"gpus": {"a100-80g": 8, "h100-80g": 1}}}
+    text.set_value(yaml.safe_dump(asked))
+    at.button(key="apply_yaml").click().run()
+    at.button(key="several_start").click().run()
+    assert not at.exception and not at.error
+    again = opened("several", "5" * 32)  # a reload
+    assert again.number_input(key="llm1_rate").value == 1.0
+    assert any("chat and code on" in line for line in shown(again.subheader))
+    assert any("gives way" in line for line in shown(again.markdown))
+    kept = Store(folder).kept("5" * 32, "several result")
+    assert kept is not None
+    files = Store(folder).files(kept["result"])
+    monkeypatch.chdir(tmp_path)
+    Path("slo.yaml").write_bytes(files["slo.yaml"])
+    for name in ("code", "conversation"):
+        trace = f"azure-{name}-sample.csv"
+        Path(trace).write_bytes((EXAMPLES / "traces" / trace).read_bytes())
+    command = next(code.value for code in again.code if code.value.startswith("plan --slo"))
+    found = CliRunner().invoke(cli, shlex.split(command)[1:])
+    assert found.exit_code == 0, found.output
+    written = {
+        str(path.relative_to("out")): path.read_bytes() for path in Path("out").rglob("*") if path.is_file()
+    }
+    assert written == {name: content for name, content in files.items() if name != "slo.yaml"}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_llms_are_added_and_removed() -> None:
+    at = opened("several", "6" * 32)
+    at.button(key="several_add").click().run()
+    assert at.text_input(key="llm2_name").value == "llm-3"
+    at.button(key="llm0_remove").click().run()
+    assert [at.text_input(key=f"llm{k}_name").value for k in range(2)] == ["code", "llm-3"]
+    at.button(key="several_example").click().run()
+    assert [at.text_input(key=f"llm{k}_name").value for k in range(2)] == ["chat", "code"]
+    assert not at.exception and not at.error
 
 
 @pytest.mark.usefixtures("at_once")
@@ -589,7 +700,7 @@ limits: {power: 80 kW}
     again = opened("schedule", "4" * 32)  # a reload
     again.button(key="schedule_start").click().run()
     assert not again.exception and not again.error
-    assert {"chat", "code"} == set(again.table[1].value.iloc[:, 0])
+    assert {"chat", "code"} == {row[0] for row in tables(again)[1]}
     command = next(code.value for code in again.code if code.value.startswith("plan schedule"))
     with sqlite3.connect(folder / "fleetplan.sqlite") as db:
         (key,) = db.execute("select key from results where document like '%code%a100 tp2%'").fetchone()
@@ -634,7 +745,7 @@ def test_a_validation_is_read_and_anything_else_refused() -> None:
     content = (Path(__file__).parent / "data" / "validation.json").read_bytes()
     at.file_uploader(key="validation").upload("validation.json", content).run()
     assert not at.exception and at.subheader[0].value.startswith("The prediction")
-    assert {"ttft p50", "tbt p99"} <= set(at.table[0].value.iloc[:, 0])
+    assert {"ttft p50", "tbt p99"} <= {row[0] for row in tables(at)[0]}
     at.file_uploader(key="validation").set_value(("x.json", b'{"a": 1}', "application/json")).run()
     assert "expected the validation.json" in shown(at.error)[0]
 

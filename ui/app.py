@@ -8,16 +8,16 @@ import streamlit as st
 
 from planner.errors import PlannerError
 
-VIEWS = Path(__file__).parent / "views"
+HERE = Path(__file__).parent
 PAGES = {
     "plan": "Plan",
     "what_if": "What if",
     "saved": "Saved plans",
+    "several": "Several LLMs",
     "schedule": "Schedule",
     "prefixes": "Prefixes and tenants",
     "validation": "Validation",
 }
-
 st.set_page_config("Fleet planner", layout="wide")
 try:
     from ui.session import open_session
@@ -26,9 +26,16 @@ try:
 except PlannerError as error:
     st.error(str(error))
     st.stop()
-pages = [
-    st.Page(VIEWS / f"{name}.py", title=title, url_path="" if name == "plan" else name.replace("_", "-"),
-            default=name == "plan")
+pages = {
+    name: st.Page(HERE / "views" / f"{name}.py", title=title, default=name == "plan",
+                  url_path="" if name == "plan" else name.replace("_", "-"))
     for name, title in PAGES.items()
-]  # fmt: skip
-st.navigation(pages, position="top").run()
+}  # fmt: skip
+chosen = st.navigation(list(pages.values()), position="hidden")
+st.html(HERE / "style.css")
+if st.context.theme.type == "dark":
+    st.html(HERE / "dark.css")
+with st.container(horizontal=True, gap="small"):  # on a phone too: a menu that folds stays open there
+    for name, page in pages.items():
+        st.page_link(page, label=PAGES[name])
+chosen.run()

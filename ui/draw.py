@@ -8,48 +8,52 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
+from planner.reports import page
 from planner.reports.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
 from ui.store import Document, Store, error_line, pack
 
 FIGURE_PIXELS = 150
 AXES_PIXELS = 60
+_FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")  # 1,024 or "+5.98 USD/h"
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
 DARK = {
     BLUE: "#56b4e9", VERMILLION: "#f0883e", GREEN: "#3fc79a", PURPLE: "#e08fd0",
     ORANGE: "#e6b84f", INK: "#e6eaf0", MUTED: "#98a4b3", SOFT: "#66727f", GRID: "#323b47",
-    PAPER: "#0e1117",
+    PAPER: "#12161c",
 }  # fmt: skip
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table of text as HTML, which reads well aloud and scrolls where it is too wide."""
-    columns = [escaped(name) or " " for name in head]
-    cells = [[escaped(str(cell)) for cell in row] for row in rows]
-    st.table(pd.DataFrame(cells, columns=columns), hide_index=True)
+    """A table of text as the report has it: figures to the right, and on a phone a card per row."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    columns = list(zip(*cells, strict=True))[1:]
+    figures = [k for k, column in enumerate(columns, start=1) if all(map(_FIGURE.fullmatch, column))]
+    caption = ", ".join(name for name in head if name)
+    st.html(page.table(head, cells, caption=caption, numeric=figures))
 
 
 def chart(picture: Mapping[str, Any]) -> None:
-    """A chart of the planner that answers to the pointer, with its caption, also read aloud."""
+    """A chart as `drawing.live_spec` gives it, as in a report, with its caption, also read aloud."""
     text = json.dumps(picture["spec"])
     if st.context.theme.type == "dark":
         for light, dark in DARK.items():
             text = text.replace(light, dark)
     spec = json.loads(text)
-    spec["config"]["mark"] = {"tooltip": True}
-    del spec["padding"]  # Streamlit has its own
-    height = spec["height"] + AXES_PIXELS  # Streamlit counts the axes in
+    del spec["padding"], spec["width"]  # Streamlit has its own, and counts the axes in
+    spec["autosize"] = {"type": "fit", "contains": "padding"}
+    height = spec["height"] + AXES_PIXELS
     st.vega_lite_chart(spec=spec, theme=None, width="stretch", height=height, alt=picture["caption"])
-    st.caption(picture["caption"])
+    st.caption(escaped(picture["caption"]))
 
 
 def pictures(found: Sequence[Mapping[str, Any]]) -> None:
-    """Charts two by two; one below the other on a narrow screen."""
+    """Charts two by two, the last of an odd number alone; one below the other on a narrow screen."""
     for first in range(0, len(found), 2):
-        for column, picture in zip(st.columns(2), found[first : first + 2], strict=False):
+        pair = found[first : first + 2]
+        for column, picture in zip(st.columns(len(pair)), pair, strict=True):
             with column:
                 chart(picture)
 
@@ -93,11 +97,13 @@ def figures(cells: Iterable[tuple[str, str, str]]) -> None:
                 st.caption(escaped(note))
 
 
-def plan_tabs(document: Document, store: Store, key: str, command: str) -> None:
-    """All that is known of a plan, by topic."""
+def plan_tabs(
+    document: Document, store: Store, key: str, *, command_text: str = "", folder: str = ""
+) -> None:  # fmt: skip
+    """All that is known of a plan, by topic; `folder` of the result's files is its own."""
     tables = document["tables"]
     names = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
-    fleet, promise, runs, binds, others, proof, downloads = st.tabs(names)
+    fleet, promise, runs, binds, others, proof, files = st.tabs(names)
     with fleet:
         table(*tables["fleet"])
         st.caption(escaped(document["workers_line"]))
@@ -110,7 +116,8 @@ def plan_tabs(document: Document, store: Store, key: str, command: str) -> None:
         pictures(document["charts"])
     with binds:
         bullets(document["certificate"]["binding"] or ["No single limit binds."])
-        st.page_link("views/what_if.py", label="What relaxing each limit would save")
+        if not folder:
+            st.page_link("views/what_if.py", label="What relaxing each limit would save")
         if tables["neighbours"][1]:
             st.markdown("**One worker fewer**")
             table(*tables["neighbours"])
@@ -122,8 +129,8 @@ def plan_tabs(document: Document, store: Store, key: str, command: str) -> None:
         st.markdown("**Assuming**")
         bullets(document["certificate"]["assumptions"])
         st.caption(escaped(f"Prices: {document['prices']}"))
-    with downloads:
-        plan_downloads(store, key, command)
+    with files:
+        plan_downloads(store, key, command_text, folder)
 
 
 def _power(document: Document) -> None:
@@ -137,15 +144,31 @@ def _power(document: Document) -> None:
     )
 
 
-def plan_downloads(store: Store, key: str, text: str) -> None:
+def plan_downloads(store: Store, key: str, text: str, folder: str = "") -> None:
     """The files of a plan, packed when asked for, and the command that makes them again."""
-    script = f"{text}\n".encode()
-    downloads(store, key, ("plan.yaml", "report.html", "slo.yaml", "certificate.json"))
+    names = ("plan.yaml", "report.html", "certificate.json", "requests.csv")
+    downloads(store, key, [f"{folder}{name}" for name in (*names, *([] if folder else ["slo.yaml"]))])
     with st.container(horizontal=True):
-        _download("plan.sh", lambda: script, key)
-        _download("manifests.zip", lambda: pack(store.files(key, "manifests/")), key)
-        _download("everything.zip", lambda: pack(store.files(key) | {"plan.sh": script}), key)
-    command(text, "slo.yaml and the trace")
+        manifests = f"{folder}manifests"
+        _download(f"{manifests}.zip", lambda: pack(store.files(key, f"{manifests}/")), key)
+        if not folder:
+            _everything(store, key, text)
+    if not folder:
+        command(text, "slo.yaml and the trace")
+
+
+def shared_downloads(store: Store, key: str, text: str) -> None:
+    """The files of a plan for several LLMs; those of each are in a folder of its own."""
+    downloads(store, key, ("plan.yaml", "report.html", "certificate.json", "slo.yaml"))
+    with st.container(horizontal=True):
+        _everything(store, key, text)
+    command(text, "slo.yaml and the traces")
+
+
+def _everything(store: Store, key: str, text: str) -> None:
+    script = f"{text}\n".encode()
+    _download("plan.sh", lambda: script, key)
+    _download("everything.zip", lambda: pack(store.files(key) | {"plan.sh": script}), key)
 
 
 def command(text: str, beside: str) -> None:
@@ -166,4 +189,6 @@ def _file(store: Store, key: str, name: str) -> bytes:
 
 
 def _download(name: str, content: Callable[[], bytes], key: str) -> None:
-    st.download_button(f"Download {name}", content, name, key=f"{name}_{key}", on_click="ignore")
+    """Of a file in a folder the button tells the folder too, as a reader hears it."""
+    file = name.replace("/", "-")
+    st.download_button(f"Download {name}", content, file, key=f"{name}_{key}", on_click="ignore")

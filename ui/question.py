@@ -18,7 +18,7 @@ from planner.errors import InputError
 from planner.files import is_path
 from planner.promise import METRICS, SloPreset
 from planner.slo import parse_task
-from planner.units import percentile_name, quantity
+from planner.units import percentile_name, quantity, show_s
 from planner.values import share
 from ui.store import SAMPLES
 
@@ -96,6 +96,19 @@ def gpu_rows(prices: Mapping[str, Row], catalog: Catalog, *, use: Mapping[str, i
 def llm_name(llm: str) -> str:
     """The row of the catalog, or the file's name."""
     return Path(llm).name if is_path(llm) else llm
+
+
+def promised(asked: Mapping[str, Any]) -> str:
+    """The limits of the inputs in a line."""
+    limits = [
+        f"{metric.upper()} {asked[f'{metric}_percentile']} ≤ {show_s(asked[f'{metric}_ms'] / 1e3)}"
+        for metric in METRICS
+        if asked[f"{metric}_ms"] is not None
+    ]
+    if asked["attainment"] is not None:
+        limits.append(f"{asked['attainment']:g} % of requests keep all limits")
+    preset = f"Preset {asked['preset']}. " if asked["preset"] != OWN_LIMITS else ""
+    return f"{preset}{', '.join(limits) or 'No limit in seconds'}."
 
 
 def of_preset(preset: SloPreset) -> Asked | None:

@@ -44,9 +44,7 @@ class Session:
         restored = st.session_state.pop("restore", None)
         if restored is not None or "asked" not in st.session_state:
             asked = question.kept(restored or self.store.asked(self.id) or {}, self.catalog)
-            for name, value in asked.items():
-                st.session_state[f"ask_{name}"] = value
-            st.session_state.pop("gpus_table", None)
+            restore(asked)
             st.session_state.asked = asked
         found: question.Asked = st.session_state.asked
         return found
@@ -94,6 +92,13 @@ class Session:
         if saved is None or shown is None:
             return None
         return replace(saved, asked=question.kept(saved.asked, self.catalog)), shown
+
+
+def restore(asked: question.Asked, place: str = "ask") -> None:
+    """Give the inputs of a place other values, before they are drawn."""
+    for name, value in asked.items():
+        st.session_state[f"{place}_{name}"] = value
+    st.session_state.pop(f"{place}_gpus_table", None)
 
 
 def open_session() -> Session:
@@ -165,7 +170,8 @@ def _progress(session: Session, place: str) -> None:
         st.rerun()
     with st.container(border=True):
         st.markdown(f"**Working**, {job.elapsed_s:.0f} s: {job.phase}")
-        st.progress(_closeness(job), text=_standing(job))
+        if job.kind == "plan":
+            st.progress(_closeness(job), text=_standing(job))
         if st.button("Cancel", key=f"cancel_{place}"):
             session.jobs.cancel(session.id, place)
             st.rerun()

@@ -35,6 +35,9 @@ from planner.fleetfile import read_fleet
 from planner.plan import Plan
 from planner.reports import charts, drawing, figures, rows, words
 from planner.reports.curves import distribution
+from planner.several import answer as together
+from planner.several.questions import read_question
+from planner.several.sharing import plan_together
 from planner.simulator.replay import Simulation
 from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule
@@ -173,10 +176,43 @@ def _study(request: Request, tell: Tell) -> Study:
     study = _REMEMBERED.get(about)
     if study is None or study.catalog != known or study.held_requests > MOST_REMEMBERED:
         tell({"phase": "reading the trace"})
-        study = Study(read_trace(path, seed=request["seed"]), known, request["seed"])
+        study = Study(read_trace(path, seed=None), known, request["seed"])
         _REMEMBERED.clear()
         _REMEMBERED[about] = study
     return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: tell({"phase": phase}))
+
+
+def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """Plans for several LLMs on one stock, as `plan --slo` with `llms:` makes them."""
+    known, asked, traces = _catalog(request), request["question"], request["traces"]
+    whole = {name: entry | {"trace": traces[name]} for name, entry in asked["llms"].items()}
+    tell({"phase": "reading the traces"})
+    text = files.to_yaml({**asked, "llms": whole}).encode()
+    question = read_as("slo.yaml", text, lambda path: read_question(path, None, known))
+    found = plan_together(
+        question, known, seed=request["seed"], time_limit_s=request["time_limit_s"],
+        progress=lambda phase: tell({"phase": phase}),
+    )  # fmt: skip
+    tell({"phase": "writing the reports"})
+    folder = Path(request["catalog"]) if request.get("catalog") else None
+    command = words.command_line(
+        Path("slo.yaml"), None, folder, seed=request["seed"], time_limit_s=request["time_limit_s"]
+    )
+    compared = together.comparison(found)
+    document = together.summary(found) | {
+        "answer": together.answer(found),
+        "headline": together.figures_of(found),
+        "proof": together.proof_lines(found),
+        "assumptions": found.assumptions,
+        "tables": {
+            "fleets": together.fleet_rows(found),
+            "limits": together.limit_rows(found),
+            "nodes": together.node_rows(found),
+        },
+        "charts": [_picture(compared.chart, compared.caption)],
+        "plans": {name: plan_document(one) for name, one in found.plans.items()},
+    }
+    return document, {**together.render(found, command=command), "slo.yaml": files.to_yaml(asked)}
 
 
 def plan_document(plan: Plan) -> Document:
@@ -307,6 +343,7 @@ def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
 JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
     "trace": _trace,
     "plan": _plan,
+    "together": _together,
     "what_if": _what_if,
     "sensitivity": _sensitivity,
     "compare": _compare,
@@ -317,7 +354,7 @@ JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
 
 
 def _picture(chart: Any, caption: str) -> Document:
-    return {"spec": drawing.chart_spec(chart), "caption": caption}
+    return {"spec": drawing.live_spec(chart), "caption": caption}
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,8 @@ from planner.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BLUE = "#0072b2"
+# where the page is dark: those of the report (reports/page.css)
+LIGHT_BLUE, DARK_PAGE, DARK_CARD, DARK_INK = "#56b4e9", "#12161c", "#1a2029", "#e6eaf0"
 INK = "#0d1117"  # so dark that captions, drawn at 60 %, keep a contrast of 4.5
 
 
@@ -44,9 +46,13 @@ def show_ui(
     settings = {
         "server.address": host, "server.port": port, "server.headless": "true",
         "server.fileWatcherType": "none", "browser.gatherUsageStats": "false",
-        "client.toolbarMode": "minimal", "theme.light.primaryColor": BLUE, "theme.dark.primaryColor": BLUE,
+        "client.toolbarMode": "minimal",
+        "theme.light.primaryColor": BLUE, "theme.dark.primaryColor": LIGHT_BLUE,
+        "theme.dark.backgroundColor": DARK_PAGE, "theme.dark.secondaryBackgroundColor": DARK_CARD,
+        "theme.dark.textColor": DARK_INK,
         "theme.light.textColor": INK,
         "theme.headingFontSizes": '["1.9rem", "1.35rem", "1.15rem"]', "theme.metricValueFontSize": "1.4rem",
+        "theme.paddingTop": "0.5rem",
     }  # fmt: skip
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:

@@ -51,9 +51,8 @@ def _answer(session: Session) -> None:
         st.caption("The last plan of this session:")
     saved, document = shown
     draw.plan(document)
-    draw.plan_tabs(
-        document, session.store, saved.result, question.command(saved.asked, session.catalog_folder)
-    )
+    command = question.command(saved.asked, session.catalog_folder)
+    draw.plan_tabs(document, session.store, saved.result, command_text=command)
 
 
 def _traffic(session: Session, asked: Asked, below_trace: Any) -> None:

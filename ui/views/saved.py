@@ -67,7 +67,7 @@ def _figures(session: Session, plans: list[SavedPlan]) -> None:
         "traffic": [document["traffic"] for _, document in columns],
     }
     names = [f"{k}. {name}" for k, (name, _) in enumerate(columns, start=1)]
-    draw.table(("", *names), [(name, *cells) for name, cells in lines.items()])
+    draw.table(("figure", *names), [(name, *cells) for name, cells in lines.items()])
 
 
 def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 from planner.errors import InputError, PlannerError
 from planner.files import read_json
 from planner.reports import charts
-from planner.reports.drawing import chart_spec
+from planner.reports.drawing import live_spec
 from planner.units import show_s
 from ui import draw
 from ui.session import open_session
@@ -63,7 +63,7 @@ def _show(found: Document) -> None:
         for row in found["errors"]
         if row["measured_s"] is not None and row["predicted_s"] is not None
     ]  # fmt: skip
-    draw.table(("", "predicted", "measured", "error", "allowed"), rows)
+    draw.table(("latency", "predicted", "measured", "error", "allowed"), rows)
     errors = {
         f"{row['metric']} {row['percentile']}": 100 * abs(row["error_frac"])
         for row in found["errors"]
@@ -75,7 +75,7 @@ def _show(found: Document) -> None:
         )
         draw.chart(
             {
-                "spec": chart_spec(bars),
+                "spec": live_spec(bars),
                 "caption": "Error of each percentile: predicted over measured, less one.",
             }
         )

@@ -14,7 +14,7 @@ from planner.errors import PlannerError
 from planner.promise import METRICS
 from planner.reports import charts
 from planner.reports.curves import Curve
-from planner.reports.drawing import chart_spec
+from planner.reports.drawing import live_spec
 from ui import draw, question
 from ui.jobs import result_key
 from ui.question import Asked
@@ -183,7 +183,7 @@ def _curve(session: Session, saved: SavedPlan) -> None:
 
 
 def _beside(old: Document, new: Document, sentence: str) -> None:
-    head, rows = ("", "the plan", "what if", "change"), []
+    head, rows = ("figure", "the plan", "what if", "change"), []
     for name, figure, form in (
         ("USD/h", "cost_usd_per_h", "{:,.2f}"),
         ("GPUs", "gpus", "{:,.0f}"),
@@ -205,7 +205,7 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
         limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
         caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, with the limits of the new question."
-        found.append({"spec": chart_spec(chart), "caption": caption})
+        found.append({"spec": live_spec(chart), "caption": caption})
     draw.pictures(found)
 
 
