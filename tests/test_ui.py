@@ -405,8 +405,8 @@ def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
     ]  # fmt: skip
     assert {button.label for button in at.download_button} == {
         f"Download {name}" for name in
-        ("plan.yaml", "report.html", "slo.yaml", "certificate.json", "plan.sh", "manifests.zip",
-         "everything.zip")
+        ("plan.yaml", "report.html", "slo.yaml", "certificate.json", "requests.csv", "plan.sh",
+         "manifests.zip", "everything.zip")
     }  # fmt: skip
 
 
