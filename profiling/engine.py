@@ -100,7 +100,7 @@ class VllmEngine:
                 engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
         except (ValueError, RuntimeError, NotImplementedError) as error:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise InputError(f"{config}: vLLM cannot start on it: {_first_line(error)}") from error
+            raise InputError(f"{config}: vLLM cannot start on it: {_last_line(error)}") from error
         self._engine, self._gpu = engine, gpu
         self._core: Any = engine.engine_core.engine_core
         self._seen: list[Any] = []
@@ -233,22 +233,19 @@ class VllmEngine:
         scheduler, executor = self._core.scheduler, self._core.model_executor
         runner = executor.driver_worker.worker.model_runner
         _wrap(scheduler, "schedule", after=self._seen.append)
-        places = [(runner, "_model_forward"), (getattr(runner, "step_timing", None), "forward_start")]
-        for owner, name in places:
-            if hasattr(owner, name):
-                _wrap(owner, name, before=lambda: self._mark("start"))
-                break
-        else:  # between these versions: where its inputs are ready
-            name = "prepare_inputs" if hasattr(runner, "prepare_inputs") else "execute_model"
-            owner = runner if name == "prepare_inputs" else executor
-            if name == "prepare_inputs":
-                _wrap(owner, name, after=lambda _: self._mark("start"))
-            else:
-                _wrap(owner, name, before=lambda: self._mark("start"))
-        for name in ("execute_model", "sample_tokens"):
-            if hasattr(executor, name):
-                _wrap(executor, name, after=lambda _: self._mark("end"))
-        return f"step less forward pass to tokens on the host ({name}), synchronous scheduling"
+        # where the forward pass begins: in the older runner, the newer one of 0.32, that of 0.26
+        places = [
+            (runner, "_model_forward"),
+            (getattr(runner, "step_timing", None), "forward_start"),
+            (getattr(runner, "kv_connector", None), "pre_forward"),
+            (executor, "execute_model"),
+        ]
+        owner, start = next((owner, name) for owner, name in places if hasattr(owner, name))
+        _wrap(owner, start, before=lambda: self._mark("start"))
+        ends = [name for name in ("execute_model", "sample_tokens") if hasattr(executor, name)]
+        for name in ends:
+            _wrap(executor, name, after=lambda _: self._mark("end"))
+        return f"step less what lies between {start} and the end of {ends[-1]}, synchronous scheduling"
 
     def _mark(self, name: str) -> None:
         self._marks[name] = time.perf_counter()
@@ -292,6 +289,7 @@ def _prepare_environment() -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_GIB)
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("For further information")]  # pydantic's
+    return lines[-1] if lines else type(error).__name__

@@ -112,7 +112,11 @@ def profile(
             "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
             "host_s": meter.host_is,
             "all_reduce": _all_reduce_note(llm, row, tp),
-            **({} if watts is None else {"power": f"idle {idle_w:.1f} W, limit {watts.limit_w:.0f} W"}),
+            **(
+                {}
+                if watts is None
+                else {"power": f"idle {idle_w:.1f} W, limit {watts.limit_w:.0f} W", "clocks": watts.clocks()}
+            ),
             "date": datetime.date.today().isoformat(),
             "command": command or "profiling.measure.profile",
             "seed": str(seed),

@@ -33,6 +33,18 @@ class GpuPower:
     def limit_w(self) -> float:
         return float(self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)) / 1e3
 
+    def clocks(self) -> str:
+        """As they are at this moment: "SM 1755 of 1980 MHz, memory 3201 of 3201 MHz"."""
+        kinds = {"SM": self.nvml.NVML_CLOCK_SM, "memory": self.nvml.NVML_CLOCK_MEM}
+        try:
+            return ", ".join(
+                f"{name} {self.nvml.nvmlDeviceGetClockInfo(self.handle, kind)} of "
+                f"{self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, kind)} MHz"
+                for name, kind in kinds.items()
+            )
+        except self.nvml.NVMLError:  # virtual GPUs keep them to themselves
+            return "unknown"
+
     def power_w(self) -> float:
         return float(self.nvml.nvmlDeviceGetPowerUsage(self.handle)) / 1e3
 

@@ -319,6 +319,24 @@ def test_mean_power_is_energy_over_time() -> None:
     assert (nothing.mean_w, nothing.peak_w) == (None, None)
 
 
+def test_clocks_are_told_with_their_most_and_unknown_where_the_driver_hides_them() -> None:
+    """NVML numbers its clocks: 1 is the SMs', 2 the memory's."""
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("not supported")
+
+    kinds: dict[str, Any] = {"NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2, "NVMLError": RuntimeError}
+    now, most = {1: 1755, 2: 3201}, {1: 1980, 2: 3201}
+    seen = SimpleNamespace(
+        nvmlDeviceGetClockInfo=lambda _, kind: now[kind],
+        nvmlDeviceGetMaxClockInfo=lambda _, kind: most[kind],
+        **kinds,
+    )
+    hidden = SimpleNamespace(nvmlDeviceGetClockInfo=refuse, nvmlDeviceGetMaxClockInfo=refuse, **kinds)
+    assert GpuPower(seen, None).clocks() == "SM 1755 of 1980 MHz, memory 3201 of 3201 MHz"
+    assert GpuPower(hidden, None).clocks() == "unknown"
+
+
 @pytest.mark.skipif(is_installed(), reason="vLLM is installed")
 @pytest.mark.parametrize("engine", ["vllm", "torch"])
 def test_the_command_says_what_to_install(engine: str, tmp_path: Path) -> None:
