@@ -7,14 +7,18 @@ Times are the engines' own where their step logs are there: from the moment a re
 the moment its tokens are on the host. The simulation then starts each request at that moment too; what lies
 outside of the engine (client, router, HTTP) is reported beside it. Without step logs they are the client's.
 
+A request that waits for others arrives in the simulation when that has answered them, so late answers add up
+along a session there as they do on the engines; every latency counts from its own side's arrival.
+
 A pair of prefill and decode workers runs one token more than was asked for: vLLM's decode worker computes
 the first token again. Both sides count it: the first token is the prefill worker's.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -24,24 +28,22 @@ import pandas as pd
 
 from planner.domain import Fleet, Metric, Slo
 from planner.errors import InputError
-from planner.manifests.engine import running
-from planner.models.calibration import Calibrated, calibrate
-from planner.models.latency import StepLatency
-from planner.models.step_fit import errors_by_regime
-from planner.models.tables import COLUMNS, StepTable
+from planner.sessions import sessions
 from planner.simulator import Simulation, Verdict, judge, simulate
 from planner.simulator.metrics import gaps_s, measured, percentile_s
 from planner.simulator.replay import measured_window
 from planner.traces import Trace
 from planner.units import percentile_name
 from runtime.enginelog import EngineLog, Served
-from runtime.replay import Journal, Part, Sent
+from runtime.replay import Journal, Part, Sent, Status
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 PERCENTILES = (0.5, 0.9, 0.99)
 PER_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "tbt_max_s",
                "e2e_s", "prefill_worker", "decode_worker", "preemptions", "status")  # fmt: skip
-LEAST_STEPS = 20  # of a pool, to calibrate its fit
+SESSION_METRICS = ("session", "session-served")  # see times_s
+STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}  # replay.STATUS
 _NAME = re.compile(r"p(\d+)r(\d+)")
 
 
@@ -64,11 +66,15 @@ CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """A measured or simulated run: its requests in the simulator's form, and every gap between tokens."""
+    """A measured or simulated run: its requests in the simulator's form, and every gap between tokens.
+
+    `session` numbers the session of each request, -1 where it is alone or its session is not all here.
+    """
 
     requests: Simulation
     gap_s: Floats
     gap_weight: Floats
+    session: Ints
 
     def values_s(self, metric: Metric, chosen: npt.NDArray[np.bool_]) -> tuple[Floats, Floats | None]:
         """Of the chosen requests (all gaps for tbt), with weights."""
@@ -77,12 +83,20 @@ class Run:
         found: Floats = getattr(self.requests, f"{metric}_s")[chosen]
         return found[np.isfinite(found)], None
 
+    def sessions_s(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
+        """By name of the metric, the times of each session all of whose requests are chosen."""
+        whole = chosen & (self.session >= 0) & ~np.isin(self.session, self.session[~chosen])
+        arrival_s, e2e_s = self.requests.arrival_s[whole], self.requests.e2e_s[whole]
+        return dict(
+            zip(SESSION_METRICS, times_s(self.session[whole], arrival_s, arrival_s + e2e_s), strict=True)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A percentile of a metric, predicted and measured; NaN where there is none."""
+    """A percentile of a metric, or of sessions' times, predicted and measured; NaN where there is none."""
 
-    metric: Metric
+    metric: str
     percentile_frac: float
     predicted_s: float
     measured_s: float
@@ -90,11 +104,18 @@ class Row:
 
     @property
     def error_frac(self) -> float:
+        """Infinite where nothing was measured that takes time but something predicted; NaN without values."""
+        if self.measured_s == 0:
+            return math.inf if self.predicted_s > 0 else 0.0
         return self.predicted_s / self.measured_s - 1
 
     @property
+    def is_judged(self) -> bool:
+        """Not where there is nothing to compare, as with gaps of one-token answers."""
+        return self.tolerance_frac is not None and not math.isnan(self.error_frac)
+
+    @property
     def holds(self) -> bool:
-        """Also where there is nothing to compare, as with gaps of one-token answers."""
         return self.tolerance_frac is None or not abs(self.error_frac) > self.tolerance_frac
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,17 +124,6 @@ class Row:
             "predicted_s": self.predicted_s, "measured_s": self.measured_s, "error_frac": self.error_frac,
             "tolerance_frac": self.tolerance_frac, "holds": self.holds,
         }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Steps:
-    """Measured steps of one pool: `X`, `y` as in a step table, and the fit's errors on them."""
-
-    pool: str
-    table: StepTable
-    predicted_s: Floats
-    errors: Mapping[str, float]  # kind of step -> mean relative error
-    bias_frac: float  # of all their seconds together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,9 +143,17 @@ class Comparison:
         return self.predicted_verdict.attainment_frac - self.measured_verdict.attainment_frac
 
     @property
+    def attainment_agrees(self) -> bool:
+        return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + 1e-12
+
+    @property
+    def judged(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.is_judged)
+
+    @property
     def agrees(self) -> bool:
-        attainment_holds = abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + 1e-12
-        return all(row.holds for row in self.rows) and attainment_holds
+        """Within the tolerances; never where nothing could be compared."""
+        return bool(self.judged) and all(row.holds for row in self.judged) and self.attainment_agrees
 
     def scatter(self, metric: Metric) -> tuple[Floats, Floats]:
         """(predicted, measured) of each request that counts."""
@@ -158,12 +176,16 @@ class Measurement:
     logs: Mapping[str, EngineLog]
 
     def served(self) -> dict[tuple[int, int], dict[str, Served]]:
-        """(part, request) -> worker -> what its engine logged."""
+        """(part, request) -> worker -> what its engine logged since that part began."""
+        starts = {part.part: part.start_s for part in self.journal.parts}
         found: dict[tuple[int, int], dict[str, Served]] = {}
         for worker, log in self.logs.items():
             for name, served in log.requests.items():
-                if match := _NAME.search(name):
-                    found.setdefault((int(match[1]), int(match[2])), {})[worker] = served
+                if not (match := _NAME.search(name)):
+                    continue
+                part, request = int(match[1]), int(match[2])
+                if served.queued_s >= starts.get(part, math.inf):
+                    found.setdefault((part, request), {})[worker] = served
         return found
 
     @property
@@ -196,6 +218,19 @@ def compared(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances)
                 tolerances.of(frac))
             for frac in PERCENTILES
         ]  # fmt: skip
+    if (observed.session >= 0).any():
+        p_times, m_times = (side.sessions_s(chosen) for side in (predicted, observed))
+        rows += [
+            Row(
+                name,
+                frac,
+                percentile_s(p_times[name], frac),
+                percentile_s(m_times[name], frac),
+                tolerances.of(frac),
+            )
+            for name in SESSION_METRICS
+            for frac in PERCENTILES
+        ]
     verdicts = [judge(side.requests, slo) for side in (predicted, observed)]
     return Comparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
@@ -215,29 +250,57 @@ def one_part(run: Measurement, part: Part, fleet: Fleet, slo: Slo) -> tuple[Run,
     Requests without one were in flight when it was interrupted: they count as load, sent when they were due.
     """
     served = run.served() if run.is_timed_by_engines else {}
-    first_s = float(run.trace.arrival_s[part.requests[0]])
-    start_s = np.empty(len(part.requests))
-    tokens = run.trace.output_tokens[list(part.requests)].copy()
-    for k, request in enumerate(part.requests):
-        start_s[k] = float(run.trace.arrival_s[request]) - first_s
-        if (sent := run.journal.sent.get(request)) and sent.part == part.part:
-            logged = served.get((part.part, request), {})
-            start_s[k] = _times(sent, logged, part)[0]
-            tokens[k] += len(sent.workers) == 2
-    start_s = np.maximum(start_s, 0.0)
-    order = np.argsort(start_s, kind="stable")
-    asked = run.trace.select(np.array(part.requests)[order], arrival_s=start_s[order])
-    asked = replace(asked, output_tokens=tokens[order])
+    asked, order = _asked(run, part, served)
     simulation = simulate(fleet, asked, limits=slo.limits, record=True)
     known = {sent.request: sent for sent in outcomes(run, part)}
-    keep = np.array([part.requests[k] in known for k in order])
-    ended = [known[part.requests[k]] for k in order if part.requests[k] in known]
+    keep = np.array([request in known for request in order])
+    ended = [known[request] for request in order if request in known]
     predicted = replace(
         simulation, **{name: getattr(simulation, name)[keep] for name in _columns(simulation)}
     )
-    window_s = measured_window(asked)
-    observed, gaps = _observed(run, part, predicted, ended, served, slo, window_s)
-    return Run(predicted, *gaps_s(simulation)), Run(observed, gaps, np.ones(len(gaps)))
+    observed, gaps = _observed(run, part, predicted, ended, served, slo, measured_window(asked))
+    session = _sessions(run.trace, [sent.request for sent in ended])
+    weights = np.ones(len(gaps))
+    return Run(predicted, *gaps_s(simulation), session), Run(observed, gaps, weights, session)
+
+
+def _asked(
+    run: Measurement, part: Part, served: Mapping[tuple[int, int], Mapping[str, Served]]
+) -> tuple[Trace, list[int]]:
+    """What the simulation of a part is asked, and the numbers of those requests in the run's trace.
+
+    A request arrives when it was measured to; one that waits for others of the part not before its own time,
+    and when they have been answered in the simulation.
+    """
+    trace, requests = run.trace, list(part.requests)
+    waits: dict[int, list[int]] = {}
+    here = set(requests)
+    for child, parent in trace.after.tolist():
+        if child in here:
+            waits.setdefault(child, []).append(parent)
+    start_s: dict[int, float] = {}
+    for request in requests:  # parents are sent before their children
+        due_s = float(trace.arrival_s[request]) - part.first_s
+        parents = [parent for parent in waits.get(request, ()) if parent in here]
+        if parents:
+            start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
+        elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
+            start_s[request] = _times(sent, served.get((part.part, request), {}), part)[0]
+        else:
+            start_s[request] = max(due_s, float(trace.think_s[request]) if request in waits else 0.0)
+    requests.sort(key=lambda request: max(start_s[request], 0.0))
+    arrival_s = np.maximum([start_s[request] for request in requests], 0.0)
+    asked = trace.select(requests, arrival_s=arrival_s)
+    pairs = [len(sent.workers) == 2 if (sent := run.journal.sent.get(r)) else False for r in requests]
+    return replace(asked, output_tokens=asked.output_tokens + np.array(pairs)), requests
+
+
+def _sessions(trace: Trace, requests: Sequence[int]) -> Ints:
+    """As `Run.session`, of these requests."""
+    session = sessions(trace)
+    size, present = (np.bincount(of, minlength=len(trace)) for of in (session, session[list(requests)]))
+    mine = session[list(requests)]
+    return np.where((size[mine] > 1) & (size[mine] == present[mine]), mine, -1)
 
 
 def _times(sent: Sent, logged: Mapping[str, Served], part: Part) -> tuple[float, float, Floats]:
@@ -268,7 +331,8 @@ def _observed(
     numbers = {name: k for k, name in enumerate(like.worker_names)}
     workers = np.full((n, 2), -1)
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    status = np.array([{"finished": 0, "rejected": 1, "failed": 2}[sent.status] for sent in ended])
+    status = np.array([STATUS_OF[sent.status] for sent in ended])
+    arrival_s = like.arrival_s.copy()  # of those that were not answered: as predicted
     all_gaps: list[Floats] = []
     violations = np.zeros(len(slo.limits), dtype=np.int64)
     counted = np.zeros(len(slo.limits), dtype=np.int64)
@@ -280,6 +344,7 @@ def _observed(
         logged = served.get((part.part, sent.request), {})
         start_s, scheduled_s, token_s = _times(sent, logged, part)
         gaps = np.diff(token_s)
+        arrival_s[k] = start_s
         values["queue_s"][k] = scheduled_s - start_s
         values["ttft_s"][k], values["e2e_s"][k] = token_s[0] - start_s, token_s[-1] - start_s
         if len(gaps):
@@ -288,6 +353,7 @@ def _observed(
         cached[k] = logged[sent.workers[0]].cached_tokens if sent.workers[0] in logged else 0
         all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
+    end_s = max(sent.end_s for sent in ended)
     for j, limit in enumerate(slo.limits):
         if limit.metric == "tbt":
             counted[j], violations[j] = len(gap_s), int((gap_s > limit.limit_s).sum())
@@ -295,10 +361,10 @@ def _observed(
     steps = [None if log is None else _steps_of(log, part) for log in logs]
     return (
         replace(
-            like, **values, prefill_worker=workers[:, 0], decode_worker=workers[:, 1],
+            like, **values, arrival_s=arrival_s, prefill_worker=workers[:, 0], decode_worker=workers[:, 1],
             preemptions=preemptions, cached_tokens=None if like.cached_tokens is None else cached,
             status=status, violations=violations, counted=counted, complete=True,
-            runs=like.runs[:0], end_s=max(sent.end_s for sent in ended), window_s=window_s,
+            runs=like.runs[:0], end_s=end_s, window_s=(window_s[0], min(window_s[1], end_s)),
             worker_busy_s=np.array([0.0 if s is None else s.t_s.sum() for s in steps]),
             worker_steps=np.array([0 if s is None else len(s) for s in steps]),
             worker_tokens=np.array(
@@ -326,7 +392,7 @@ def _joined(runs: Sequence[Run]) -> Run:
     shift_s, arrivals = 0.0, []
     for run in runs:
         arrivals.append(run.requests.arrival_s + shift_s)
-        shift_s = float(arrivals[-1][-1])
+        shift_s = float(arrivals[-1].max())
     whole: dict[str, Any] = {
         name: np.concatenate([getattr(run.requests, name) for run in runs])
         for name in _columns(runs[0].requests)
@@ -337,112 +403,35 @@ def _joined(runs: Sequence[Run]) -> Run:
         name: sum(getattr(run.requests, name) for run in runs)
         for name in ("worker_busy_s", "worker_steps", "worker_tokens", "violations", "counted")
     }
-    start_s = float(whole["arrival_s"][0])
-    warm_s = min((whole["arrival_s"][-1] - start_s) / 20, 120.0)
+    start_s, end_s = float(whole["arrival_s"].min()), float(whole["arrival_s"].max())
     requests = replace(
-        last, **whole, **totals, window_s=(start_s + warm_s, float(whole["arrival_s"][-1])),
+        last, **whole, **totals, window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
         complete=all(run.requests.complete for run in runs), runs=last.runs[:0],
     )  # fmt: skip
     return Run(
         requests,
         np.concatenate([run.gap_s for run in runs]),
         np.concatenate([run.gap_weight for run in runs]),
+        np.concatenate([run.session for run in runs]),
     )
 
 
-def steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
-    """Per pool, every step its engines logged while the traffic ran, against its fit; on the engines' own
-    clocks where they keep one, unless `on_wall`."""
-    found = []
-    parts = run.journal.parts
-    for pool in running(fleet):
-        logs = [
-            run.logs[name] for name in (f"{pool.name}-{i}" for i in range(pool.count)) if name in run.logs
-        ]
-        frames = []
-        for log in logs if parts else ():
-            start_s = parts[0].start_s
-            if log.has_cpu and not on_wall:
-                log, start_s = log.on_its_own_clock(start_s)
-            frames.append(log.steps[(log.steps.start_s >= start_s) & (log.steps.t_s > 0)])
-        frames = [frame for frame in frames if len(frame)]
-        if not frames:
-            continue
-        table = StepTable(pd.concat(frames, ignore_index=True))
-        predicted_s = pool.type.latency.step_s(*table.X.T)
-        errors = {
-            kind: error.mape_frac for kind, error in errors_by_regime(table.X, table.y, predicted_s).items()
-        }
-        bias_frac = float(predicted_s.sum() / table.y.sum() - 1)
-        found.append(Steps(pool.name, table, predicted_s, errors, bias_frac))
-    return found
+def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
+    """(total, served) of each session, in the order of their numbers.
 
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """A pool's fit, corrected by its measured steps, each with the median of those that are alike.
-    `held_out`: mean relative error of such steps in the second half of the run, before and after a correction
-    by those of the first half alone."""
-
-    pool: str
-    calibrated: Calibrated
-    held_out_before_frac: float
-    held_out_after_frac: float
-
-
-def corrections(measured_steps: Iterable[Steps], fleet: Fleet) -> list[Correction]:
-    """One per pool with enough steps."""
-    fits = {pool.name: pool.type.latency for pool in running(fleet)}
-    found = []
-    for one in measured_steps:
-        frame = one.table.steps
-        if len(frame) < 2 * LEAST_STEPS:
-            continue
-        is_late = (frame.start_s > frame.start_s.median()).to_numpy()
-        half = calibrate(fits[one.pool], steps=[_typical(frame[~is_late])]).latency
-        before, after = (_mape(fit, _typical(frame[is_late])) for fit in (fits[one.pool], half))
-        whole = calibrate(fits[one.pool], steps=[_typical(frame)])
-        found.append(Correction(one.pool, whole, before, after))
-    return found
-
-
-def _typical(frame: pd.DataFrame) -> StepTable:
-    """The steps with the median time of those that are alike: same prefills and decodes, tokens and context
-    within a factor of 1.4. A step that the machine interrupted says nothing about the engine.
+    total   from the arrival of its first request to the end of its last, the user's thinking included
+    served  the part of it in which at least one of its requests had arrived and not ended
     """
-    wide = ("prefill_tokens", "prefill_pairs", "kv_tokens")
-    alike = [frame[name] for name in ("n_prefill", "n_decode")]
-    alike += [np.round(2 * np.log2(1.0 + frame[name])) for name in wide]
-    return StepTable(frame.assign(t_s=frame.t_s.groupby(alike).transform("median"))[[*COLUMNS]])
-
-
-def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:
-    """The fleet with those fits, in place of any other form of step times."""
-    return _with_fits(fleet, {one.pool: one.calibrated.latency for one in found})
-
-
-def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
-    """The fleet with fits corrected by every step as the wall saw it, so that what else runs on the machine
-    is in them; None where engines keep no clock of their own, whose `corrections` are the wall's already."""
-    if not any(log.has_cpu for log in run.logs.values()):
-        return None
-    fits = {pool.name: pool.type.latency for pool in running(fleet)}
-    seen = [one for one in steps(run, fleet, on_wall=True) if len(one.table.y) >= LEAST_STEPS]
-    return _with_fits(fleet, {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen})
-
-
-def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
-    pools = tuple(
-        replace(pool, type=replace(pool.type, latency=fits[pool.name], form=None))
-        if pool.name in fits
-        else pool
-        for pool in fleet.pools
-    )
-    return replace(fleet, pools=pools)
-
-
-def _mape(latency: StepLatency, table: StepTable) -> float:
-    return float(np.mean(np.abs(latency.step_s(*table.X.T) / table.y - 1)))
+    order = np.lexsort((arrival_s, session))
+    firsts = np.flatnonzero(np.diff(session[order], prepend=-1))
+    groups = zip(np.split(arrival_s[order], firsts[1:]), np.split(end_s[order], firsts[1:]), strict=True)
+    total, served = [], []
+    for begin, end in groups if len(order) else ():
+        reach = np.maximum.accumulate(end)
+        fresh = np.maximum(begin, np.concatenate(([begin[0]], reach[:-1])))
+        total.append(reach[-1] - begin[0])
+        served.append(np.maximum(end - fresh, 0.0).sum())
+    return np.array(total), np.array(served)
 
 
 def outside_s(run: Measurement) -> Floats:

@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import Fleet
+from planner.manifests.engine import running
 from planner.units import percentile_name, show_s
-from runtime.compare import Comparison, outside_s
+from runtime.analysis import Validation
+from runtime.compare import Comparison, Row, outside_s
 from runtime.own_clock import stolen_frac
+from runtime.replanned import MOST, Replanned
 from runtime.replay import lateness_s
-from runtime.validate import Validation
 
 Floats = npt.NDArray[np.float64]
 STOLEN_FRAC = 0.03  # of an engine's time: beyond it the verdict says that the machine was busy
-STATUSES = ("finished", "rejected", "failed")
+STATUSES = ("finished", "rejected", "failed", "unsent")
 
 
 def document(found: Validation) -> dict[str, Any]:
@@ -29,6 +32,7 @@ def document(found: Validation) -> dict[str, Any]:
         "verdict": verdict(found),
         "agrees": comparison.agrees,
         "slo_kept": found.slo_holds if found.wanted.slo.limits else None,
+        "slo_kept_by_client": _by_client(found),
         "requests": len(run.trace),
         **{status: sum(one.status == status for one in sent) for status in STATUSES},
         "compared": int(comparison.chosen.sum()),
@@ -57,6 +61,7 @@ def document(found: Validation) -> dict[str, Any]:
         "attainment": {
             "predicted": comparison.predicted_verdict.attainment_frac,
             "measured": comparison.measured_verdict.attainment_frac,
+            "client": (found.by_client or comparison).measured_verdict.attainment_frac,
         },
         "slo": _slo_lines(comparison),
         "scatter": {metric: _scatter(*comparison.scatter(metric)) for metric in ("ttft", "tpot", "e2e")},
@@ -70,6 +75,7 @@ def document(found: Validation) -> dict[str, Any]:
              "held_out_after_frac": one.held_out_after_frac, **one.calibrated.as_dict()}
             for one in found.corrections
         ],
+        "replanned": None if found.replanned is None else _replanned(found.replanned, found.plan_fleet),
         "parts": [dict(record) for record in found.records],
         "machine": dict(found.machine),
         "notes": list(found.wanted.notes),
@@ -80,41 +86,87 @@ def document(found: Validation) -> dict[str, Any]:
 
 
 def verdict(found: Validation) -> str:
-    """The result in a sentence or two."""
-    comparison, limits = found.comparison, found.wanted.slo.limits
-    judged = [row for row in comparison.rows if row.tolerance_frac is not None and row.measured_s > 0]
-    worst = max(judged, key=lambda row: abs(row.error_frac), default=None)
-    if worst is None:
-        return "Nothing was measured that could be compared."
-    agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
-    text = (
-        f"{agreed} with the measurement: the largest error is {signed(worst.error_frac)} ({worst.metric} "
-        f"{percentile_name(worst.percentile_frac)}; allowed {100 * (worst.tolerance_frac or 0):g} %)."
-    )
-    if lost := sum(one.status != "finished" for one in found.measurement.journal.sent.values()):
-        text += f" {lost} of {len(found.measurement.trace)} requests did not finish."
-    if limits:
-        text += f" The SLO was {'kept' if found.slo_holds else 'MISSED'} on the engines"
-        predicted = comparison.predicted_verdict.holds
-        text += f", and {'kept' if predicted else 'missed'} in the simulation."
-    most = max(stolen(found).values(), default=0.0)
-    if (
-        found.undisturbed is not None
-        and most > STOLEN_FRAC
-        and _worst(found.undisturbed) < abs(worst.error_frac)
-    ):
-        text += (
-            f" The machine was not idle: others ran in {100 * most:.0f} % of the time of an engine's steps, "
-            "which queues multiply. Without interruptions the largest error is "
-            f"{100 * _worst(found.undisturbed):.1f} %."
+    """The result in a few sentences."""
+    comparison = found.comparison
+    if not comparison.judged:
+        text = "Nothing was measured that could be compared."
+    else:
+        worst = max(comparison.judged, key=_used_frac)
+        agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
+        text = (
+            f"{agreed} with the measurement: the largest error for what is allowed is "
+            f"{signed(worst.error_frac)} ({worst.metric} {percentile_name(worst.percentile_frac)}; allowed "
+            f"{100 * (worst.tolerance_frac or 0):g} %)."
         )
+    if not comparison.attainment_agrees:
+        predicted, measured = comparison.predicted_verdict, comparison.measured_verdict
+        text += (
+            f" Attainment was predicted as {_percent(predicted.attainment_frac)} and measured as "
+            f"{_percent(measured.attainment_frac)} (allowed {100 * comparison.tolerances.attainment_frac:g} "
+            "points)."
+        )
+    sent = found.measurement.journal.sent.values()
+    if lost := sum(one.status != "finished" for one in sent):
+        text += f" {lost} of {len(found.measurement.trace)} requests did not finish"
+        unsent = sum(one.status == "unsent" for one in sent)
+        text += f", {unsent} of them unsent because they wait for such a one." if unsent else "."
+    if found.wanted.slo.limits:
+        text += f" The SLO was {'kept' if found.slo_holds else 'MISSED'} on the engines"
+        text += f", and {'kept' if comparison.predicted_verdict.holds else 'missed'} in the simulation."
+        client = found.by_client
+        if client is not None and client.measured_verdict.holds != found.slo_holds:
+            text += f" By the client's clock, router and network included, it was {_kept(client)}."
+    if found.replanned is not None:
+        text += f" {_replanned_sentence(found.replanned, found.plan_fleet)}"
+    most = max(stolen(found).values(), default=0.0)
+    if found.undisturbed is not None and most > STOLEN_FRAC:
+        text += (
+            f" The machine was not idle: others ran in {100 * most:.0f} % of the time of an engine's steps"
+        )
+        if _worst(found.undisturbed) < _worst(comparison):
+            alone = f"{100 * _worst(found.undisturbed):.1f} %"
+            text += f", which queues multiply. Without interruptions the largest error is {alone}"
+        text += "."
     return text
+
+
+def _used_frac(row: Row) -> float:
+    """Share of what is allowed."""
+    error_frac = abs(row.error_frac)
+    return error_frac / row.tolerance_frac if row.tolerance_frac else math.inf if error_frac else 0.0
+
+
+def _kept(comparison: Comparison) -> str:
+    return "kept" if comparison.measured_verdict.holds else "MISSED"
+
+
+def _percent(frac: float) -> str:
+    return f"{100 * frac:.1f} %"
+
+
+def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
+    """What the plan would be with the corrected fits."""
+    still = "keeps" if again.kept_after else "MISSES"
+    own = "too" if again.kept_before == again.kept_after else f"{'kept' if again.kept_before else 'missed'}"
+    by_own = "as by its own" if own == "too" else f"by its own it {own} it"
+    fewest = [
+        f"more than {MOST} times the plan's" if found is None else _counts(found)
+        for found in (again.fewest_after, again.fewest_before)
+    ]
+    least = "the fewest workers that keep it" if again.is_exact else "workers of which no pool can spare one"
+    return (
+        f"With the corrected fits the plan ({_counts(fleet)}) {still} the SLO on its whole traffic in the "
+        f"simulation, {by_own}; {least}: {fewest[0]}, by its own fits {fewest[1]}."
+    )
+
+
+def _counts(fleet: Fleet) -> str:
+    return " + ".join(f"{pool.count} {pool.name}" for pool in running(fleet))
 
 
 def _worst(comparison: Comparison) -> float:
     """The largest relative error of a percentile that is judged."""
-    errors = [abs(row.error_frac) for row in comparison.rows if row.tolerance_frac is not None]
-    return max((error for error in errors if math.isfinite(error)), default=math.inf)
+    return max((abs(row.error_frac) for row in comparison.judged), default=math.nan)
 
 
 def stolen(found: Validation) -> dict[str, float]:
@@ -122,6 +174,27 @@ def stolen(found: Validation) -> dict[str, float]:
     run = found.measurement
     return {
         name: stolen_frac(log, run.journal.parts[0].start_s) for name, log in run.logs.items() if log.has_cpu
+    }
+
+
+def _by_client(found: Validation) -> bool | None:
+    """Whether the SLO was kept by the client's clock; None where nothing was promised."""
+    if not found.wanted.slo.limits:
+        return None
+    return (found.by_client or found.comparison).measured_verdict.holds
+
+
+def _replanned(again: Replanned, fleet: Fleet) -> dict[str, Any]:
+    """Workers per pool: of the plan, and the fewest that keep the SLO by either fits (null: not found)."""
+    fleets = {"plan": fleet, "fewest_by_own_fits": again.fewest_before, "fewest": again.fewest_after}
+    return {
+        "kept_by_own_fits": again.kept_before,
+        "kept": again.kept_after,
+        "is_exact": again.is_exact,
+        **{
+            name: None if one is None else {pool.name: pool.count for pool in running(one)}
+            for name, one in fleets.items()
+        },
     }
 
 
@@ -177,14 +250,21 @@ def rows(found: Validation) -> list[dict[str, str]]:
     """The errors, for a table: here and on the command line."""
     fixed = "and corrected fits" if found.undisturbed else "with corrected fits"
     sides = {"without interruptions": found.undisturbed, fixed: found.after}
-    others = {name: side.rows for name, side in sides.items() if side is not None}
+    others = {
+        name: {(row.metric, row.percentile_frac): row.error_frac for row in side.rows}
+        for name, side in sides.items()
+        if side is not None
+    }
     return [
         {
             "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
             "predicted": show_s(row.predicted_s), "measured": show_s(row.measured_s),
             "error": signed(row.error_frac),
             "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
-            **{name: signed(side[k].error_frac) for name, side in others.items()},
+            **{
+                name: signed(side.get((row.metric, row.percentile_frac), math.nan))
+                for name, side in others.items()
+            },
         }
-        for k, row in enumerate(found.comparison.rows)
+        for row in found.comparison.rows
     ]  # fmt: skip

@@ -3,7 +3,8 @@
 On a CPU, engines, router, client and whatever else runs share the cores, and a step lasts longer by what the
 others take. The engine's thread notes its CPU seconds, and `EngineLog.on_its_own_clock` reads all its times
 on that clock. Each engine is then simulated by itself with the requests it had, when it had them: batching,
-queueing and step times are checked, routing is not.
+queueing and step times are checked, routing is not. What waits for others comes when it came: another engine
+may have answered those.
 
 Of a pair, the prefill engine is one that answers with a single token: it gives the TTFT. The decode engine
 stands behind a prefill and a link that take no time, and gives the gaps, TPOT, and as E2E the time from the
@@ -69,7 +70,8 @@ def _alone(
     if not sent:
         return None
     log, start_s = run.logs[name].on_its_own_clock(part.start_s)
-    here, trace, logs = f"{pool.name}-0", run.trace, {f"{pool.name}-0": log}
+    here, logs = f"{pool.name}-0", {f"{pool.name}-0": log}
+    trace = replace(run.trace, after=run.trace.after[:0])
     workers: tuple[str, ...] = (here,)
     one = replace(pool, count=1)
     if pool.role == "prefill":
@@ -109,4 +111,5 @@ def _only(run: Run, metrics: tuple[Metric, ...]) -> Run:
         replace(run.requests, cached_tokens=None, **columns),
         run.gap_s if has_gaps else run.gap_s[:0],
         run.gap_weight if has_gaps else run.gap_weight[:0],
+        run.session,
     )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from planner.domain import Metric
 from planner.files import to_yaml
+from planner.imports.fit import fit_yaml
 from planner.output import fleet_document, requests_csv
 from planner.reports import charts
 from planner.reports.curves import POINTS as CURVE_POINTS
@@ -21,9 +22,10 @@ from planner.reports.page import charts as drawn
 from planner.reports.page import headline, page, section, table
 from planner.simulator import Verdict
 from planner.units import show_s
-from runtime.compare import Comparison, Run, corrected
-from runtime.document import document, rows, signed, verdict
-from runtime.validate import Validation
+from runtime.analysis import Validation
+from runtime.compare import Comparison, Run
+from runtime.document import STATUSES, document, rows, signed, verdict
+from runtime.stepfits import corrected
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1500  # of a scatter chart
@@ -36,6 +38,9 @@ def render(found: Validation) -> dict[str, str]:
     wanted = found.wanted
     fleets = {"corrected.yaml": corrected(wanted.fleet, found.corrections) if found.corrections else None,
               "as-run.yaml": found.as_run}  # fmt: skip
+    fits = {
+        f"catalog/latency/{name}": fit_yaml(fit, command="plan validate") for name, fit in found.fits.items()
+    }
     return {
         "validation.json": json.dumps(document(found), indent=2, allow_nan=False) + "\n",
         "requests.csv": requests_csv(found.comparison.measured.requests),
@@ -45,6 +50,7 @@ def render(found: Validation) -> dict[str, str]:
             for name, fleet in fleets.items()
             if fleet is not None
         },
+        **fits,
     }
 
 
@@ -55,7 +61,7 @@ def _html(found: Validation) -> str:
         lead.append(f"Mind: the client was up to {show_s(told['client_late_s'])} late; it could not keep up.")
     body = [
         f"<header><p class=eyebrow>Validation · {escape(fleet.llm.name)}</p>",
-        f"<h1>{escape('The prediction agrees' if found.comparison.agrees else 'The prediction is off')}</h1>",
+        f"<h1>{_title(found.comparison)}</h1>",
         *(f"<p class=lead>{escape(text)}</p>" for text in lead),
         "</header>",
         _headline(told),
@@ -67,13 +73,22 @@ def _html(found: Validation) -> str:
         section("The promise", _slo(found)),
         section("Request by request", _by_request(found)),
         section("Step by step", _steps(found)),
-        section("Engines", _engines(told)),
+        section(
+            "Engines", _engines(told, {pool.name: pool.type.kv_tokens for pool in fleet.pools if pool.count})
+        ),
     ]
     footer = (
-        f"Measured on {told['machine'].get('device', '?')}; requests.csv holds every request as measured, "
-        "validation.json everything on this page, corrected.yaml the fleet with corrected step times."
+        f"Measured on {told['machine'].get('device', 'a machine that was not noted')}; requests.csv holds "
+        "every request as measured, validation.json everything on this page, corrected.yaml the fleet with "
+        "corrected step times, catalog/ these step times for plan --catalog."
     )
     return page(f"Validation of {fleet.llm.name}", "\n".join(body), footer)
+
+
+def _title(comparison: Comparison) -> str:
+    if not comparison.judged:
+        return "Nothing could be compared"
+    return "The prediction agrees" if comparison.agrees else "The prediction is off"
 
 
 def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
@@ -84,13 +99,14 @@ def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[i
 
 
 def _headline(told: Mapping[str, Any]) -> str:
-    lost = told["requests"] - told["finished"] - told["rejected"] - told["failed"]
+    lost = told["requests"] - sum(told[status] for status in STATUSES)
     hits = told["prefix_hits"]
     return headline([
         ("Requests", str(told["requests"]), f"{told['finished']} finished, {told['rejected']} rejected, "
-         f"{told['failed']} failed, {lost} lost"),
+         f"{told['failed']} failed, {told['unsent']} unsent, {lost} lost"),
         ("Attainment", _share(told["attainment"]["measured"] if told["slo"] else None),
-         f"predicted {_share(told['attainment']['predicted'])}" if told["slo"] else "no SLO was given"),
+         f"predicted {_share(told['attainment']['predicted'])}, by the client's clock "
+         f"{_share(told['attainment']['client'])}" if told["slo"] else "no SLO was given"),
         ("Times", "engine" if told["times"] != "client" else "client", f"taken from the {told['times']}"),
         ("Outside the engine", show_s(told["outside_engine_s"]["p50"] or math.nan),
          "median from the client's send to the engine's receipt"),
@@ -108,6 +124,8 @@ def _errors_note(told: Mapping[str, Any]) -> str:
         f"<p class=note>{told['compared']} requests that arrived after the warm-up and finished on both "
         "sides. Error: predicted over measured, less one. Without interruptions (engines on a CPU): on the "
         "engines' own clocks, which stand still while the machine works for others; each worker by itself. "
+        "Sessions: from the first request's arrival to the last one's end, and (served) the part of that in "
+        "which a request was with the engines; what router and client take between turns is measured only. "
         "Corrected fits follow this run's own steps: what is left is not step times.</p>"
     )
 
@@ -286,15 +304,20 @@ def _step_charts(found: Validation) -> list[Figure]:
     ]
 
 
-def _engines(told: Mapping[str, Any]) -> str:
+def _engines(told: Mapping[str, Any], planned: Mapping[str, int]) -> str:
+    """`planned`: KV tokens of a worker of each pool, as the plan has them."""
     lines, events = [], []
     for part in told["parts"]:
-        lines += [{"part": str(part["part"]), **_engine_line(engine)} for engine in part["engines"]]
+        lines += [
+            {"part": str(part["part"]), **_engine_line(engine, planned[engine["worker"].rpartition("-")[0]])}
+            for engine in part["engines"]
+        ]
         events += [f"part {part['part']}, {at_s:.1f} s: {name} {what}" for at_s, name, what in part["events"]]
     reasons = [f"{count} x {reason}" for reason, count in told["reasons"].items()]
     loads = [load for part in told["parts"] for load in part["load_average"]]
     stolen = ", ".join(f"{100 * frac:.0f} % of {name}'s" for name, frac in told["stolen_frac"].items())
-    note = f"<p class=note>Load average of the machine: {min(loads):.1f} to {max(loads):.1f}."
+    note = "<p class=note>"
+    note += f"Load average of the machine: {min(loads):.1f} to {max(loads):.1f}." if loads else "Not noted."
     note += f" Others ran in {escape(stolen)} steps.</p>" if stolen else "</p>"
     return (
         _table(lines, "Engines", range(2, 10))
@@ -307,14 +330,15 @@ def _engines(told: Mapping[str, Any]) -> str:
     )
 
 
-def _engine_line(engine: Mapping[str, Any]) -> dict[str, str]:
+def _engine_line(engine: Mapping[str, Any], planned_kv_tokens: int) -> dict[str, str]:
     names = {
         "worker": "worker", "kv_tokens": "KV tokens", "prompt_tokens": "prompt tokens",
         "generation_tokens": "output tokens", "transferred_tokens": "KV tokens received",
         "prefix_cache_hits": "prefix tokens found",
         "num_preemptions": "preemptions",
     }  # fmt: skip
-    return {
+    line = {
         text: value if isinstance(value := engine.get(key, "-"), str) else f"{value:,.0f}"
         for key, text in names.items()
     }
+    return line | {"KV tokens planned": f"{planned_kv_tokens:,}"}

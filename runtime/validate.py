@@ -1,51 +1,39 @@
 """`plan validate`: start the plan's engines, send them the traffic, and say how far the prediction was off.
 
 In DIR: journal.jsonl (what was sent and what came back, while it runs), engines/ (logs and step logs), then
-validation.json, requests.csv, report.html and corrected.yaml, the fleet with its fits corrected by the
-measured steps. A run that was interrupted goes on with the requests that are missing; one that is complete
-is compared again without starting anything.
+validation.json, requests.csv, report.html, and corrected.yaml and catalog/, the fleet and the fits as the
+measured steps correct them. A run that was interrupted goes on with the requests that are missing; one that
+is complete is compared again without starting anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import numpy as np
 
 from planner import files
-from planner.domain import Fleet, Policies, Slo
+from planner.domain import Fleet, Policies
 from planner.errors import InputError, PlannerError
 from planner.manifests.engine import running
-from planner.output import fleet_document, pictures
+from planner.output import pictures
+from planner.sessions import sessions
 from planner.simulator import simulate
 from planner.traces import Trace
-from runtime.compare import (
-    Comparison,
-    Correction,
-    Measurement,
-    Steps,
-    Tolerances,
-    as_run,
-    compare,
-    corrected,
-    corrections,
-    steps,
-)
-from runtime.enginelog import read_step_logs
-from runtime.own_clock import undisturbed
+from runtime.analysis import Validation, Wanted, analyse
+from runtime.compare import Tolerances
 from runtime.replay import JournalFile, prompt, replay
+from runtime.report import figures, render
 from runtime.router import Router, Settings, listening
 from runtime.workers import (
     Commands,
@@ -59,7 +47,6 @@ from runtime.workers import (
     vllm_commands,
 )
 
-EngineKind = Literal["vllm", "rehearsal"]
 WARM_UPS = 4  # requests per worker before the traffic
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _COUNTED = (
@@ -72,68 +59,12 @@ class InterruptedRunError(PlannerError):
     """The run was stopped before every request had ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to validate: a fleet, what it is to serve, and how its engines are started."""
-
-    fleet: Fleet
-    trace: Trace
-    slo: Slo
-    max_model_len: int
-    engine: EngineKind = "vllm"
-    config: Path | None = None
-    real_weights: bool = False
-    seed: int = 0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether the plan counts on prefix caches: prompts then share what the trace's do, else nothing."""
-        return self.fleet.policies.prefix_cache
-
-    def identity(self) -> dict[str, Any]:
-        """What two runs must share for one to go on where the other ended."""
-        digest = hashlib.sha256(json.dumps(fleet_document(self.fleet), sort_keys=True).encode())
-        trace = self.trace
-        columns = [trace.arrival_s, trace.input_tokens, trace.output_tokens]
-        if self.shares_prefixes:
-            columns += [trace.prefix_offsets, trace.prefix_ids]
-        for column in columns:
-            digest.update(np.ascontiguousarray(column).tobytes())
-        return {
-            "sha256": digest.hexdigest(), "engine": self.engine, "config": str(self.config or ""),
-            "real_weights": self.real_weights, "seed": self.seed, "max_model_len": self.max_model_len,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Validation:
-    """All there is to say about a run. `as_run` is the fleet with fits as the wall saw them, `undisturbed`
-    the comparison on the engines' own clocks, both None where they keep none; `after` the best of both
-    comparisons with corrected fits, None without steps."""
-
-    wanted: Wanted
-    measurement: Measurement
-    comparison: Comparison
-    steps: tuple[Steps, ...]
-    corrections: tuple[Correction, ...]
-    as_run: Fleet | None
-    after: Comparison | None
-    undisturbed: Comparison | None
-    records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
-    machine: Mapping[str, str]
-
-    @property
-    def slo_holds(self) -> bool:
-        """Of what was measured; a request that failed kept no promise."""
-        return self.comparison.measured_verdict.holds
-
-
 def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     """One worker of each pool, and the requests that the simulator sends to these; what that leaves out.
 
     A prefill and a decode worker share the requests of whichever serves fewer: the other one carries less
-    than in the plan.
+    than in the plan. Where requests wait for others whole sessions are chosen, by where the simulator sends
+    their first request.
     """
     pools = running(fleet)
     simulation = simulate(fleet, trace)
@@ -142,17 +73,21 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     for pool, first in zip(pools, firsts, strict=True):
         if pool.role == "decode":
             share[pool.name] = simulation.decode_worker == first
+    note = ""
+    if trace.after.size:
+        _, opening, session = np.unique(sessions(trace), return_index=True, return_inverse=True)
+        share = {name: of[opening][session] for name, of in share.items()}
+        note = "; sessions are whole"
     mixed = [pool for pool in pools if pool.role == "mixed"]
     fronts, backs = ([p for p in pools if p.role == role] for role in ("prefill", "decode"))
     chosen = np.zeros(len(trace), dtype=bool)
     for pool in mixed:
         chosen |= share[pool.name]
-    note = ""
     if fronts:
         front, back = (np.any([share[p.name] for p in side], axis=0) for side in (fronts, backs))
         fewer = front if front.sum() <= back.sum() else back
         chosen |= fewer
-        note = (
+        note += (
             f"; a pair carries {int(fewer.sum())} requests, where the plan gives its prefill worker "
             f"{int(front.sum())} and its decode worker {int(back.sum())}"
         )
@@ -178,10 +113,10 @@ def validate(
     Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
     """
     files.check_output_directory(out)
-    if wanted.trace.after.size:
+    if wanted.fleet.disturbances:
         raise InputError(
-            f"{wanted.trace.name}: requests wait for others (column after), which is not replayed on "
-            "engines; give a trace with the arrival of each"
+            "disturbances: a validation does not make them happen on the engines, so no prediction with them "
+            "could be compared; leave them out of the fleet"
         )
     journal = JournalFile(out / "journal.jsonl", wanted.identity())
     missing = journal.read().missing(wanted.trace)
@@ -198,35 +133,8 @@ def validate(
             )
     progress("comparing")
     found = analyse(wanted, out, tolerances or Tolerances())
-    from runtime.report import figures, render
-
     files.write_files(out, {**render(found), **(pictures(figures(found)) if png else {})})
     return found
-
-
-def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
-    """The comparison of what lies in `out`."""
-    from profiling.machine import describe
-
-    file = JournalFile(out / "journal.jsonl", wanted.identity())
-    logs = {}
-    for pool in running(wanted.fleet):
-        for name in (f"{pool.name}-{i}" for i in range(pool.count)):
-            log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
-            if len(log.steps):
-                logs[name] = log
-    run = Measurement(wanted.fleet, wanted.trace, file.read(), logs)
-    comparison = compare(run, wanted.fleet, wanted.slo, tolerances)
-    measured_steps = steps(run, wanted.fleet)
-    found = corrections(measured_steps, wanted.fleet)
-    after = None
-    if found:
-        fixed = corrected(wanted.fleet, found)
-        after = undisturbed(run, fixed, wanted.slo, tolerances) or compare(run, fixed, wanted.slo, tolerances)
-    return Validation(
-        wanted, run, comparison, tuple(measured_steps), tuple(found), as_run(run, wanted.fleet), after,
-        undisturbed(run, wanted.fleet, wanted.slo, tolerances), tuple(file.records()), describe(),
-    )  # fmt: skip
 
 
 async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
@@ -246,6 +154,8 @@ async def _measure(
     progress: Callable[[str], None],
 ) -> None:
     """Start everything, send the missing requests, write down how it went."""
+    from profiling.machine import describe
+
     commands, devices = engine_commands(wanted, out)
     spots = places(wanted.fleet, out / "engines", devices)
     part = len(journal.read().parts)
@@ -272,6 +182,7 @@ async def _measure(
                     "router": dict(router.outcomes),
                     "load_average": [load, os.getloadavg()[0]],
                     "date": time.strftime("%Y-%m-%d"),
+                    "machine": describe(),
                     "engines": [],
                 }
                 with suppress(asyncio.CancelledError):
@@ -284,9 +195,12 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
     policies = wanted.fleet.policies
-    ours = Policies(routing=policies.routing, decode_routing=policies.decode_routing, queue=policies.queue)
+    ours = Policies(
+        routing=policies.routing, decode_routing=policies.decode_routing, queue=policies.queue,
+        prefix_cache=policies.prefix_cache,
+    )  # fmt: skip
     for name, value in asdict(policies).items():
-        if isinstance(value, str) and value != (own := getattr(ours, name)):
+        if isinstance(value, str | bool) and value != (own := getattr(ours, name)):
             raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
     if wanted.engine == "rehearsal":
         if policies.prefix_cache:

@@ -14,43 +14,42 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runtime_fakes import CATALOG, LATENCY, fleet_of, random_trace
+from runtime_fakes import CATALOG, LATENCY, LLM, fleet_of, random_trace
 
 from planner import cli
+from planner.catalog import read_catalog
 from planner.commands.validate import _own_slo
-from planner.domain import Fleet, Limit, Policies, Slo
+from planner.domain import Disturbance, Fleet, Limit, Policies, Slo
 from planner.errors import InputError
 from planner.files import read_yaml, to_yaml
 from planner.fleetfile import read_fleet
 from planner.output import fleet_document
-from planner.simulator import simulate
+from planner.simulator import judge, simulate
 from planner.traces import Trace
 from profiling.vllm_install import is_installed
 from runtime import workers
-from runtime.compare import (
-    Measurement,
-    Tolerances,
-    as_run,
-    compare,
-    corrected,
-    corrections,
-    outside_s,
-    steps,
-)
+from runtime.analysis import Wanted
+from runtime.compare import Measurement, Row, Tolerances, compare, outside_s
 from runtime.enginelog import read_step_logs
 from runtime.own_clock import stolen_frac, undisturbed
+from runtime.replanned import fewest, replanned
 from runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt, trace_prompt
+from runtime.stepfits import as_run, corrected, corrections, steps
 from runtime.steplog import StepLog
-from runtime.validate import Wanted, engine_commands, slice_of, validate
+from runtime.validate import engine_commands, slice_of, validate
 
 NO_SLO = Slo(())
 
 
 def csv_of(trace: Trace) -> str:
-    rows = zip(
-        trace.arrival_s.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True
-    )
-    return "arrival_s,input_tokens,output_tokens\n" + "".join(f"{a!r},{i},{o}\n" for a, i, o in rows)
+    after = {child: parent for child, parent in trace.after.tolist()}
+    lines = ["request_id,arrival_s,input_tokens,output_tokens,after,think_s"]
+    for k in range(len(trace)):
+        lines.append(
+            f"{k},{float(trace.arrival_s[k])!r},{trace.input_tokens[k]},{trace.output_tokens[k]},"
+            f"{after.get(k, '')},{float(trace.think_s[k])!r}"
+        )
+    return "\n".join([*lines, ""])
 
 
 def a_folder(folder: Path, fleet: Fleet, trace: Trace) -> Path:
@@ -186,6 +185,75 @@ def test_a_request_that_failed_kept_no_promise() -> None:
     assert not found.measured_verdict.holds and found.predicted_verdict.holds
 
 
+def test_a_comparison_of_nothing_does_not_agree() -> None:
+    """All requests failed: no percentile has a value, so there is nothing that could agree, SLO or not."""
+    fleet = fleet_of(("w", "mixed", 1))
+    trace = Trace("two", np.arange(2.0), np.full(2, 10), np.full(2, 2))
+    sent = {i: replace(sent_of(i, float(i), (i + 0.1,)), status="failed", token_s=()) for i in range(2)}
+    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 1)),), sent), {})
+    found = compare(run, fleet, NO_SLO, Tolerances(1.0, 1.0, 1.0))
+    assert not found.judged and not found.agrees
+
+
+def test_tokens_that_come_at_once_have_no_error_to_divide_by() -> None:
+    """A gap measured as 0 s and predicted as 2 ms is infinitely off; 0 predicted as 0 is right."""
+    assert Row("tbt", 0.5, 0.002, 0.0, 0.05).error_frac == np.inf
+    assert not Row("tbt", 0.5, 0.002, 0.0, 0.05).holds
+    assert Row("tbt", 0.5, 0.0, 0.0, 0.05).error_frac == 0
+
+
+def test_step_logs_of_a_run_before_are_not_taken_for_this_one(tmp_path: Path) -> None:
+    """A log left in the folder by a run whose journal is gone has a request of the same name, earlier."""
+    for number, queued_s in ((1, 40.0), (2, 101.0)):
+        log = StepLog(tmp_path / f"w-0.{number}.steps.jsonl")
+        log.queued("p0r0", 10, queued_s)
+        log.scheduled("p0r0", queued_s)
+        log.step(queued_s, queued_s + 1, [("p0r0", 10, 0)])
+        log.token("p0r0", 1, queued_s + 1)
+        log.finished("p0r0")
+        log.stream.close()
+    fleet, trace = fleet_of(("w", "mixed", 1)), Trace("one", np.zeros(1), np.array([10]), np.array([1]))
+    old = {"w-0": read_step_logs([tmp_path / "w-0.1.steps.jsonl"])}
+    journal = Journal((Part(0, 100.0, (0,)),), {0: sent_of(0, 1.0, (2.0,))})
+    assert not Measurement(fleet, trace, journal, old).is_timed_by_engines
+    new = {"w-0": read_step_logs([tmp_path / "w-0.2.steps.jsonl"])}
+    assert Measurement(fleet, trace, journal, new).is_timed_by_engines
+
+
+def test_the_fewest_workers_are_those_of_trying_every_count() -> None:
+    """Workers of one pool from 1 to 12, each simulated: the least that keeps the SLO by either fit is what
+    `replanned` finds; steps that take twice as long need more."""
+    trace = random_trace(400, 400.0)
+    slo = Slo((Limit("e2e", 0.9, 0.15),))
+    before = fleet_of(("w", "mixed", 3))
+    after = fleet_of(("w", "mixed", 3), latency=LATENCY.longer(1.0))
+
+    def kept(fleet: Fleet, count: int) -> bool:
+        one = replace(fleet, pools=(replace(fleet.pools[0], count=count),))
+        return judge(simulate(one, trace, limits=slo.limits), slo).holds
+
+    least = [next(n for n in range(1, 13) if kept(fleet, n)) for fleet in (before, after)]
+    found = replanned(before, after, trace, slo)
+    assert found is not None and found.is_exact and least[0] < least[1]
+    assert found.fewest_before is not None and found.fewest_after is not None
+    assert [found.fewest_before.workers, found.fewest_after.workers] == least
+    assert (found.kept_before, found.kept_after) == (least[0] <= 3, least[1] <= 3)
+    assert replanned(before, after, trace, NO_SLO) is None
+
+
+def test_each_pool_shrinks_while_the_rest_holds() -> None:
+    """It holds with 3 prefill and 5 decode workers or more. From 2 and 4: 4 and 8 hold, then 3 and 5. From
+    one of each with a need beyond 16 times that there is none."""
+    fleet = fleet_of(("p", "prefill", 2), ("d", "decode", 4))
+
+    def holds(one: Fleet) -> bool:
+        return all(pool.count >= least for pool, least in zip(one.pools, (3, 5), strict=True))
+
+    found = fewest(fleet, holds)
+    assert found is not None and [pool.count for pool in found.pools] == [3, 5]
+    assert fewest(fleet_of(("w", "mixed", 1)), lambda one: one.workers > 16) is None
+
+
 def test_parts_of_an_interrupted_run_are_simulated_each_from_an_idle_fleet() -> None:
     """Two bursts of ten at once: in one run the second waits for the first; as two parts they do not. The
     measurement, whose parts took the simulated times of one burst each, agrees with the second view."""
@@ -284,6 +352,10 @@ def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
     own = undisturbed(run, fleet, NO_SLO, Tolerances(1e-3, 1e-3))
     assert not disturbed.agrees and own is not None and own.agrees
     assert len(own.measured.requests.ttft_s) == 40
+    waits = replace(run.trace, after=np.array([(k + 3, k) for k in range(37)]), think_s=np.full(40, 0.01))
+    alike = undisturbed(replace(run, trace=waits), fleet, NO_SLO, Tolerances(1e-3, 1e-3))
+    assert alike is not None  # another engine may have answered those: they come when they came
+    assert alike.predicted.requests.ttft_s.tolist() == own.predicted.requests.ttft_s.tolist()
     assert own.measured.requests.ttft_s == pytest.approx(step_s, abs=2e-6)
     stolen = 10 * 0.05 / (20 * step_s + 10 * 0.05)
     assert stolen_frac(run.logs["w-0"], 100.0) == pytest.approx(stolen, abs=1e-3)
@@ -394,12 +466,12 @@ def test_a_slice_of_pairs_carries_what_its_narrower_half_does() -> None:
 def test_a_journal_of_another_run_is_refused_and_a_torn_line_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     mine = JournalFile(path, {"sha256": "a"})
-    mine.write({"part": 0, "start_s": 5.0})
+    mine.write({"part": 0, "start_s": 5.0, "first_s": 2.0})
     mine.write({"part": 0, "sends": 0})
     with path.open("a") as stream:
         stream.write('\n{"request": 0, "par')
     mine.write({"part": 0, "sends": 1})
-    assert mine.read() == Journal((Part(0, 5.0, (0, 1)),), {})
+    assert mine.read() == Journal((Part(0, 5.0, (0, 1), 2.0),), {})
     with pytest.raises(InputError, match="belongs to another run"):
         JournalFile(path, {"sha256": "b"}).read()
 
@@ -446,13 +518,25 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     assert not re.search(r"""(src|href)=["']?http|url\(http|@import""", page)
     again = read_fleet(folder / "out" / "corrected.yaml", CATALOG)
     assert again.pools[0].count == 2 and "calibrated" in again.pools[0].type.latency.basis
+    own = read_catalog(folder / "out" / "catalog").latency(LLM, CATALOG.gpu("h100-80g"), 1)
+    for step in ((300, 45150.0, 0, 0, 1), (4, 0, 4, 800, 0)):  # one pool: the catalog's fit is the pool's
+        assert own.step_s(*step) == pytest.approx(again.pools[0].type.latency.step_s(*step), rel=1e-5)
+    assert told["replanned"] == {
+        "kept_by_own_fits": False, "kept": False, "is_exact": False, "plan": {"w": 2},
+        "fewest_by_own_fits": None, "fewest": None,
+    }  # fmt: skip
+    assert told["machine"] and told["machine"] == told["parts"][0]["machine"]
+    assert told["slo_kept_by_client"] is False and told["attainment"]["client"] == 0
     requests = (folder / "out" / "requests.csv").read_text().splitlines()
     assert len(requests) == 101 and requests[1].endswith("finished")
 
     monkeypatch.setattr(workers, "started", None)
     done = run(folder)
     assert done.code == 0 and "The SLO" not in done.out
-    assert json.loads((folder / "out" / "validation.json").read_text())["errors"] == told["errors"]
+    assert run(folder, "--strict", "--tolerance-p50", "0").code == 6
+    compared = json.loads((folder / "out" / "validation.json").read_text())
+    assert [row["error_frac"] for row in compared["errors"]] == [row["error_frac"] for row in told["errors"]]
+    assert compared["agrees"] is False and "does NOT agree" in compared["verdict"]
     refused = run(folder, "--seed", "1")
     assert refused.code == 1 and "belongs to another run" in refused.err
 
@@ -461,8 +545,11 @@ def test_an_interrupted_run_says_what_is_missing_and_goes_on(
     tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     """SIGTERM after a second of two: exit code 1 and a count; the same command sends the rest, and each
-    request has one outcome."""
-    folder = a_folder(tmp_path, fleet_of(("w", "mixed", 1)), random_trace(60, 30.0))
+    request has one outcome. Every third request waits for the one six before it, across the gap too: none was
+    sent before that had been answered, unless in an earlier part."""
+    after = np.array([(child, child - 6) for child in range(6, 60, 3)])
+    trace = replace(random_trace(60, 30.0), after=after, think_s=np.full(60, 0.05))
+    folder = a_folder(tmp_path, fleet_of(("w", "mixed", 1)), trace)
     command = [sys.executable, "-m", "planner.cli", *OPTIONS]
     journal = folder / "out" / "journal.jsonl"
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as plan:
@@ -481,7 +568,12 @@ def test_an_interrupted_run_says_what_is_missing_and_goes_on(
     assert told["finished"] == 60 and [part["part"] for part in told["parts"]] == [0, 1]
     rows = [json.loads(line) for line in journal.read_text().splitlines()]
     assert sorted(row["request"] for row in rows if "status" in row) == list(range(60))
-    assert {row["part"] for row in rows if "status" in row} == {0, 1}
+    sent = {row["request"]: row for row in rows if "status" in row}
+    assert {row["part"] for row in sent.values()} == {0, 1}
+    for child, parent in after.tolist():
+        same = sent[child]["part"] == sent[parent]["part"]
+        assert sent[child]["sent_s"] > 0.05 + (sent[parent]["end_s"] if same else 0.0) - 1e-5
+    assert any(sent[child]["part"] > sent[parent]["part"] for child, parent in after.tolist())
 
 
 @pytest.mark.skipif(is_installed(), reason="vLLM is installed")
@@ -498,11 +590,16 @@ def test_a_policy_that_vllm_does_not_run_is_refused(tmp_path: Path) -> None:
         engine_commands(wanted, tmp_path)
 
 
-def test_requests_that_wait_for_others_are_refused(tmp_path: Path) -> None:
-    trace = replace(random_trace(3, 1.0), after=np.array([[1, 0]]), think_s=np.zeros(3))
-    wanted = Wanted(fleet_of(("w", "mixed", 1)), trace, NO_SLO, 512, engine="rehearsal")
-    with pytest.raises(InputError, match="wait for others"):
-        validate(wanted, tmp_path / "out")
+def test_what_engines_cannot_be_made_to_do_is_refused(tmp_path: Path) -> None:
+    """A prediction in which a worker goes down could not be compared; Vidur's restarts are no engine's."""
+    trace = random_trace(3, 1.0)
+    fleet = fleet_of(("w", "mixed", 2))
+    down = replace(fleet, disturbances=(Disturbance(1.0, "down", 0),))
+    with pytest.raises(InputError, match="disturbances: a validation does not make them happen"):
+        validate(Wanted(down, trace, NO_SLO, 512, engine="rehearsal"), tmp_path / "out")
+    restarts = replace(fleet, policies=Policies(vidur_restarts=True))
+    with pytest.raises(InputError, match=r"policies.vidur_restarts is True: our engines do False"):
+        engine_commands(Wanted(restarts, trace, NO_SLO, 512, engine="rehearsal"), tmp_path)
 
 
 def test_a_rehearsal_keeps_no_prefixes_and_says_so(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from planner.commands.common import (
 from planner.domain import Slo
 from planner.errors import InputError
 
-SLO_MISSED = 5
+SLO_MISSED, OFF = 5, 6
 KEYS_VARIABLE = "FLEETPLAN_API_KEYS"
 
 PlanArgument = Annotated[
@@ -73,6 +73,9 @@ def validate(
     tolerance_p90: Annotated[
         float | None, typer.Option(min=0.0, help="Likewise at P90; 0.09, on a CPU 0.3.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 6 where the prediction does not agree.")
+    ] = False,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     png: PngOption = False,
@@ -80,13 +83,14 @@ def validate(
 ) -> None:
     """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
 
-    Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo).
+    Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
+    the prediction was off by more than is allowed.
     """
     _need_aiohttp()
     import numpy as np
 
     from planner.tracefile import read_trace
-    from runtime.document import document, rows
+    from runtime.document import STATUSES, document, rows
     from runtime.validate import slice_of
     from runtime.validate import validate as run
 
@@ -100,12 +104,14 @@ def validate(
         fleet, longest = _fleet(file, known)
         longest = longest or int(np.max(requests.input_tokens + requests.output_tokens))
         notes: tuple[str, ...] = ()
+        whole = None
         if slice_:
+            whole = fleet, requests
             fleet, requests, note = slice_of(fleet, requests)
             notes = (f"Validated was a {note}.",)
         wanted = _wanted(
             fleet=fleet, trace=requests, slo=promise or _own_slo(file), max_model_len=longest, seed=seed,
-            engine=engine, config=config, weights=weights, notes=notes,
+            engine=engine, config=config, weights=weights, notes=notes, plan=whole,
         )  # fmt: skip
         found = run(
             wanted,
@@ -120,10 +126,12 @@ def validate(
     else:
         stdout_console(soft_wrap=True).print(told["verdict"], style="bold", markup=False)
         print_rows(rows(found), f"{told['compared']} of {told['requests']} requests, {told['times']}")
-        counts = {key: told[key] for key in ("finished", "rejected", "failed") if told[key]}
+        counts = {key: told[key] for key in STATUSES if told[key]}
         print_mapping(counts | {"written to": f"{out}: report.html, validation.json, requests.csv"}, "")
     if wanted.slo.limits and not found.slo_holds:
         raise typer.Exit(SLO_MISSED)
+    if strict and not found.comparison.agrees:
+        raise typer.Exit(OFF)
 
 
 def serve(
@@ -207,7 +215,7 @@ def _own_slo(file: Path) -> Slo:
 
 
 def _wanted(*, engine: str, weights: str, config: Path | None, **values: Any) -> Any:
-    from runtime.validate import EngineKind, Wanted
+    from runtime.analysis import EngineKind, Wanted
 
     if engine not in ("vllm", "rehearsal"):
         raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")

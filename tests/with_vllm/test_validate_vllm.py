@@ -31,9 +31,10 @@ from planner.output import fleet_document
 from planner.simulator import simulate
 from planner.traces import Trace
 from profiling.vllm_install import is_installed
+from runtime.analysis import Wanted
 from runtime.replay import prompt
 from runtime.router import Router, listening
-from runtime.validate import Wanted, counted, engine_commands, scrape
+from runtime.validate import counted, engine_commands, scrape
 from runtime.workers import CPU_BLOCK_TOKENS, places, started
 
 if not is_installed():
@@ -124,11 +125,16 @@ def validated(
 ) -> dict[str, Any]:
     """`plan validate`, with what it found printed; fits that know the machine are of no use without it."""
     lines = []
+    after: dict[int, list[int]] = {}
+    for child, parent in trace.after.tolist():
+        after.setdefault(child, []).append(parent)
     for i in range(len(trace)):
         ids = trace.prefix_ids[trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]].tolist()
         row = {"arrival_s": float(trace.arrival_s[i]), "input_tokens": int(trace.input_tokens[i]),
                "output_tokens": int(trace.output_tokens[i])}  # fmt: skip
         more = {"prefix_block_tokens": trace.prefix_block_tokens, "prefix_ids": ids} if ids else {}
+        if after:
+            more |= {"request_id": i, "after": after.get(i, []), "think_s": float(trace.think_s[i])}
         lines.append(json.dumps(row | more))
     out.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
     done = plan("validate", str(fleet), "--trace", str(out.with_suffix(".jsonl")), "-o", str(out), "--json")
@@ -137,14 +143,17 @@ def validated(
     stolen = ", ".join(f"{100 * frac:.0f} %" for frac in told["stolen_frac"].values())
     say(f"{out.name}: {len(trace)} requests at {len(trace) / trace.arrival_s[-1]:.1f}/s; load average "
         f"{min(loads):.1f} to {max(loads):.1f}, others ran in {stolen} of the engines' steps")  # fmt: skip
-    for wall, own, fixed in zip(
-        told["errors"], told["errors_undisturbed"], told["errors_corrected"], strict=True
-    ):
+    alone, fixed = (
+        {(row["metric"], row["percentile"]): f"{100 * row['error_frac']:+.0f} %" for row in told[side]}
+        for side in ("errors_undisturbed", "errors_corrected")
+    )
+    for wall in told["errors"]:
+        key = wall["metric"], wall["percentile"]
         if wall["percentile"] != "p99":
-            shown = "" if knows_machine else f"{100 * own['error_frac']:+.0f} %, "
-            say(f"{wall['metric']} {wall['percentile']}: predicted {1e3 * wall['predicted_s']:.1f} ms, "
-                f"measured {1e3 * wall['measured_s']:.1f} ms: {100 * wall['error_frac']:+.0f} %; without "
-                f"interruptions {shown}corrected {100 * fixed['error_frac']:+.0f} %")  # fmt: skip
+            own = "" if knows_machine or key not in alone else f"{alone[key]}, "
+            apart = f"; without interruptions {own}corrected {fixed[key]}" if key in fixed else ""
+            say(f"{' '.join(key)}: predicted {1e3 * wall['predicted_s']:.1f} ms, measured "
+                f"{1e3 * wall['measured_s']:.1f} ms: {100 * wall['error_frac']:+.0f} %{apart}")  # fmt: skip
     say(told["verdict"])
     assert (told["finished"], told["rejected"], told["failed"]) == (len(trace), 0, 0)
     assert told["times"] == "engines' step logs"
@@ -222,6 +231,33 @@ def test_prompts_hit_the_prefix_cache_as_simulated(
     queries, found = (sum(one[f"prefix_cache_{name}"] for one in engines) for name in ("queries", "hits"))
     assert queries == trace.input_tokens.sum()
     assert found / queries == pytest.approx(expected, abs=1e-9)
+
+
+def test_turns_of_sessions_are_sent_as_the_engines_answer(
+    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    """12 sessions of three turns on two workers, a second of thinking between two turns: none was sent before
+    the one it waits for had been answered and thought about, all finish. On the engines' own clocks, each
+    request at its own arrival, medians are within 20 %; sessions' totals, on the wall, are printed."""
+    fleet = fleet_of(llm, latency, ("mixed", "mixed", 2))
+    (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
+    rng = np.random.default_rng(6)
+    start_s = np.repeat(np.sort(rng.uniform(0, 12, 12)), 3)
+    order = np.argsort(start_s + np.tile(np.arange(3.0), 12), kind="stable")
+    place = np.argsort(order)
+    after = np.array(sorted(((place[i], place[i - 1]) for i in range(36) if i % 3), key=lambda row: row[1]))
+    trace = Trace(
+        "turns", (start_s + np.tile(np.arange(3.0), 12))[order], rng.integers(400, 1200, 36),
+        rng.integers(16, 48, 36), after=after,
+        think_s=np.where(np.isin(np.arange(36), after[:, 0]), 1.0, 0.0),
+    )  # fmt: skip
+    told = validated(tmp_path / "fleet.yaml", trace, tmp_path / "out", say)
+    lines = (json.loads(line) for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines())
+    sent = {row["request"]: row for row in lines if "status" in row}
+    waits_s = [sent[child]["sent_s"] - sent[parent]["end_s"] for child, parent in after.tolist()]
+    assert min(waits_s) > 1 - 1e-5
+    assert {row["metric"] for row in told["errors"]} > {"session", "session-served"}
+    assert max(map(abs, own_clock_errors(told).values())) < 0.2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
