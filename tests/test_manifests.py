@@ -664,6 +664,18 @@ def test_kserve_starts_its_own_image_with_what_its_presets_do_not_say() -> None:
     assert rocm["image"] == "ghcr.io/llm-d/llm-d-rocm:v0.9.0"
 
 
+def test_kserves_shell_gives_vllm_the_words_unharmed(tmp_path: Path) -> None:
+    """Its presets put VLLM_ADDITIONAL_ARGS into a line that they evaluate once: JSON keeps its quotes."""
+    for document in kserve.documents(EXAMPLES["pairs of two gpus"], 5000)[1:]:
+        for load in (document["spec"], document["spec"]["prefill"]):
+            main = load["template"]["containers"][0]
+            extra = {v["name"]: v.get("value") for v in main["env"]}["VLLM_ADDITIONAL_ARGS"]
+            said = run_script('eval "exec vllm serve ${VLLM_ADDITIONAL_ARGS}"', stubs=("vllm",),
+                              folder=tmp_path, VLLM_ADDITIONAL_ARGS=extra)  # fmt: skip
+            sent = json.loads(said[said.index("--kv-transfer-config") + 1])
+            assert sent["kv_connector"] == "NixlConnector" and said[0] == "serve"
+
+
 def test_every_worker_of_several_gpus_has_shared_memory() -> None:
     """A pod has 64 MB of it by itself; KServe's presets and Dynamo's operator bring their own."""
     pod = kubernetes.documents(mixed(), 5000)[0]["spec"]["template"]["spec"]

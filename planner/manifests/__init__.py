@@ -191,6 +191,10 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         lines += _caches(fleet)
     else:
         lines.append("- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.")
+    lines.append(
+        "- Nothing here asks for an API key: workers and routers answer whoever reaches them. Keep them in a "
+        "private network, behind what asks for keys."
+    )
     if untold := _untold(fleet.policies):
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
     if fleet.policies.queue != "fcfs":
