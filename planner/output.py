@@ -32,6 +32,7 @@ from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
 from planner.solvers.placement import Placement
+from planner.tracejson import to_jsonl
 from planner.units import percentile_name
 
 Document = dict[str, Any]
@@ -42,6 +43,7 @@ CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cach
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
 OUTDATED = (
     "warm-up.json",
+    "traffic.jsonl",
     *(f"charts/{name}.png" for name in figures.NAMES),
     *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
 )
@@ -59,6 +61,7 @@ def render(plan: Plan, *, command: str = "") -> dict[str, str]:
         "requests.csv": requests_csv(plan.simulation),
         "report.html": render_report(plan, command=command),
         **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
+        **({"traffic.jsonl": to_jsonl(plan.trace)} if _traffic_name(plan) == "traffic.jsonl" else {}),
         **{f"manifests/{path}": text for path, text in deployments.items()},
     }
 
@@ -73,7 +76,8 @@ def plan_yaml(plan: Plan) -> str:
     fleet, trace = plan.fleet, plan.trace
     header = (
         f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {fleet.price_usd_per_h:.2f} USD/h.\n"
-        "# Check it:  plan simulate --fleet plan.yaml --trace requests.csv --window whole --slo SLO.YAML\n"
+        f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
+        "--slo SLO.YAML\n"
     )
     document: Document = {
         "status": plan.status,
@@ -111,6 +115,12 @@ def plan_yaml(plan: Plan) -> str:
         **_prefixes(plan),
     }
     return header + to_yaml(plain(document) | fleet_document(fleet))
+
+
+def _traffic_name(plan: Plan) -> str:
+    """The file that can be replayed: requests.csv says neither who waits for whom nor what prompts share."""
+    is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache
+    return "traffic.jsonl" if is_more else "requests.csv"
 
 
 def fleet_document(fleet: Fleet) -> Document:

@@ -18,13 +18,16 @@ from runtime_fakes import CATALOG, LATENCY, LLM, fleet_of, random_trace
 
 from planner import cli
 from planner.catalog import read_catalog
-from planner.commands.validate import _own_slo
+from planner.commands.validate import _beside, _own_slo
 from planner.domain import Disturbance, Fleet, Limit, Policies, Slo
 from planner.errors import InputError
 from planner.files import read_yaml, to_yaml
 from planner.fleetfile import read_fleet
 from planner.output import fleet_document
+from planner.sessions import nominal
 from planner.simulator import judge, simulate
+from planner.tracefile import read_trace
+from planner.tracejson import to_jsonl
 from planner.traces import Trace
 from profiling.vllm_install import is_installed
 from runtime import workers
@@ -614,6 +617,23 @@ def test_how_late_the_client_was_is_known() -> None:
     fleet, trace = fleet_of(("w", "mixed", 1)), random_trace(2, 1.0)
     run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 1)),), dict(enumerate(sent))), {})
     assert not run.is_timed_by_engines and not len(outside_s(run))
+
+
+def test_a_plans_own_traffic_keeps_sessions_prefixes_and_tenants(tmp_path: Path) -> None:
+    """Written and read again: the same trace; it comes before requests.csv, which has none of the three."""
+    trace = replace(
+        random_trace(3, 1.0), tenant=np.array([0, 1, 0]), tenants=("a", "b"), after=np.array([[2, 0]]),
+        think_s=np.array([0.0, 0.0, 1.5]), prefix_offsets=np.array([0, 1, 1, 3]),
+        prefix_ids=np.array([7, 7, 9]), prefix_block_tokens=2,
+    )  # fmt: skip
+    trace = nominal(replace(trace, arrival_s=np.array([0.0, 0.5, 2.0])))
+    (tmp_path / "requests.csv").write_text("")
+    assert _beside(tmp_path / "plan.yaml") == tmp_path / "requests.csv"
+    (tmp_path / "traffic.jsonl").write_text(to_jsonl(trace))
+    again = read_trace(_beside(tmp_path / "plan.yaml"))
+    for name in ("arrival_s", "input_tokens", "output_tokens", "tenant", "after", "think_s", "prefix_offsets",
+                 "prefix_block_tokens", "prefix_ids", "tenants"):  # fmt: skip
+        assert np.array_equal(getattr(again, name), getattr(trace, name)), name
 
 
 def test_the_plans_own_slo_is_taken(tmp_path: Path) -> None:

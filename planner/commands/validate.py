@@ -55,7 +55,7 @@ def validate(
     ],
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", readable=False, help=TRACE_HELP + " Default: requests.csv beside the plan."),
+        typer.Option("--trace", readable=False, help=TRACE_HELP + " Default: the plan's own, beside it."),
     ] = None,
     slo: SloOption = None,
     slice_: Annotated[
@@ -193,10 +193,11 @@ def _plan_file(plan: Path) -> Path:
 
 
 def _beside(file: Path) -> Path:
-    requests = file.parent / "requests.csv"
-    if not requests.exists():
-        raise InputError(f"--trace: none was given, and there is no {requests}; give the traffic to replay")
-    return requests
+    """The plan's own traffic; requests.csv says neither who waits for whom nor what prompts share."""
+    files = [file.parent / name for name in ("traffic.jsonl", "requests.csv")]
+    if (found := next((path for path in files if path.exists()), None)) is None:
+        raise InputError(f"--trace: none was given, and there is no {files[1]}; give the traffic to replay")
+    return found
 
 
 def _fleet(file: Path, known: Catalog) -> tuple[Any, int | None]:
