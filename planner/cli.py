@@ -91,6 +91,7 @@ for _name, _command in (
 
 def main() -> None:
     """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
+    _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show × shows \xd7
@@ -118,6 +119,19 @@ def main() -> None:
         sys.exit(_say(error))
     except PlannerError as error:
         sys.exit(_say(error))
+
+
+def _fill_closed_streams() -> None:
+    """Whoever starts us with a standard stream closed: no other file may get its number, nor print() fail."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w")
 
 
 def _say(error: PlannerError) -> int:

@@ -287,7 +287,7 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
             for name, content in files.items():
                 target = new / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content if isinstance(content, bytes) else content.encode())
+                target.write_bytes(content if isinstance(content, bytes) else _encoded(content))
             left = {str(path.relative_to(directory)) for glob in outdated for path in directory.glob(glob)}
             _swap(directory, new, old, list(files), sorted(left - set(files)), made)
         finally:
@@ -299,6 +299,11 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
         if isinstance(error, OSError):
             raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
         raise
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8; what a file's name may hold and UTF-8 cannot is written as \\udcff."""
+    return text.encode(errors="backslashreplace")
 
 
 def _swap(directory: Path, new: Path, old: Path, names: list[str], left: list[str], made: list[Path]) -> None:
@@ -342,7 +347,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         write_files(path.parent, {path.name: content})
         return
     try:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_bytes(content if isinstance(content, bytes) else _encoded(content))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 

@@ -96,8 +96,11 @@ def _ids_of_text(text: object) -> list[int] | None:
     """'[3, 4]' and '3 4' are blocks 3 and 4; None where it is neither."""
     if not isinstance(text, str):
         return []
+    inner = text.strip()
+    if inner[:1] == "[" and inner[-1:] == "]":
+        inner = inner[1:-1]
     try:
-        return [int(word) for word in text.strip(" []").replace(",", " ").split()]
+        return [int(word) for word in inner.replace(",", " ").split()]
     except ValueError:
         return None
 

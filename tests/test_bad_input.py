@@ -178,6 +178,11 @@ TRACES = [
     trace(
         "times in nanoseconds", HEADER + "0,5,3\n1e19,5,3\n", r"more than 100 years; give times in seconds"
     ),
+    trace(
+        "half a list",
+        'request_id,arrival_s,input_tokens,output_tokens,after\n0,0,9,9,\n1,1,9,9,"[0"\n',
+        r"line 3, column after: expected a list of whole numbers",
+    ),
     trace("too many fields", TRACE + "30,5,3,4\n", r"line 62: has more than the 3 fields"),
     trace("thousands separators", TRACE + "30,1,024,3\n", r"line 62: .*without thousands separators"),
     trace(

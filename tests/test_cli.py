@@ -462,6 +462,27 @@ def test_an_interrupt_leaves_neither_a_traceback_nor_a_folder(here: Path) -> Non
     assert {path.name for path in here.iterdir()} == {"slo.yaml", "trace.csv", "pipe.csv"}
 
 
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["stdin", "stdout", "stderr"])
+def test_a_closed_stream_changes_nothing(here: Path, number: int) -> None:
+    """Else the first file that is opened gets its number, a chart's pipe for instance."""
+    plan = Path(sys.executable).with_name("plan")
+    line = f"exec {plan} --slo slo.yaml --trace trace.csv -o out {number}>&-"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, without_progress(done.stderr)) == (0, "")
+    assert "written to out" in done.stdout or number == 1
+    assert {path.name for path in (here / "out").iterdir()} == WRITTEN
+
+
+def test_a_name_that_is_no_text_is_escaped(here: Path) -> None:
+    """A name is bytes; where they are no UTF-8, Python keeps half characters that no file can hold."""
+    (here / "trace.csv").rename(here / os.fsdecode(b"trace\xff.csv"))
+    outcome = script("plan", "--slo", "slo.yaml", "--trace", os.fsdecode(b"trace\xff.csv"), "-o", "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert r"trace\udcff.csv" in outcome.out
+    assert r"trace\udcff.csv" in (here / "out" / "report.html").read_text()
+    assert yaml.safe_load((here / "out" / "plan.yaml").read_text())["traffic"]["requests"] == 60
+
+
 def test_colours_asked_for_do_not_move_the_status_line_in_a_log(here: Path) -> None:
     outcome = script("plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", FORCE_COLOR="1")
     assert (outcome.code, outcome.err) == (0, "")
