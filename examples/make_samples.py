@@ -1,4 +1,4 @@
-"""Writes traces/azure-conversation-sample.csv, azure-code-sample.csv and shared-prefixes-sample.jsonl.
+"""Writes the traces in traces/: two like Azure's, one with shared prefixes, one of chat sessions.
 
 The Azure ones are synthetic traces in the format and with the published shape of the Azure LLM inference
 traces of 2023 (Patel et al. 2024, arXiv:2311.18677; AzurePublicDataset, CC-BY-4.0): percentiles of both
@@ -7,6 +7,9 @@ lengths, mean rate and burstiness. Every row is drawn from the tables below; non
 The third has prefixes: tool calls whose instructions recur and agents whose steps build on each other, with
 the lengths and sharing of Toolbench and the embodied agents in Table 1 of Preble (Srivatsa et al. 2024,
 arXiv:2407.00023), drawn by planner/prefixes/workloads.py.
+
+The fourth is fifteen minutes of a chat service: turns that wait for the answer before and for their user,
+with prompts that hold the turns before. Its shapes are our choice, see `chat_csv`.
 
     python examples/make_samples.py
 """
@@ -35,6 +38,10 @@ CONVERSATION_OUTPUT = (
 CODE_INPUT = (
     3, 17, 75, 147, 232, 385, 578, 770, 938, 1075, 1261, 1469, 1909, 2163, 2433, 3192, 5187, 7303, 7436, 7437
 )  # fmt: skip
+CHAT_S, CHAT_BEFORE_S = 900.0, 1800.0  # seconds of the log, and before it, in which chats begin
+CHATS_PER_S = 0.2
+CHAT_BLOCK = 128
+INSTRUCTIONS = (700, 1500, 2900)  # tokens of the three assistants'
 CODE_OUTPUT = (6, 6, 6, 7, 7, 8, 9, 9, 10, 11, 12, 13, 16, 18, 20, 29, 55, 90, 251, 700)
 
 
@@ -100,6 +107,49 @@ def prefixes_jsonl(rng: np.random.Generator) -> str:
     return "\n".join(lines) + "\n"
 
 
+def chat_csv(rng: np.random.Generator) -> str:
+    """Turns of chats from 0 to CHAT_S, as a log has them: of chats under way at 0 the turns that follow.
+
+    A chat begins with the instructions of one of three assistants, has 5 messages on average, each a tenth of
+    the time with a document, and 45 s of its user's time before each but the first (half of them less).
+    `arrival_s` is as if answers took no time. A block has an id once it is full: the same for all chats where
+    it lies within the instructions, else the chat's own.
+    """
+    rows: list[tuple[float, int, int, str, float, list[int]]] = []
+    next_id = sum(tokens // CHAT_BLOCK for tokens in INSTRUCTIONS)
+    first_ids = np.cumsum([0, *(tokens // CHAT_BLOCK for tokens in INSTRUCTIONS)])
+    for _ in range(round(CHATS_PER_S * (CHAT_S + CHAT_BEFORE_S))):
+        at_s = float(rng.uniform(-CHAT_BEFORE_S, CHAT_S))
+        assistant = int(rng.choice(3, p=(0.6, 0.3, 0.1)))
+        prompt = INSTRUCTIONS[assistant]
+        ids = list(range(first_ids[assistant], first_ids[assistant + 1]))
+        last = ""
+        for turn in range(int(rng.geometric(1 / 5))):
+            think_s = round(float(rng.lognormal(np.log(45), 0.8)), 2) if turn else 0.0
+            at_s += think_s
+            prompt += (
+                1 + int(rng.lognormal(np.log(90), 1.0)) + int(rng.uniform() < 0.1) * int(rng.gamma(4, 800))
+            )
+            answer = 1 + min(int(rng.lognormal(np.log(220), 0.8)), 1500)
+            while len(ids) < prompt // CHAT_BLOCK:
+                ids.append(next_id)
+                next_id += 1
+            if at_s >= CHAT_S:
+                break
+            if at_s >= 0:
+                name = f"{len(rows)}"
+                rows.append((at_s, prompt, answer, last, think_s if last else 0.0, list(ids)))
+                last = name
+            prompt += answer
+    order = sorted(range(len(rows)), key=lambda i: rows[i][0])
+    lines = ["request_id,arrival_s,input_tokens,output_tokens,after,think_s,prefix_block_tokens,prefix_ids"]
+    for i in order:
+        at_s, prompt, answer, last, think_s, ids = rows[i]
+        blocks = " ".join(map(str, ids))
+        lines.append(f"{i},{at_s:.3f},{prompt},{answer},{last},{think_s:g},{CHAT_BLOCK},{blocks}")
+    return "\n".join(lines) + "\n"
+
+
 def samples() -> dict[str, str]:
     """File name -> content, the same on every run."""
     rng = np.random.default_rng(20231116)
@@ -115,6 +165,7 @@ def samples() -> dict[str, str]:
             start, bursty_arrivals_s(2.6, rng), lengths(CODE_INPUT, rng), lengths(CODE_OUTPUT, rng)
         ),
         "shared-prefixes-sample.jsonl": prefixes_jsonl(rng),
+        "chat-sessions-sample.csv": chat_csv(rng),
     }
 
 

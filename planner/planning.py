@@ -23,6 +23,7 @@ from planner.searching import (
     Problem,
     Progress,
     Watch,
+    asked_traffic,
     best_of,
     lower_bound,
     on_all_draws,
@@ -36,7 +37,7 @@ from planner.searching import (
 )
 from planner.slo import Task
 from planner.traces import Trace
-from planner.traffic import SAME_FRAC
+from planner.traffic import same_requests
 
 RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
@@ -66,7 +67,7 @@ def plan(
     answers, throughput = answers or Answers(), None
     if task.objective == "throughput":
         throughput = _most_traffic(task, trace, catalog, answers, seed, deadline, progress)
-        task = _at_rate(task, trace, throughput.rate_rps)
+        task = _at_rate(task, trace, throughput.rate_rps, seed)
     problem = pose(
         task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers,
         asked=asked,
@@ -175,7 +176,7 @@ def _most_traffic(
     """
 
     def carries(rate_rps: float) -> bool:
-        at = _at_rate(task, trace, rate_rps)
+        at = _at_rate(task, trace, rate_rps, seed)
         progress(f"most traffic: {rate_rps:g} requests/s")
         problem = on_all_draws(pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers))
         searched = [
@@ -213,11 +214,13 @@ def _most_traffic(
     return Throughput(holds, failed)
 
 
-def _at_rate(task: Task, trace: Trace, rate_rps: float) -> Task:
-    """The cheapest fleet for a rate; for one draw where that is the trace's own, as there is but one then."""
-    asked_rps = rate_rps * (1 + task.robust.traffic_frac)
-    is_own = abs(asked_rps / trace.rate_rps - 1) <= SAME_FRAC and not trace.coarse_s
-    return replace(task, objective="cost", rate_rps=rate_rps, draws=1 if is_own else task.draws)
+def _at_rate(task: Task, trace: Trace, rate_rps: float, seed: int) -> Task:
+    """The cheapest fleet for a rate; of one draw where, so near to the trace's own rate, there is but one."""
+    at = replace(task, objective="cost", rate_rps=rate_rps)
+    if task.draws > 1 and task.scale != "compress":
+        first, second = (asked_traffic(trace, at, seed=seed + k)[0] for k in (0, 1))
+        return replace(at, draws=1) if same_requests(first, second) else at
+    return at
 
 
 def _infeasible_at_any_rate(task: Task, rate_rps: float) -> InfeasibleError:

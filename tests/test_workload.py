@@ -214,7 +214,7 @@ def test_samples_are_what_their_script_writes() -> None:
     """Equal seeds, equal files, byte for byte."""
     examples = repository_dir("examples")
     samples = runpy.run_path(str(examples / "make_samples.py"))["samples"]()
-    assert len(samples) == 3
+    assert len(samples) == 4
     for name, content in samples.items():
         assert (examples / "traces" / name).read_bytes() == content.encode()
 

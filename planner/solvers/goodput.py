@@ -57,6 +57,11 @@ class Goodput:
 
 def poisson(lengths: Trace) -> Traffic:
     """Poisson arrivals of requests drawn from a trace, the two lengths of each together."""
+    if lengths.after.size:
+        raise InputError(
+            f"{lengths.name}: requests wait for others (column after), so they cannot be drawn one by one; "
+            "replay the trace's own arrivals, or leave the column out"
+        )
 
     def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
         rows = np.random.default_rng([seed, 0]).integers(0, len(lengths), requests)
