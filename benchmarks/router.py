@@ -1,6 +1,6 @@
 """What the router adds: 24 engines that answer at once, 500 requests/s, with the router and without.
 
-    python benchmarks/router.py [--rps 500] [--engines 24] [--seconds 20]
+    python benchmarks/router.py [--rps 500] [--engines 24] [--seconds 20] [--routing jsq]
 
 Client, router and engines are three processes. The engines take no time, so what is left is HTTP: the
 difference between the way through the router and the way straight to an engine is what the router adds.
@@ -17,25 +17,30 @@ import json
 import multiprocessing
 import os
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import aiohttp
 import numpy as np
 from aiohttp import web
 
-from planner.domain import Policies
+from planner.catalog import read_catalog
+from planner.domain import Fleet, Policies, Pool, WorkerType
+from planner.models.roofline import roofline
+from planner.simulator.replay import NEEDS_CACHE
 from runtime.router import Router, Settings, listening
-from runtime.routing import Load
 
-MODEL = "fake"
+MODEL = "meta-llama/Llama-3.1-8B"
 INPUT_TOKENS = 512
 ANSWER = b'data: {"choices":[{"index":0,"text":"","token_ids":[7]}]}\n\ndata: [DONE]\n\n'
 
 
+@dataclass
 class Backend:
-    def __init__(self, name: str, url: str) -> None:
-        self.url, self.identity = url, ""
-        self.load = Load(name, "mixed", 1_000_000, 1e-5, 1e-5, 0.0)
+    name: str
+    url: str
+    identity: str = ""
+    is_up: bool = True
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
@@ -62,10 +67,19 @@ def serve_engines(count: int, pipe: Connection) -> None:
     asyncio.run(run())
 
 
-def serve_router(urls: list[str], pipe: Connection) -> None:
+def a_fleet(engines: int, routing: str) -> Fleet:
+    """Mixed workers of one H100 each, by the catalog's figures."""
+    catalog = read_catalog()
+    llm, gpu = catalog.llm("meta-llama/Llama-3.1-8B"), catalog.gpu("h100-80g")
+    kind = WorkerType(gpu, 1, roofline(llm, gpu, 1), 400_000, 8192, 256)
+    policies = Policies(routing=routing, prefix_cache=routing in NEEDS_CACHE["routing"])
+    return Fleet(llm, (Pool("w", "mixed", kind, engines),), policies)
+
+
+def serve_router(urls: list[str], routing: str, pipe: Connection) -> None:
     async def run() -> None:
         backends = [Backend(f"w-{k}", url) for k, url in enumerate(urls)]
-        router = Router(backends, MODEL, Policies(routing="jsq"), Settings(max_in_flight=10**6))
+        router = Router(backends, a_fleet(len(urls), routing), Settings(max_in_flight=10**6))
         async with listening(router.app, "127.0.0.1", 0) as url:
             pipe.send(url)
             loop = asyncio.get_running_loop()
@@ -136,13 +150,14 @@ def main() -> None:
     parser.add_argument("--rps", type=float, default=500.0)
     parser.add_argument("--engines", type=int, default=24)
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--routing", default="jsq")
     told = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     (ours, theirs), (our_router, their_router) = context.Pipe(), context.Pipe()
     engines = context.Process(target=serve_engines, args=(told.engines, theirs), daemon=True)
     engines.start()
     urls = ours.recv()
-    router = context.Process(target=serve_router, args=(urls, their_router), daemon=True)
+    router = context.Process(target=serve_router, args=(urls, told.routing, their_router), daemon=True)
     router.start()
     try:
         asyncio.run(measure(urls, our_router.recv(), our_router, told.rps, told.seconds))

@@ -1,9 +1,9 @@
 """One address in front of all workers, with OpenAI's API: chooses, forwards, retries, refuses, counts.
 
 A request goes to a mixed worker, or to a prefill worker and then, with the KV transfer parameters that this
-one answers, to a decode worker (vLLM's KV connectors). Until the first byte of an answer is on its way to
-the client, a worker that fails costs nothing but time: the request is sent to another one. After that the
-stream ends with an error event, never in silence; nothing is generated twice.
+one answers, to a decode worker (vLLM's KV connectors); runtime/routing.py decides which. Until the first byte
+of an answer is on its way to the client, a worker that fails costs nothing but time: the request is sent to
+another one. After that the stream ends with an error event, never in silence; nothing is generated twice.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ import io
 import ipaddress
 import json
 import logging
-import random
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
 
-from planner.domain import Policies
+from planner.domain import KV_BLOCK_TOKENS, Fleet
 from planner.errors import InputError
 from runtime.launch import IDENTITY_HEADER, WORKER_HEADER
-from runtime.prefixes import CHARACTERS_PER_TOKEN, Blocks, blocks_of
-from runtime.routing import POLICIES, PREFIX_POLICIES, Dice, Load, Prompt, fits, priority
+from runtime.prefixes import CHARACTERS_PER_TOKEN, blocks_of, words_of
+from runtime.routing import LiveFleet, priority
 
 LOG = logging.getLogger("fleetplan.router")
 PATHS = ("/v1/completions", "/v1/chat/completions")
 MAX_BODY_BYTES = 32 * 2**20
+TENANT_HEADER = "X-Tenant"
+TENANT_CHARACTERS = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+QUEUES = ("fcfs", "sjf", "ljf", "srpt")  # that vLLM can be told
+EVENT = b"data: {"  # of a stream, with a token
+OUTPUT_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's, where a request names none
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REMOTE_DECODE = {
@@ -47,11 +51,12 @@ REMOTE_DECODE = {
 
 
 class Backend(Protocol):
-    """A worker as the router uses it: where it listens, by what its answers are known, what it has to do."""
+    """A worker as the router uses it: where it listens, and by what the answers of this start are known."""
 
+    name: str
     url: str
     identity: str
-    load: Load
+    is_up: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,8 @@ class Asked:
     raw: bytes = field(repr=False)
     input_tokens: int
     output_tokens: int
-    blocks: Blocks = field(default=(), repr=False)  # of the prompt, where the policy looks at prefixes
-
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
+    blocks: Sequence[int] = field(default=(), repr=False)  # of the prompt, where the fleet keeps prefixes
+    tenant: str = field(default="", repr=False)
 
 
 class WorkerError(Exception):
@@ -94,25 +96,19 @@ class ClientGoneError(Exception):
 
 
 class Router:
-    """Forwards requests for `model` to `backends`; `app` is the aiohttp application that does."""
+    """Forwards requests for the fleet's LLM to `backends`, the fleet's workers in its order; `app` is the
+    aiohttp application that does."""
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        model: str,
-        policies: Policies,
-        settings: Settings | None = None,
-        *,
-        seed: int = 0,
-    ) -> None:
-        front = (*POLICIES, *PREFIX_POLICIES)
-        for name, known in ((policies.routing, front), (policies.decode_routing, tuple(POLICIES))):
-            if name not in known:
-                raise InputError(f"routing is {name!r}, must be one of {', '.join(known)} on real engines")
-        self.model, self.settings, self.policies = model, settings or Settings(), policies
-        self.front = [backend for backend in backends if backend.load.role != "decode"]
-        self.back = [backend for backend in backends if backend.load.role == "decode"]
-        self.dice = Dice(rng=random.Random(seed)), Dice(rng=random.Random(seed + 1))
+    def __init__(self, backends: Sequence[Backend], fleet: Fleet, settings: Settings | None = None) -> None:
+        self.model, self.policies, self.settings = fleet.llm.name, fleet.policies, settings or Settings()
+        if self.policies.queue not in QUEUES:
+            raise InputError(
+                f"policies.queue is {self.policies.queue!r}, on real engines it must be one of "
+                f"{', '.join(QUEUES)}"
+            )
+        self.live = LiveFleet(fleet)
+        self.backends = list(backends)
+        self.up: list[str | None] = [None] * len(self.backends)  # identities of those that were last seen up
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
         self.ttft_counts: Counter[float] = Counter()
@@ -164,7 +160,7 @@ class Router:
         outcome = "client_gone"
         try:
             asked = self._parse(request, await request.read())
-            answer = _Answer(request, asked, asyncio.get_running_loop().time())
+            answer = _Answer(request, asked, _now_s())
             with suppress(ClientGoneError):
                 outcome = await self._try_workers(answer)
             return answer.response or web.Response(status=499)
@@ -193,6 +189,10 @@ class Router:
             outputs = DEFAULT_OUTPUT_TOKENS
         if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
             raise _refusal(400, "max_tokens must be a whole number of at least 1")
+        if not self.live.fits(inputs + outputs):
+            raise _refusal(
+                400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache"
+            )
         given = request.headers.get("X-Request-Id", "")
         name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         if self.policies.queue != "fcfs":
@@ -200,77 +200,87 @@ class Router:
                 self.policies, inputs, outputs, time.monotonic(), self.settings.longest_tokens
             )
             raw = json.dumps(body).encode()
-        looks = self.policies.routing in PREFIX_POLICIES
-        blocks = blocks_of(body.get("prompt")) if looks else ()
-        asked = Asked(name, request.path, body, raw, inputs, outputs, blocks)
-        if not self._is_servable(asked):
-            raise _refusal(400, f"{asked.tokens} tokens of prompt and output fit into no worker's KV cache")
-        return asked
-
-    def _is_servable(self, asked: Asked) -> bool:
-        """Whether a mixed worker, or one of each kind of a pair, could ever hold it."""
-        workers = (*self.front, *self.back)
-        roles = {worker.load.role for worker in workers if fits(worker.load, asked.tokens)}
-        return "mixed" in roles or {"prefill", "decode"} <= roles
+        blocks = blocks_of(body.get("prompt", body.get("messages"))) if self.live.keeps_prefixes else ()
+        tenant = _tenant(request, body) if self.live.is_by_tenant else ""
+        return Asked(name, request.path, body, raw, inputs, outputs, blocks, tenant)
 
     async def _try_workers(self, answer: _Answer) -> str:
         """Serve the request, on another worker where one fails before the answer began; its outcome."""
-        failed: set[str] = set()
-        for attempt in range(self.settings.retries + 1):
-            try:
-                await self._serve(answer, failed)
-                return "answered"
-            except WorkerError as error:
-                LOG.warning("request %s: %s (try %d)", answer.asked.id, error, attempt + 1)
-                if answer.response is not None:
-                    await answer.end_with_error(str(error))
-                    return "broken"
-                self.outcomes["retries"] += 1
-        raise _refusal(502, f"{self.settings.retries + 1} tries failed on {', '.join(sorted(failed))}")
+        asked, failed = answer.asked, set[int]()
+        answer.seat = self.live.ask(
+            asked.input_tokens, asked.output_tokens, answer.start_s, names=asked.blocks, tenant=asked.tenant
+        )
+        try:
+            for attempt in range(self.settings.retries + 1):
+                try:
+                    await self._serve(answer, failed)
+                    return "answered"
+                except WorkerError as error:
+                    LOG.warning("request %s: %s (try %d)", asked.id, error, attempt + 1)
+                    if answer.response is not None:
+                        await answer.end_with_error(str(error))
+                        return "broken"
+                    self.outcomes["retries"] += 1
+        finally:
+            self.live.gone(answer.seat)
+        names = ", ".join(sorted(self.backends[w].name for w in failed))
+        raise _refusal(502, f"{self.settings.retries + 1} tries failed on {names}")
 
-    async def _serve(self, answer: _Answer, failed: set[str]) -> None:
-        asked, raw = answer.asked, answer.asked.raw
-        worker = await self._choose(self.front, self._front, asked, failed)
-        with _Held(worker.load, asked, failed, promises=self.policies.routing != "min-ttft") as held:
-            if worker.load.role == "mixed":
-                await self._forward(worker, answer, raw, held)
+    async def _serve(self, answer: _Answer, failed: set[int]) -> None:
+        raw = answer.asked.raw
+        w = await self._choose(self.live.send, answer, failed)
+        with self._at(w, answer, failed):
+            if self.live.roles[w] == "mixed":
+                await self._forward(self.backends[w], answer, raw)
                 return
-            parameters = await self._prefill(worker, answer)
+            parameters = await self._prefill(self.backends[w], answer)
         if parameters is None:
             return
-        raw = json.dumps({**asked.body, "kv_transfer_params": parameters}).encode()
-        decoder = await self._choose(self.back, self._back, asked, failed)
-        with _Held(decoder.load, asked, failed) as held:
-            await self._forward(decoder, answer, raw, held)
+        raw = json.dumps({**answer.asked.body, "kv_transfer_params": parameters}).encode()
+        w = await self._choose(self.live.hand_off, answer, failed)
+        with self._at(w, answer, failed):
+            await self._forward(self.backends[w], answer, raw)
 
-    def _front(self, loads: Sequence[Load], asked: Asked) -> Load:
-        if (route := POLICIES.get(self.policies.routing)) is not None:
-            return route(loads, asked.tokens, self.dice[0])
-        prompt = Prompt(asked.tokens, asked.input_tokens, asked.blocks)
-        return PREFIX_POLICIES[self.policies.routing](loads, prompt, self.policies)
-
-    def _back(self, loads: Sequence[Load], asked: Asked) -> Load:
-        return POLICIES[self.policies.decode_routing](loads, asked.tokens, self.dice[1])
+    @contextmanager
+    def _at(self, w: int, answer: _Answer, failed: set[int]) -> Iterator[None]:
+        """The request is on worker `w` to the end of the block, whatever happens."""
+        try:
+            yield
+        except WorkerError:
+            failed.add(w)
+            raise
+        finally:
+            self.live.left(answer.seat, _now_s(), answer.tokens)
 
     async def _choose(
-        self,
-        pool: Sequence[Backend],
-        policy: Callable[[Sequence[Load], Asked], Load],
-        asked: Asked,
-        failed: set[str],
-    ) -> Backend:
+        self, choose: Callable[[int, float, Collection[int]], int | None], answer: _Answer, failed: set[int]
+    ) -> int:
         """The policy's worker among those that are up; one that has failed this request before only where
         there is no other. Waits for a worker to come up."""
-        deadline_s = asyncio.get_running_loop().time() + self.settings.patience_s
+        deadline_s = _now_s() + self.settings.patience_s
         while True:
-            up = [backend for backend in pool if backend.load.is_up and fits(backend.load, asked.tokens)]
-            if up:
-                fresh = [backend for backend in up if backend.load.name not in failed] or up
-                chosen = policy([backend.load for backend in fresh], asked)
-                return next(backend for backend in fresh if backend.load is chosen)
-            if asyncio.get_running_loop().time() > deadline_s:
+            now_s = _now_s()
+            self._see_who_is_up(now_s)
+            w = choose(answer.seat, now_s, failed)
+            if w is None and failed:
+                w = choose(answer.seat, now_s, ())
+            if w is not None:
+                return w
+            if now_s > deadline_s:
                 raise _refusal(503, "no worker that could take the request is up", retry_after_s=5)
             await asyncio.sleep(0.05)
+
+    def _see_who_is_up(self, now_s: float) -> None:
+        """A worker that has another identity than before was down in between."""
+        up = [backend.identity if backend.is_up else None for backend in self.backends]
+        if up == self.up:
+            return
+        for w, (before, now) in enumerate(zip(self.up, up, strict=True)):
+            if before != now and before is not None:
+                self.live.down(w, now_s)
+            if now is not None:
+                self.live.up(w)
+        self.up = up
 
     async def _prefill(self, worker: Backend, answer: _Answer) -> Any:
         """Have the prompt's KV computed; what the decode worker needs to fetch it, None if the worker refused
@@ -281,26 +291,34 @@ class Router:
         body |= {key: 1 for key in ("min_tokens", "max_completion_tokens") if key in body}
         async with self._post(worker, asked, json.dumps(body).encode()) as upstream:
             if upstream.status != 200:
-                await answer.pass_on(upstream, worker.load.name)
+                await answer.pass_on(upstream, worker.name)
                 return None
             found = json.loads(await upstream.read())
         if not isinstance(found, dict) or not found.get("kv_transfer_params"):
-            raise WorkerError(f"{worker.load.name} has prefilled without a KV connector")
-        answer.prefilled_by = worker.load.name
+            raise WorkerError(f"{worker.name} has prefilled without a KV connector")
+        answer.prefilled_by = worker.name
+        self.live.computed(answer.seat, _now_s())
         return found["kv_transfer_params"]
 
-    async def _forward(self, worker: Backend, answer: _Answer, raw: bytes, held: _Held) -> None:
+    async def _forward(self, worker: Backend, answer: _Answer, raw: bytes) -> None:
         """Send the request and pass the answer on as it comes."""
-        name = worker.load.name
+        name, seat = worker.name, answer.seat
         async with self._post(worker, answer.asked, raw) as upstream:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
                 await answer.pass_on(upstream, name)
+                self.live.computed(seat, _now_s())
                 return
+            told = 0  # tokens that the fleet knows of
             async for chunk in upstream.content.iter_any():
                 if answer.response is None:
-                    held.prefilled()
+                    now_s = _now_s()
+                    self.live.computed(seat, now_s)
                     await answer.begin(name)
-                    self._note_ttft(asyncio.get_running_loop().time() - answer.start_s)
+                    self._note_ttft(now_s - answer.start_s)
+                answer.tokens += chunk.count(EVENT)
+                if answer.tokens >= told + KV_BLOCK_TOKENS:
+                    told = answer.tokens
+                    self.live.grew(seat, told, _now_s())
                 await answer.write(chunk)
             if answer.response is None:
                 raise WorkerError(f"{name} answered nothing")
@@ -317,10 +335,10 @@ class Router:
                 if not is_ours or upstream.status >= 500:
                     upstream.close()  # it may never read the rest of the body
                     what = f" answered {upstream.status}" if is_ours else ": another server is on its port"
-                    raise WorkerError(f"{worker.load.name}{what}")
+                    raise WorkerError(f"{worker.name}{what}")
                 yield upstream
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise WorkerError(f"{worker.load.name}: {type(error).__name__}") from None
+            raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
 
     def _note_ttft(self, ttft_s: float) -> None:
         edge = next((edge for edge in TTFT_EDGES_S if ttft_s <= edge), float("inf"))
@@ -329,7 +347,8 @@ class Router:
 
     async def _health(self, _: web.Request) -> web.Response:
         """200 while a request could be served: a mixed worker, or one of each kind of a pair, is up."""
-        roles = {backend.load.role for backend in (*self.front, *self.back) if backend.load.is_up}
+        workers = zip(self.backends, self.live.roles, strict=True)
+        roles = {role for backend, role in workers if backend.is_up}
         is_up = "mixed" in roles or {"prefill", "decode"} <= roles
         return web.json_response(
             {"status": "ok" if is_up else "no worker is up"}, status=200 if is_up else 503
@@ -339,7 +358,7 @@ class Router:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        loads = [backend.load for backend in (*self.front, *self.back)]
+        workers = self.live.workers
         lines = ["# TYPE fleetplan_requests_total counter"]
         lines += [
             f'fleetplan_requests_total{{outcome="{outcome}"}} {count}'
@@ -347,14 +366,14 @@ class Router:
         ]
         lines += ["# TYPE fleetplan_in_flight gauge", f"fleetplan_in_flight {self.in_flight}"]
         for name, values in (
-            ("up", [int(load.is_up) for load in loads]),
-            ("requests", [load.requests for load in loads]),
-            ("pending_prompt_tokens", [load.pending_tokens for load in loads]),
+            ("up", [backend.is_up for backend in self.backends]),
+            ("requests", workers["requests"]),
+            ("pending_prompt_tokens", workers["pending_tokens"]),
         ):
             lines.append(f"# TYPE fleetplan_worker_{name} gauge")
             lines += [
-                f"fleetplan_worker_{name}{{worker={json.dumps(load.name)}}} {value}"
-                for load, value in zip(loads, values, strict=True)
+                f"fleetplan_worker_{name}{{worker={json.dumps(backend.name)}}} {value:.0f}"
+                for backend, value in zip(self.backends, values, strict=True)
             ]
         lines.append("# TYPE fleetplan_first_byte_seconds histogram")
         below = 0
@@ -371,45 +390,16 @@ class Router:
         )
 
 
-class _Held:
-    """A request on a worker: counted in its load from here to the end of the block, whatever happens.
-
-    With `promises` its blocks count as cached from the start, else once they are computed.
-    """
-
-    def __init__(self, load: Load, asked: Asked, failed: set[str], *, promises: bool = False) -> None:
-        self.load, self.tokens, self.failed = load, asked.input_tokens, failed
-        self.blocks, self.promises = asked.blocks, promises
-        self.cached_tokens = load.sent.tokens(asked.blocks)
-        self.is_prefilled = False
-
-    def __enter__(self) -> Self:
-        self.load.takes(self.tokens, self.cached_tokens)
-        if self.promises:
-            self.load.sent.add(self.blocks)
-        return self
-
-    def prefilled(self) -> None:
-        if not self.is_prefilled:
-            self.load.has_prefilled(self.tokens, self.cached_tokens)
-            if not self.promises and self.load.role != "decode":
-                self.load.sent.add(self.blocks)
-        self.is_prefilled = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.prefilled()
-        self.load.is_rid_of(self.tokens)
-        if kind is WorkerError:
-            self.failed.add(self.load.name)
-
-
 class _Answer:
-    """What goes back to the client; `response` is None until it has begun."""
+    """What goes back to the client; `response` is None until it has begun. `tokens` have come so far, by the
+    events of the stream or the count in a whole answer."""
 
     def __init__(self, request: web.Request, asked: Asked, start_s: float) -> None:
         self.request, self.asked, self.start_s = request, asked, start_s
         self.response: web.StreamResponse | None = None
         self.prefilled_by = ""
+        self.seat = -1
+        self.tokens = 0
 
     def _headers(self, worker: str) -> dict[str, str]:
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
@@ -440,6 +430,9 @@ class _Answer:
     async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str) -> None:
         """A whole answer that is no stream, with its status."""
         body = await upstream.read()
+        if upstream.status == 200:
+            told = OUTPUT_TOKENS.search(body)
+            self.tokens = int(told[1]) if told else self.asked.output_tokens
         self.response = web.Response(
             body=body, status=upstream.status, content_type=upstream.content_type,
             headers=self._headers(worker),
@@ -485,14 +478,23 @@ def is_loopback(host: str) -> bool:
 
 def _input_tokens(prompt: object) -> int:
     """Exact for token ids, a guess for words."""
-    if isinstance(prompt, str) and prompt:
-        return -(-len(prompt) // CHARACTERS_PER_TOKEN)
-    if isinstance(prompt, list) and prompt:
-        if all(type(token) is int for token in prompt):
-            return len(prompt)
-        if all(isinstance(message, dict) for message in prompt):
-            return sum(len(str(message.get("content", ""))) for message in prompt) // CHARACTERS_PER_TOKEN + 1
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return len(prompt)
+    if words := words_of(prompt):
+        return -(-len(words) // CHARACTERS_PER_TOKEN)
     raise _refusal(400, "expected one prompt, as text or as a list of token ids (or messages in a chat)")
+
+
+def _tenant(request: web.Request, body: dict[str, Any]) -> str:
+    """Who asks: what a gateway says in a header, else OpenAI's field `user`; '' where nobody says."""
+    tenant = request.headers.get(TENANT_HEADER) or body.get("user") or ""
+    if not isinstance(tenant, str) or len(tenant) > TENANT_CHARACTERS:
+        raise _refusal(400, f"user must be text of at most {TENANT_CHARACTERS} characters")
+    return tenant
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _refusal(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:

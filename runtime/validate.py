@@ -162,8 +162,8 @@ async def _measure(
     progress(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
     async with started(spots, commands) as group:
         router = Router(
-            group.workers, wanted.fleet.llm.name, wanted.fleet.policies,
-            Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len), seed=wanted.seed,
+            group.workers, wanted.fleet,
+            Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
         )  # fmt: skip
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
@@ -243,9 +243,7 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
 
 async def scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
     """Counters of each engine that answers."""
-    return {
-        worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.load.is_up
-    }
+    return {worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.is_up}
 
 
 async def _metrics(client: aiohttp.ClientSession, worker: Worker) -> dict[str, float]:
@@ -293,7 +291,7 @@ async def serve(
     say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
     async with started(spots, commands) as group:
         limits = Settings(keys=keys, longest_tokens=wanted.max_model_len)
-        router = Router(group.workers, wanted.fleet.llm.name, wanted.fleet.policies, limits)
+        router = Router(group.workers, wanted.fleet, limits)
         async with listening(router.app, host, port, has_keys=bool(keys)) as url:
             say(f"{wanted.fleet.llm.name} at {url}/v1 ({len(spots)} workers); Ctrl-C ends it")
             await asyncio.Event().wait()

@@ -32,7 +32,6 @@ from planner.domain import Fleet, Pool
 from planner.errors import InputError
 from planner.manifests import engine
 from runtime.launch import IDENTITY, IDENTITY_HEADER, PARENT, STEP_CPU, STEP_LOG
-from runtime.routing import Load, load_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 STEADY_S = 60.0  # up for this long: earlier failures are forgotten
@@ -112,8 +111,8 @@ class Worker:
         self, place: Place, commands: Commands, patience: Patience, note: Callable[[str, str], None]
     ):
         self.place, self.commands, self.patience, self.note = place, commands, patience, note
-        self.load: Load = load_of(place.name, place.pool.role, place.pool.type)
-        self.load.is_up = False
+        self.name = place.name
+        self.is_up = False
         self.url = ""
         self.identity = ""  # of this start: its answers bear it
         self.stranger = ""  # what answered without it
@@ -134,12 +133,11 @@ class Worker:
                 why = await self._until_up()
                 if not why:
                     up_s = time.monotonic()
-                    self.load.sent.blocks.clear()  # its cache is empty
-                    self.load.is_up = True
+                    self.is_up = True
                     self.settled.set()
                     self.note(self.place.name, f"up after start {self.starts}")
                     why = await self._until_down()
-                    self.load.is_up = False
+                    self.is_up = False
                     failures = failures if time.monotonic() - up_s < STEADY_S else 0
                 await self._kill()
                 failures += 1
@@ -153,7 +151,7 @@ class Worker:
                 pause_s = self.patience.backoff_s * 2 ** (failures - 1)
                 await asyncio.sleep(min(pause_s, self.patience.longest_backoff_s))
         finally:
-            self.load.is_up = False
+            self.is_up = False
             await self._stop()
 
     async def _start(self) -> None:

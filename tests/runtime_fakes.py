@@ -15,7 +15,6 @@ from planner.models.latency import StepLatency
 from planner.traces import Trace
 from runtime.rehearsal import Engine, Server
 from runtime.router import Router, Settings, listening
-from runtime.routing import Load, load_of
 
 CATALOG = read_catalog()
 LLM = CATALOG.llm("meta-llama/Llama-3.1-8B")
@@ -46,11 +45,14 @@ def random_trace(requests: int, rate_rps: float, *, seed: int = 0, most: int = 2
 
 @dataclass
 class Backend:
-    """A worker as the router sees it."""
+    """A worker as the router sees it, and what it is."""
 
-    load: Load
+    name: str
+    role: Role
+    kind: WorkerType
     url: str
     identity: str = ""
+    is_up: bool = True
 
 
 @asynccontextmanager
@@ -63,7 +65,7 @@ async def engines(roles: Sequence[Role], latency: StepLatency = LATENCY) -> Asyn
             loop = asyncio.ensure_future(engine.run())
             stack.callback(loop.cancel)
             url = await stack.enter_async_context(listening(Server(engine).app, "127.0.0.1", 0))
-            found.append(Backend(load_of(f"{role}-{number}", role, worker_type(latency)), url))
+            found.append(Backend(f"{role}-{number}", role, worker_type(latency), url))
         yield found
 
 
@@ -73,6 +75,7 @@ async def routed(
 ) -> AsyncIterator[tuple[Router, str]]:
     """A router before them, and its URL."""
     settings = replace(settings or Settings(), patience_s=0.5)
-    router = Router(backends, MODEL, policies or Policies(), settings)
+    pools = tuple(Pool(backend.name, backend.role, backend.kind, 1) for backend in backends)
+    router = Router(backends, Fleet(LLM, pools, policies or Policies()), settings)
     async with listening(router.app, "127.0.0.1", 0) as url:
         yield router, url

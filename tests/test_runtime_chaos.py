@@ -44,7 +44,7 @@ def replayed(
 
     async def run() -> tuple[list[str], Router]:
         async with started(places(fleet, folder, None), rehearsal_commands(), QUICK) as group:
-            router = Router(group.workers, MODEL, fleet.policies)
+            router = Router(group.workers, fleet)
             async with listening(router.app, "127.0.0.1", 0) as url:
                 raging = asyncio.ensure_future(chaos(group, url))
                 await replay(trace, range(len(trace)), url, MODEL, journal, timeout_s=30.0)
@@ -68,8 +68,8 @@ def is_running(pid: int) -> bool:
 
 
 def is_idle(router: Router) -> bool:
-    loads = [backend.load for backend in (*router.front, *router.back)]
-    return not router.in_flight and not any(load.requests or load.pending_tokens for load in loads)
+    workers = router.live.workers
+    return not router.in_flight and not any(workers[name].any() for name in ("requests", "pending_tokens"))
 
 
 def send_signal(worker: Worker, number: int) -> None:
@@ -79,7 +79,7 @@ def send_signal(worker: Worker, number: int) -> None:
 
 async def until_up_again(worker: Worker) -> None:
     for _ in range(600):
-        if worker.starts > 1 and worker.load.is_up:
+        if worker.starts > 1 and worker.is_up:
             return
         await asyncio.sleep(0.05)
 

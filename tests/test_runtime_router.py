@@ -14,13 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from runtime_fakes import MODEL, Backend, engines, routed, worker_type
+from runtime_fakes import MODEL, Backend, engines, fleet_of, routed, worker_type
 
 from planner.domain import Policies
 from planner.errors import InputError
 from runtime.launch import WORKER_HEADER
 from runtime.router import REMOTE_DECODE, Router, Settings, is_loopback, listening
-from runtime.routing import load_of
 
 Body = dict[str, Any]
 
@@ -51,14 +50,13 @@ async def a_server(handler: Callable[[web.Request], Any], name: str = "odd") -> 
     app = web.Application()
     app.add_routes([web.post("/v1/completions", handler)])
     async with listening(app, "127.0.0.1", 0) as url:
-        yield Backend(load_of(name, "mixed", worker_type()), url)
+        yield Backend(name, "mixed", worker_type(), url)
 
 
 def is_idle(router: Router) -> bool:
-    loads = [backend.load for backend in (*router.front, *router.back)]
-    return not router.in_flight and not any(
-        load.requests or load.pending_tokens or load.prompt_tokens for load in loads
-    )
+    workers = router.live.workers
+    held = (workers[name].any() for name in ("requests", "pending_tokens", "kv_tokens", "used"))
+    return not router.in_flight and not any(held)
 
 
 def test_answers_come_through_whole_and_as_they_are_generated() -> None:
@@ -97,8 +95,7 @@ def test_a_pair_prefills_here_and_decodes_there() -> None:
                     return web.json_response(await answer.json())
 
             async with a_server(note) as noted:
-                noted.load = prefill.load
-                async with routed([noted, decode]) as (router, url):
+                async with routed([replace(prefill, url=noted.url), decode]) as (router, url):
                     asked = a_body(stream=True, min_tokens=5, stream_options={"include_usage": True})
                     status, answer, headers = await post(url, asked)
                     assert (status, streamed_ids(answer)) == (200, [20, 21, 22, 23, 24])
@@ -205,12 +202,12 @@ def test_without_a_worker_requests_wait_for_one_and_then_are_refused() -> None:
 
     async def run() -> None:
         async with engines(["mixed"]) as backends, routed(backends) as (router, url):
-            backends[0].load.is_up = False
+            backends[0].is_up = False
             status, answer, headers = await post(url, a_body())
             assert status == 503 and "Retry-After" in headers and "error" in answer
             waiting = asyncio.ensure_future(post(url, a_body()))
             await asyncio.sleep(0.1)
-            backends[0].load.is_up = True
+            backends[0].is_up = True
             assert (await waiting)[0] == 200 and is_idle(router)
 
     asyncio.run(run())
@@ -372,5 +369,9 @@ def test_a_port_in_use_and_an_unknown_policy_are_one_line() -> None:
                     pass
 
     asyncio.run(run())
-    with pytest.raises(InputError, match="on real engines"):
-        Router([], MODEL, replace(Policies(), routing="astrology"))
+    for policies, said in (
+        (Policies(routing="astrology"), "one of jsq"),
+        (Policies(queue="lpm"), "real engines"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Router([], fleet_of(("w", "mixed", 1), policies=policies))

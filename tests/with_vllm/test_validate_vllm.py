@@ -302,13 +302,13 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
     async def run() -> tuple[list[list[int]], list[list[int]], Sequence[dict[str, Any]]]:
         commands, devices = engine_commands(wanted, tmp_path)
         async with started(places(fleet, tmp_path / "engines", devices), commands) as group:
-            router = Router(group.workers, fleet.llm.name, fleet.policies)
+            router = Router(group.workers, fleet)
             async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
                 before = await scrape(client, group)
                 pair = [await ids(client, url, tokens, stream=tokens % 200 == 0) for tokens in PAIR_TOKENS]
                 engines = counted(before, await scrape(client, group))
                 alone = [await ids(client, group.workers[0].url, t, stream=False) for t in PAIR_TOKENS]
-                assert not router.in_flight and not any(worker.load.requests for worker in group.workers)
+                assert not router.in_flight and not router.live.workers["requests"].any()
         return pair, alone, engines
 
     pair, alone, (prefill, decode) = asyncio.run(run())
