@@ -14,6 +14,7 @@ import pytest
 
 from planner import cli
 from planner.errors import InfeasibleError, InputError
+from planner.reports.schedule import NAMES, Answer, figures, render
 from planner.schedulefile import demand_of, read_market
 from planner.solvers.backend import minimise
 from planner.solvers.schedule import (
@@ -27,6 +28,7 @@ from planner.solvers.schedule import (
     bought,
     broken,
     by_rule,
+    cost_by_window,
     schedule,
 )
 from planner.solvers.windows import Cover, Prices, _divisors, _rounded
@@ -353,6 +355,49 @@ def test_the_limit_that_is_too_tight_is_named_with_what_would_do() -> None:
         schedule(market, demand([1], [1]))
 
 
+def test_what_windows_cost_is_their_gpus_and_their_starts() -> None:
+    """As in the command's test: 16 for 4 reserved GPUs; in the second hour 24 for 4 more, 2 for a start."""
+    market = Market((Offer("h100", 6.0, 4.0),), (Capacity("llm0", "t", "h100", 4, 5.0),))
+    asked = demand([5, 10])
+    found = exactly(market, asked)
+    assert cost_by_window(market, asked, found).tolist() == pytest.approx([16.0, 42.0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_mean_of_the_windows_is_the_cost(seed: int) -> None:
+    """Of any workers, on a market with all three ways to buy."""
+    rng = np.random.default_rng(seed)
+    market = Market(
+        (Offer("g", 3.0, 2.0, 1.0, 0.2), Offer("h", None, 4.0), Offer("i", 5.0)),
+        tuple(Capacity("llm0", gpu, gpu, 2, 1.0, 0.0, 600.0) for gpu in "ghi"),
+    )
+    asked = demand(rng.uniform(1, 9, 12).tolist())
+    spot = rng.integers(0, 4, (3, 12)) * np.array([[1], [0], [0]])
+    found = bought(market, asked, rng.integers(0, 6, (3, 12)), spot)
+    assert cost_by_window(market, asked, found).mean() == pytest.approx(found.cost_usd_per_h)
+
+
+def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> None:
+    """h is bought in no window, so it has no chart; spot of g is stacked on what is reserved and rented."""
+    market = Market(
+        (Offer("g", 6.0, 4.0, 1.0), Offer("h", 99.0)),
+        (Capacity("llm0", "t", "g", 1, 1.0), Capacity("llm0", "u", "h", 1, 1.0)),
+        most_spot_frac=0.5,
+    )
+    asked = demand([2, 4, 4, 8])
+    found = exactly(market, asked)
+    answer = Answer(market, asked, found, {"peak": at_peak(market, asked), "linear rule": None}, 0.01)
+    drawn = {figure.name: figure.chart.to_dict() for figure in figures(answer)}
+    assert list(drawn) == ["demand", "gpus-0", "workers", "cost", "costs"]
+    ways = drawn["gpus-0"]["data"]["values"]
+    at_end = {row["what"]: row["y"] for row in ways if row["x"] == 180.0}  # min
+    assert sum(at_end.values()) == 8 and at_end["spot"] == 4
+    page = render(answer)["schedule.html"]
+    assert "a linear rule per window (Aladdin), exceeds a limit" in page and page.count("<figure") == len(
+        drawn
+    )
+
+
 def test_a_trace_is_counted_in_windows() -> None:
     """Arrivals at 0, 1, 2 and 5 s in windows of 2 s: 2, 1; the third is cut short at 5 s."""
     arrivals = np.array([0.0, 1.0, 2.0, 5.0])
@@ -389,8 +434,11 @@ def test_command_writes_schedule_and_comparison(
     assert answer["workers"][0]["firm"] == [1, 2] and answer["compared"]["peak"] == 32.0
     assert answer["cost_usd_per_h"] == pytest.approx(16 + 12 + 1)  # a start: 5 min x 4 x 6 USD/h, every 2 h
     assert out.read_text() == "window,llm,worker,firm,spot\n0,chat,h100 tp4,1,0\n1,chat,h100 tp4,2,0\n"
-    assert run(monkeypatch, market, "--demand", rates) == 0
-    assert "peak: 32.00 USD/h; the schedule saves 9.4 %" in capsys.readouterr().out
+    assert run(monkeypatch, market, "--demand", rates, "-o", tmp_path / "out") == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(NAMES)
+    assert (tmp_path / "out" / "schedule.csv").read_text() == out.read_text()
+    assert json.loads((tmp_path / "out" / "schedule.json").read_text()) == answer
+    assert "32.00 USD/h; the schedule saves 9.4 %" in capsys.readouterr().out
 
 
 def test_command_takes_a_trace_per_llm(

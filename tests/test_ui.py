@@ -675,7 +675,7 @@ def test_a_schedule_from_the_plan_costs_no_more_than_a_fleet_for_the_peak() -> N
     at = opened("schedule")
     at.button(key="schedule_start").click().run()
     assert not at.exception and not at.error
-    assert "USD per hour on average" in at.subheader[-1].value
+    assert "USD per hour on average" in shown(at.subheader)[-1]
     assert "the schedule saves" in text_of(at)
 
 
@@ -711,7 +711,8 @@ limits: {power: 80 kW}
         Path(name).write_bytes(files[name])
     found = CliRunner().invoke(cli, shlex.split(command)[1:])
     assert found.exit_code == 0, found.output
-    assert Path("schedule.csv").read_bytes() == files["schedule.csv"]
+    written = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    assert written == {name: files[name] for name in ("schedule.csv", "schedule.html", "schedule.json")}
 
 
 def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:

@@ -123,4 +123,4 @@ def command(demand: Document, window: str, options: Document) -> str:
     words += ["--demand", "demand.csv"] if "demand" in demand else []
     words += ["--gap", f"{options['gap_frac']:g}", "--time-limit", f"{options['time_limit_s']:g}"]
     words += ["--seed", str(options["seed"])] if options["seed"] else []
-    return shlex.join([*words, "-o", "schedule.csv"])
+    return shlex.join([*words, "-o", "out/"])

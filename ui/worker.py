@@ -29,11 +29,11 @@ from planner import compare, files, output, pareto, planning, schedulefile, what
 from planner.catalog import Catalog, read_catalog
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
-from planner.commands.schedule import to_csv, to_json
 from planner.errors import PlannerError
 from planner.fleetfile import read_fleet
 from planner.plan import Plan
 from planner.reports import charts, drawing, figures, rows, words
+from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.several import answer as together
 from planner.several.questions import read_question
@@ -301,20 +301,17 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     found = schedule(market, asked, gap_frac=gap_frac, time_limit_s=request["time_limit_s"])
     tell({"phase": "comparing with a fleet for the peak and with a linear rule"})
     others = {"peak": at_peak(market, asked), "linear rule": by_rule(market, asked)}
-    document = to_json(market, asked, found, others, gap_frac)
-    workers = {
-        f"{c.llm}, {c.name}{suffix}": counts[k]
-        for suffix, counts in (("", found.workers), (", spot", found.spot_workers))
-        for k, c in enumerate(market.capacities)
-        if counts[k].any()
+    answer = schedules.Answer(market, asked, found, others, gap_frac)
+    tell({"phase": "drawing the charts"})
+    document = schedules.to_json(answer) | {
+        "answer": schedules.sentence(answer),
+        "proof": schedules.proof_line(answer),
+        "compared_lines": schedules.compared_lines(answer),
+        "firm": schedules.FIRM,
+        "tables": {"gpus": schedules.gpu_rows(answer), "workers": schedules.worker_rows(answer)},
+        "charts": [_picture(figure.chart, figure.caption) for figure in schedules.figures(answer)],
     }
-    demand = dict(zip(asked.llms, asked.rate_rps, strict=True))
-    pictures = [
-        _picture(charts.windows_chart(demand, asked.window_s, "requests/s"), "Demand per window."),
-        *([_picture(charts.windows_chart(workers, asked.window_s, "workers"), "Workers per window.")]
-          if workers else []),
-    ]  # fmt: skip
-    return document | {"charts": pictures}, {"schedule.csv": to_csv(market, found), **written}
+    return document, {**schedules.render(answer), **written}
 
 
 def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:

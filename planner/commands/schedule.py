@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +19,7 @@ from planner.commands.common import (
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.solvers.schedule import Demand, Market, Schedule
+    from planner.reports.schedule import Answer
 
 
 def schedule(
@@ -43,7 +41,13 @@ def schedule(
         float, typer.Option("--time-limit", min=0.1, help="Seconds after which the best schedule is given.")
     ] = 60.0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", readable=False, help="Write workers per window to this CSV.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            readable=False,
+            help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
+        ),
     ] = None,
     seed: SeedOption = 0,
     json_output: JsonOption = False,
@@ -54,6 +58,7 @@ def schedule(
     4: the gap was not closed in time.
     """
     from planner import files, schedulefile
+    from planner.reports import schedule as report
     from planner.solvers.schedule import at_peak, by_rule
     from planner.solvers.schedule import schedule as solve
     from planner.tracefile import read_trace
@@ -66,9 +71,12 @@ def schedule(
         raise InputError(
             "the demand is missing: give --demand FILE, or --trace LLM=FILE for every LLM, not both"
         )
+    is_csv = out is not None and out.suffix == ".csv"
     if out is not None:
-        files.check_output_file(out)
-        keep_inputs([out], market, demand)
+        (files.check_output_file if is_csv else files.check_output_directory)(out)
+        traces_given = [Path(text.partition("=")[2]) for text in trace or ()]
+        written = [out] if is_csv else [out / name for name in report.NAMES]
+        keep_inputs(written, market, demand, *traces_given)
     with Progress() as progress:
         sold = schedulefile.read_market(market)
         if demand is not None:
@@ -83,87 +91,34 @@ def schedule(
         progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
         found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit)
         others = {"peak": at_peak(sold, asked), "linear rule": by_rule(sold, asked)}
-    answer = to_json(sold, asked, found, others, gap)
-    if out is not None:
-        files.write_file(out, to_csv(sold, found))
+        answer = report.Answer(sold, asked, found, others, gap)
+        if out is not None and is_csv:
+            files.write_file(out, report.to_csv(answer))
+        elif out is not None:
+            progress("drawing the charts")
+            files.write_files(out, report.render(answer))
     if json_output:
-        print_json(answer)
+        print_json(report.to_json(answer))
     else:
         _print(answer)
-    if answer["status"] != "optimal":
+    if not answer.is_optimal:
         raise typer.Exit(4)
 
 
-def to_json(
-    sold: Market, asked: Demand, found: Schedule, others: dict[str, Schedule | None], gap: float
-) -> dict[str, Any]:
-    """The answer as one object; "optimal" to the gap asked for."""
-    gpus = [offer.gpu for offer in sold.offers]
-    return {
-        "status": "optimal" if found.gap_frac <= gap + 1e-4 else "best found",
-        "cost_usd_per_h": found.cost_usd_per_h,
-        "bound_usd_per_h": found.bound_usd_per_h,
-        "gap_frac": found.gap_frac,
-        "windows": asked.rate_rps.shape[1],
-        "window_s": asked.window_s,
-        "reserved_gpus": dict(zip(gpus, found.reserved_gpus.tolist(), strict=True)),
-        "on_demand_gpus": dict(zip(gpus, found.on_demand_gpus.tolist(), strict=True)),
-        "workers": [
-            {
-                "llm": capacity.llm,
-                "worker": capacity.name,
-                "firm": found.workers[c].tolist(),
-                "spot": found.spot_workers[c].tolist(),
-            }
-            for c, capacity in enumerate(sold.capacities)
-        ],
-        "compared": {name: other and other.cost_usd_per_h for name, other in others.items()},
-    }
+def _print(answer: Answer) -> None:
+    from planner.reports import schedule as report
 
-
-def to_csv(sold: Market, found: Schedule) -> str:
-    """window, llm, worker, firm, spot: a row for every worker type in use in a window."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("window", "llm", "worker", "firm", "spot"))
-    for t in range(found.workers.shape[1]):
-        for c, capacity in enumerate(sold.capacities):
-            if found.workers[c, t] or found.spot_workers[c, t]:
-                rows.writerow((t, capacity.llm, capacity.name, found.workers[c, t], found.spot_workers[c, t]))
-    return text.getvalue()
-
-
-def _print(answer: dict[str, Any]) -> None:
-    rows = [
-        {
-            "GPU": gpu,
-            "reserved": reserved,
-            "on demand, mean": round(sum(answer["on_demand_gpus"][gpu]) / answer["windows"], 1),
-            "on demand, most": max(answer["on_demand_gpus"][gpu]),
-        }
-        for gpu, reserved in answer["reserved_gpus"].items()
-    ]
-    print_rows(rows, "GPUs")
-    rows = [
-        {
-            "LLM": row["llm"],
-            "worker": row["worker"],
-            "firm": f"{min(row['firm'])} to {max(row['firm'])}",
-            "spot": f"{min(row['spot'])} to {max(row['spot'])}",
-        }
-        for row in answer["workers"]
-        if any(row["firm"]) or any(row["spot"])
-    ]
-    print_rows(rows, f"workers over {answer['windows']} windows")
+    for title, (head, rows) in (
+        ("GPUs", report.gpu_rows(answer)),
+        (f"workers over {answer.demand.rate_rps.shape[1]} windows", report.worker_rows(answer)),
+    ):
+        print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
     console = stdout_console(soft_wrap=True)
+    found = answer.found
     console.print(
-        f"{answer['cost_usd_per_h']:.2f} USD/h on average, bound {answer['bound_usd_per_h']:.2f} "
-        f"(gap {100 * answer['gap_frac']:.2f} %)",
+        f"{found.cost_usd_per_h:.2f} USD/h on average, bound {found.bound_usd_per_h:.2f} "
+        f"(gap {100 * found.gap_frac:.2f} %)",
         markup=False,
     )
-    for name, cost in answer["compared"].items():
-        if cost is None:
-            console.print(f"{name}: exceeds a limit", markup=False)
-        else:
-            saved = 100 * (1 - answer["cost_usd_per_h"] / cost) if cost else 0.0
-            console.print(f"{name}: {cost:.2f} USD/h; the schedule saves {saved:.1f} %", markup=False)
+    for line in report.compared_lines(answer):
+        console.print(line, markup=False)

@@ -10,20 +10,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.domain import Fleet, Limit
 from planner.reports.curves import BINS, Curve, busy_share, in_system, load_edges_s
-from planner.reports.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
+from planner.reports.drawing import BLUE, GRID, INK, MUTED, PAPER, SOFT, VERMILLION
+from planner.reports.encoding import (
+    Floats,
+    colours,
+    dashes,
+    data,
+    labels,
+    legend,
+    rounded_all,
+    span,
+    table,
+    ticks,
+    time_unit,
+)
 from planner.simulator.replay import Simulation
 from planner.traces import Trace
 from planner.units import percentile_name, show_s
 
-Floats = npt.NDArray[np.float64]
-
 LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210
-LEGEND_WIDTH = 280
 METRIC_NAMES = {
     "ttft": "time to first token",
     "tbt": "gap between tokens",
@@ -46,12 +55,12 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
 
     positive = curve.value_s > 0
     value_s, share = curve.value_s[positive], curve.share[positive]
-    low, high = _span(value_s, [limit.limit_s for limit in limits])
+    low, high = span(value_s, [limit.limit_s for limit in limits])
     if len(share):
         value_s, share = np.append(np.maximum(value_s, low), high), np.append(share, share[-1])
     x, y = _distribution_axes(metric, low, high)
     line = (
-        alt.Chart(_rows(x=value_s, y=share))
+        alt.Chart(table(x=value_s, y=share))
         .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-after")
         .encode(x=x, y=y)
     )
@@ -68,7 +77,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
     import altair as alt
 
     every = np.concatenate([curve.value_s[curve.value_s > 0] for curve in curves.values()])
-    low, high = _span(every, [limit.limit_s for limit in limits])
+    low, high = span(every, [limit.limit_s for limit in limits])
     rows: list[dict[str, Any]] = []
     for name, curve in curves.items():
         positive = curve.value_s > 0
@@ -76,17 +85,17 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
             continue
         value_s = np.append(np.maximum(curve.value_s[positive], low), high)
         share = np.append(curve.share[positive], curve.share[positive][-1])
-        rows += [{"x": x, "y": y, "name": name} for x, y in zip(*_rounded(value_s, share), strict=True)]
+        rows += [{"x": x, "y": y, "name": name} for x, y in zip(*rounded_all(value_s, share), strict=True)]
     names = list(curves)
     x, y = _distribution_axes(metric, low, high)
     line = (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
             x=x, y=y,
-            color=alt.Color("name:N", sort=names, legend=_legend(names), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("name:N", sort=names, legend=_legend(names),
-                                      scale=_dashes(names)),
+            color=alt.Color("name:N", sort=names, legend=legend(names), scale=colours(names)),
+            strokeDash=alt.StrokeDash("name:N", sort=names, legend=legend(names),
+                                      scale=dashes(names)),
         )
     )  # fmt: skip
     return alt.layer(line, *_limit_layers(limits, low, high, MUTED)).properties(width=WIDTH, height=HEIGHT)
@@ -98,7 +107,7 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
     x = alt.X(
         "x:Q",
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(title=f"{METRIC_NAMES[metric]} [s]", values=_ticks(low, high), format="~g"),
+        axis=alt.Axis(title=f"{METRIC_NAMES[metric]} [s]", values=ticks(low, high), format="~g"),
     )
     y = alt.Y(
         "y:Q",
@@ -118,14 +127,14 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
         near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(wanted)} ≤ {show_s(at_s)}"
         layers += [
-            alt.Chart(_rows(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
-            alt.Chart(_rows(x=[low], y=[wanted], x2=[at_s]))
+            alt.Chart(table(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
+            alt.Chart(table(x=[low], y=[wanted], x2=[at_s]))
             .mark_rule(color=colour, strokeDash=[1, 3])
             .encode(x="x:Q", y="y:Q", x2="x2:Q"),
-            alt.Chart(_rows(x=[at_s], y=[wanted]))
+            alt.Chart(table(x=[at_s], y=[wanted]))
             .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
             .encode(x="x:Q", y="y:Q"),
-            *_labels(_rows(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
+            *labels(table(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
                      align="right" if near_end else "left", dx=-6 if near_end else 6),
         ]  # fmt: skip
     return layers
@@ -139,7 +148,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         return None
     edges_s = load_edges_s(simulation)
     middle = (edges_s[:-1] + edges_s[1:]) / 2
-    unit, factor = _time_unit(edges_s[-1] - edges_s[0])
+    unit, factor = time_unit(edges_s[-1] - edges_s[0])
     rows: list[dict[str, Any]] = []
     first = 0
     pools = [pool for pool in fleet.pools if pool.count]
@@ -149,18 +158,18 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         share = busy_share(simulation, workers, edges_s)
         rows += [
             {"x": x, "y": y, "pool": pool.name}
-            for x, y in zip(*_rounded(middle / factor, share), strict=True)
+            for x, y in zip(*rounded_all(middle / factor, share), strict=True)
         ]
     names = [pool.name for pool in pools]
     return (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="monotone")
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
                     scale=alt.Scale(domain=[0, 1.02], nice=False)),
-            color=alt.Color("pool:N", sort=names, legend=_legend(names), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("pool:N", sort=names, legend=_legend(names), scale=_dashes(names)),
+            color=alt.Color("pool:N", sort=names, legend=legend(names), scale=colours(names)),
+            strokeDash=alt.StrokeDash("pool:N", sort=names, legend=legend(names), scale=dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )  # fmt: skip
@@ -171,22 +180,22 @@ def queue_chart(simulation: Simulation) -> Any:
     import altair as alt
 
     at_s = load_edges_s(simulation)
-    unit, factor = _time_unit(at_s[-1] - at_s[0])
+    unit, factor = time_unit(at_s[-1] - at_s[0])
     running, queued = in_system(simulation, at_s)
     names = ["running", "waiting"]
     rows = [
         {"x": x, "y": y, "what": name}
         for name, values in zip(names, (running, queued), strict=True)
-        for x, y in zip(*_rounded(at_s / factor, values), strict=True)
+        for x, y in zip(*rounded_all(at_s / factor, values), strict=True)
     ]
     return (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title="requests", tickCount=6)),
-            color=alt.Color("what:N", sort=names, legend=_legend(names), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(names), scale=_dashes(names)),
+            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -210,18 +219,18 @@ def lengths_chart(trace: Trace) -> Any:
     rows = [
         {"x": x, "y": y, "what": name}
         for name, tokens in lengths.items()
-        for x, y in zip(*_rounded(middle, np.histogram(tokens, edges)[0] / len(tokens)), strict=True)
+        for x, y in zip(*rounded_all(middle, np.histogram(tokens, edges)[0] / len(tokens)), strict=True)
     ]
     names = list(lengths)
     return (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_line(strokeWidth=1.8, interpolate="step")
         .encode(
             x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
-                    axis=alt.Axis(title="length [tokens]", format="~s", values=_ticks(1, longest + 1))),
+                    axis=alt.Axis(title="length [tokens]", format="~s", values=ticks(1, longest + 1))),
             y=alt.Y("y:Q", axis=alt.Axis(title="share of requests", format="%", tickCount=5)),
-            color=alt.Color("what:N", sort=names, legend=_legend(names), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(names), scale=_dashes(names)),
+            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )  # fmt: skip
@@ -233,7 +242,7 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
 
     sizes = sorted(hit_frac)
     line = (
-        alt.Chart(_rows(x=sizes, y=[hit_frac[size] for size in sizes]))
+        alt.Chart(table(x=sizes, y=[hit_frac[size] for size in sizes]))
         .mark_line(color=BLUE, strokeWidth=2.2, point=True)
         .encode(
             x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
@@ -242,37 +251,64 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
                     axis=alt.Axis(title="share of prompt tokens spared", format="%", tickCount=6)),
         )
     )  # fmt: skip
-    endless = alt.Chart(_rows(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
+    endless = alt.Chart(table(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
     text = f"endless cache: {100 * endless_frac:.1f} %"
-    labels = _labels(_rows(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
-    return alt.layer(line, endless.encode(y="y:Q"), *labels).properties(width=WIDTH, height=HEIGHT)
+    named = labels(table(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
+    return alt.layer(line, endless.encode(y="y:Q"), *named).properties(width=WIDTH, height=HEIGHT)
 
 
 def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str) -> Any:
     """One step line per name: a value for every window of time, all from time 0."""
     import altair as alt
 
-    windows = max(len(values) for values in series.values())
-    unit, factor = _time_unit(windows * window_s)
-    starts = np.linspace(0.0, windows * window_s / factor, windows + 1)
     names = list(series)
-    rows = [
-        {"x": x, "y": y, "what": name}
-        for name, values in series.items()
-        for x, y in zip(*_rounded(starts, np.append(values, values[-1])), strict=True)
-    ]
+    rows, unit = _windows(series, window_s)
     return (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
-            color=alt.Color("what:N", sort=names, legend=_legend(names), scale=_scale(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=_legend(names),
-                                      scale=_dashes(names)),
+            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names),
+                                      scale=dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )  # fmt: skip
+
+
+def stacked_chart(series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str) -> Any:
+    """One area per name upon the ones before it: a value for every window of time, all from time 0."""
+    import altair as alt
+
+    names = list(series)
+    rows, unit = _windows(series, window_s)
+    return (
+        alt.Chart(data([row | {"rank": names.index(row["what"])} for row in rows]))
+        .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
+        .encode(
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6), stack="zero"),
+            order="rank:O",
+            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
+        )
+        .properties(width=WIDTH, height=HEIGHT)
+    )
+
+
+def _windows(
+    series: Mapping[str, Sequence[float] | Floats], window_s: float
+) -> tuple[list[dict[str, Any]], str]:
+    """Rows of steps that begin with each window and end with the last one, and the unit of their time."""
+    windows = max(len(values) for values in series.values())
+    unit, factor = time_unit(windows * window_s)
+    starts = np.linspace(0.0, windows * window_s / factor, windows + 1)
+    rows = [
+        {"x": x, "y": y, "what": name}
+        for name, values in series.items()
+        for x, y in zip(*rounded_all(starts, np.append(values, values[-1])), strict=True)
+    ]
+    return rows, unit
 
 
 def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
@@ -288,15 +324,15 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
         }
         for bar in bars
     ]
-    kinds, colours = ["the plan", "alternative", "at least"], [BLUE, SOFT, GRID]
-    base = alt.Chart(_data(rows)).encode(
+    kinds, shades = ["the plan", "alternative", "at least"], [BLUE, SOFT, GRID]
+    base = alt.Chart(data(rows)).encode(
         y=alt.Y("label:N", sort=None, axis=None),
         x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(zero=True)),
     )
     drawn = base.mark_bar(height=12, yOffset=8, stroke=MUTED, strokeWidth=0.8).encode(
         tooltip=[alt.Tooltip("label:N", title="title"), alt.Tooltip("value:Q", title=unit, format=",.2f"),
                  alt.Tooltip("kind:N", title="is")],
-        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=colours), legend=None),
+        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=shades), legend=None),
         strokeDash=alt.StrokeDash("kind:N", legend=None,
                                   scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [3, 2]])),
     )  # fmt: skip
@@ -324,7 +360,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     ]  # fmt: skip
     kinds = ["the plan", "not beaten", "another"]
     most = max(cost for cost, _ in dots.values()) or 1.0
-    base = alt.Chart(_data(rows)).encode(
+    base = alt.Chart(data(rows)).encode(
         x=alt.X("x:Q", axis=alt.Axis(title="cost [USD/h]", tickCount=6),
                 scale=alt.Scale(domain=[0, 1.25 * most], nice=False)),
         y=alt.Y("y:Q", axis=alt.Axis(title="provisioned power [kW]", tickCount=6),
@@ -340,7 +376,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     )  # fmt: skip
     named = [row for row in rows if row["kind"] != "another"]
     columns = {key: [row[of] for row in named] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
-    return alt.layer(drawn, *_labels(_rows(**columns), align="left", dx=8, limit=170)).properties(
+    return alt.layer(drawn, *labels(table(**columns), align="left", dx=8, limit=170)).properties(
         width=560, height=260
     )
 
@@ -361,18 +397,18 @@ def staircase_chart(
     import altair as alt
 
     ends = [loosest, *corners[:-1]]
-    levels = _data([
+    levels = data([
         {"x": float(f"{corner:.6g}"), "x2": float(f"{end:.6g}"), "y": float(f"{value:.6g}")}
         for corner, end, value in zip(corners, ends, values, strict=True)
     ])  # fmt: skip
-    span = [*corners, loosest, *([asked[0]] if asked else [])]
-    margin = 0.04 * (max(span) - min(span)) or 0.1 * max(span)
+    along = [*corners, loosest, *([asked[0]] if asked else [])]
+    margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)
     x = alt.X("x:Q", axis=alt.Axis(title=titles[0], tickCount=8),
-              scale=alt.Scale(domain=[min(span) - margin, max(span) + margin], nice=False))  # fmt: skip
+              scale=alt.Scale(domain=[min(along) - margin, max(along) + margin], nice=False))  # fmt: skip
     y = alt.Y("y:Q", axis=alt.Axis(title=titles[1], tickCount=6), scale=alt.Scale(zero=True))
     layers: list[Any] = [
         alt.Chart(levels).mark_rule(color=BLUE, strokeWidth=2.2).encode(x=x, x2="x2:Q", y=y),
-        alt.Chart(_rows(x=list(corners), y=list(values), text=list(names)))
+        alt.Chart(table(x=list(corners), y=list(values), text=list(names)))
         .mark_point(color=BLUE, filled=True, size=55, opacity=1)
         .encode(
             x="x:Q",
@@ -383,88 +419,12 @@ def staircase_chart(
                 alt.Tooltip("y:Q", title=titles[1]),
             ],
         ),
-        *_labels(_rows(x=list(corners), y=list(values), text=list(names)), align="left", dx=5, dy=-8),
+        *labels(table(x=list(corners), y=list(values), text=list(names)), align="left", dx=5, dy=-8),
     ]
     if asked is not None:
         layers.append(
-            alt.Chart(_rows(x=[asked[0]], y=[asked[1]]))
+            alt.Chart(table(x=[asked[0]], y=[asked[1]]))
             .mark_point(color=VERMILLION, filled=False, size=110, strokeWidth=2.2, opacity=1)
             .encode(x="x:Q", y="y:Q")
         )
     return alt.layer(*layers).properties(width=620, height=300)
-
-
-def _rows(**columns: Sequence[Any] | Floats) -> Any:
-    rows = zip(*map(_rounded_one, columns.values()), strict=True)
-    return _data([dict(zip(columns, row, strict=True)) for row in rows])
-
-
-def _labels(rows: Any, **place: Any) -> list[Any]:
-    """Text at points x, y, over a rim of paper that keeps curves behind it apart."""
-    import altair as alt
-
-    text = alt.Chart(rows).encode(x="x:Q", y="y:Q", text="text:N")
-    rim = text.mark_text(color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", fontSize=11, **place)
-    return [rim, text.mark_text(color=INK, fontSize=11, **place)]
-
-
-def _data(rows: list[dict[str, Any]]) -> Any:
-    import altair as alt
-
-    data: Any = alt.Data
-    return data(values=rows)
-
-
-def _rounded_one(values: Sequence[Any] | Floats) -> list[Any]:
-    return [float(f"{v:.6g}") if isinstance(v, int | float) else v for v in np.asarray(values).tolist()]
-
-
-def _rounded(*columns: Floats) -> list[list[Any]]:
-    return [_rounded_one(column) for column in columns]
-
-
-def _legend(names: Sequence[str]) -> Any:
-    """As many columns as a chart on a phone has room for; none for one name."""
-    import altair as alt
-
-    if len(names) < 2:
-        return None
-    columns = max(1, min(4, LEGEND_WIDTH // (28 + 6 * max(len(name) for name in names))))
-    return alt.Legend(title=None, orient="top", columns=columns, symbolType="stroke", labelLimit=LEGEND_WIDTH)
-
-
-def _scale(names: Sequence[str]) -> Any:
-    import altair as alt
-
-    colours = [BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE]
-    return alt.Scale(domain=list(names), range=[colours[k % len(colours)] for k in range(len(names))])
-
-
-def _dashes(names: Sequence[str]) -> Any:
-    import altair as alt
-
-    dashes = [[1, 0], [4, 2], [1, 2], [8, 3]]
-    return alt.Scale(domain=list(names), range=[dashes[k % len(dashes)] for k in range(len(names))])
-
-
-def _time_unit(seconds: float) -> tuple[str, float]:
-    return ("s", 1.0) if seconds <= 300 else ("min", 60.0) if seconds <= 4 * 3600 else ("h", 3600.0)
-
-
-def _span(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
-    """The part of a logarithmic axis worth seeing: all values and limits, at most five decades."""
-    ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
-    low, high = min(ends, default=0.1), max(ends, default=1.0)
-    high *= 1.15
-    return max(low / 1.15, high / 1e5), high
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, or powers of ten alone on a long axis."""
-    decades = np.log10(high / low)
-    steps: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.8 else (1.0, 2.0, 5.0)
-    if decades < 0.5:
-        steps = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    ticks = [float(f"{step * 10.0**power:.6g}") for power in powers for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]

@@ -244,6 +244,23 @@ def bought(market: Market, demand: Demand, workers: Counts, spot_workers: Counts
     return Schedule(workers, spot_workers, reserved, on_demand, cost, 0.0)
 
 
+def cost_by_window(market: Market, demand: Demand, found: Schedule) -> Floats:
+    """(T,) USD/h of every window: GPUs reserved and on demand, spot workers, and what starts in it.
+
+    Its mean is the cost of the schedule.
+    """
+    cost = np.zeros(found.workers.shape[1])
+    for g, offer in enumerate(market.offers):
+        cost += (offer.reserved_usd_per_h or 0.0) * found.reserved_gpus[g]
+        cost += (offer.on_demand_usd_per_h or 0.0) * found.on_demand_gpus[g]
+    for c, capacity in enumerate(market.capacities):
+        cost += market.spot_worker_usd_per_h(capacity) * found.spot_workers[c]
+        for counts in (found.workers[c], found.spot_workers[c]):
+            started = np.maximum(counts - np.roll(counts, 1), 0)
+            cost += market.start_usd(capacity) * started / (demand.window_s / 3600)
+    return cost
+
+
 def broken(market: Market, demand: Demand, found: Schedule) -> str | None:
     """The first constraint of the model that a schedule does not keep, by name."""
     rate = np.array([capacity.rate_rps for capacity in market.capacities])[:, None]

@@ -109,13 +109,16 @@ def _tables(base: Document) -> Document:
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
     table = pd.DataFrame(market.worker_rows(base["capacity"]), columns=list(market.WORKER))
     table = table.astype({"gpus": "Int64", "requests/s": float, "W": float, "start [min]": float})
+    labels = {"llm": "LLM", "worker": "worker type", "gpu": "GPU", "gpus": "GPUs of a worker",
+              "requests/s": "sustains [requests/s]", "W": "power [W]"}  # fmt: skip
     workers = st.data_editor(
         table, num_rows="dynamic", hide_index=True, key=f"workers_{key}", placeholder="-",
         alt="Worker types: their LLM, their GPUs and the rate that one sustains within the promise",
+        column_config=labels,
     )  # fmt: skip
     st.caption(
-        "requests/s is what one worker sustains within the promise, for instance a plan's traffic over its "
-        "workers; empty start: 5 min."
+        "What one worker sustains within the promise is for instance a plan's traffic over its workers; "
+        "a start takes 5 min where it is empty."
     )
     spot, power, cost = st.columns(3, vertical_alignment="bottom")
     limits = base.get("limits") or {}
@@ -182,6 +185,7 @@ def _demand(session: Session, capacity: list[Document], kept: Document) -> tuple
     table = st.data_editor(
         pd.DataFrame(st.session_state.schedule_table[1]), num_rows="dynamic", hide_index=True, height=240,
         key=f"demand_{'_'.join(llms)}", alt="Requests per second in every window, a column per LLM",
+        column_config={llm: f"{llm} [requests/s]" for llm in llms},
     )  # fmt: skip
     st.caption("Made up: type your own requests/s per window.")
     whole = table.dropna()
@@ -217,30 +221,14 @@ def _text(asked: Document) -> None:
 
 
 def _result(session: Session, found: Document) -> None:
-    st.subheader(f"{found['cost_usd_per_h']:,.2f} USD per hour on average")
-    gap = f"within {100 * found['gap_frac']:.2f} % of the least possible"
-    st.write(f"{'Proved' if found['status'] == 'optimal' else 'Not finished in time'}: {gap}.")
-    saved = []
-    for name, cost in found["compared"].items():
-        what = {"peak": "a fleet for the peak, all the time", "linear rule": "a linear rule per window"}[name]
-        if cost is None:
-            saved.append(f"{what} exceeds a limit")
-        else:
-            less = 100 * (1 - found["cost_usd_per_h"] / cost) if cost else 0.0
-            saved.append(f"{what} costs {cost:,.2f} USD/h; the schedule saves {less:.1f} %")
-    draw.bullets(saved)
+    st.header("Answer")
+    st.subheader(draw.escaped(found["answer"]))
+    st.write(draw.escaped(found["proof"]))
+    draw.bullets(found["compared_lines"])
     draw.pictures(found["charts"])
-    rows = []
-    for gpu, count in found["reserved_gpus"].items():
-        on_demand = found["on_demand_gpus"][gpu]
-        rows.append((gpu, f"{count}", f"{sum(on_demand) / found['windows']:.1f}", f"{max(on_demand)}"))
-    draw.table(("GPU", "reserved", "on demand, mean", "on demand, most"), rows)
-    rows = [
-        (row["llm"], row["worker"], *(f"{min(row[kind])} to {max(row[kind])}" for kind in ("firm", "spot")))
-        for row in found["workers"]
-        if any(row["firm"]) or any(row["spot"])
-    ]
-    draw.table(("LLM", "worker", "firm", "spot"), rows)
+    draw.table(*found["tables"]["gpus"])
+    draw.table(*found["tables"]["workers"])
+    st.caption(found["firm"])
     if (job := session.jobs.of(session.id, PAGE)) is not None:
         draw.downloads(session.store, job.key, session.store.files(job.key))
         if command := st.session_state.get("schedule_command"):

@@ -1,0 +1,205 @@
+"""A schedule as files, schedule.html with its charts, schedule.csv and schedule.json; and for the app."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from planner.reports import charts
+from planner.reports.drawing import Figure
+from planner.reports.page import bullets, headline, page, section, table
+from planner.reports.page import charts as drawn
+from planner.reports.words import HOURS_PER_MONTH, Rows, percent, usd
+from planner.solvers.schedule import Demand, Market, Schedule, cost_by_window
+
+NAMES = ("schedule.html", "schedule.csv", "schedule.json")
+OTHERS = {
+    "peak": "a fleet for the peak, kept all the time",
+    "linear rule": "a linear rule per window (Aladdin)",
+}
+FIRM = "Firm workers run on reserved and on-demand GPUs; a spot worker may be interrupted at any time."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
+
+    It is optimal if its gap is no more than `asked_gap_frac`.
+    """
+
+    market: Market
+    demand: Demand
+    found: Schedule
+    others: Mapping[str, Schedule | None]
+    asked_gap_frac: float
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.found.gap_frac <= self.asked_gap_frac + 1e-4
+
+
+def render(answer: Answer) -> dict[str, str]:
+    """Everything `plan schedule -o DIR` writes: path relative to DIR -> content."""
+    numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
+    return dict(zip(NAMES, (_html(answer), to_csv(answer), numbers), strict=True))
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """What `plan schedule --json` prints; "optimal" to the gap asked for."""
+    market, found = answer.market, answer.found
+    gpus = [offer.gpu for offer in market.offers]
+    return {
+        "status": "optimal" if answer.is_optimal else "best found",
+        "cost_usd_per_h": found.cost_usd_per_h,
+        "bound_usd_per_h": found.bound_usd_per_h,
+        "gap_frac": found.gap_frac,
+        "windows": answer.demand.rate_rps.shape[1],
+        "window_s": answer.demand.window_s,
+        "reserved_gpus": dict(zip(gpus, found.reserved_gpus.tolist(), strict=True)),
+        "on_demand_gpus": dict(zip(gpus, found.on_demand_gpus.tolist(), strict=True)),
+        "workers": [
+            {
+                "llm": capacity.llm,
+                "worker": capacity.name,
+                "firm": found.workers[c].tolist(),
+                "spot": found.spot_workers[c].tolist(),
+            }
+            for c, capacity in enumerate(market.capacities)
+        ],
+        "compared": {name: other and other.cost_usd_per_h for name, other in answer.others.items()},
+    }
+
+
+def to_csv(answer: Answer) -> str:
+    """window, llm, worker, firm, spot: a row for every worker type in use in a window."""
+    text, found = io.StringIO(), answer.found
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("window", "llm", "worker", "firm", "spot"))
+    for t in range(found.workers.shape[1]):
+        for c, capacity in enumerate(answer.market.capacities):
+            if found.workers[c, t] or found.spot_workers[c, t]:
+                rows.writerow((t, capacity.llm, capacity.name, found.workers[c, t], found.spot_workers[c, t]))
+    return text.getvalue()
+
+
+def figures(answer: Answer) -> list[Figure]:
+    """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
+    market, demand, found, window_s = answer.market, answer.demand, answer.found, answer.demand.window_s
+    rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
+    every = [Figure("demand", charts.windows_chart(rates, window_s, "requests/s"), "Demand of each LLM.")]
+    for g, offer in enumerate(market.offers):
+        spot = sum(
+            capacity.gpus * found.spot_workers[c]
+            for c, capacity in enumerate(market.capacities)
+            if capacity.gpu == offer.gpu
+        )
+        windows = np.ones(found.workers.shape[1], np.int64)
+        ways = {
+            "reserved": found.reserved_gpus[g] * windows,
+            "on demand": found.on_demand_gpus[g],
+            "spot": spot * windows,
+        }
+        if used := {way: counts for way, counts in ways.items() if counts.any()}:
+            chart = charts.stacked_chart(used, window_s, f"{offer.gpu} [GPUs]")
+            every.append(Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs by how they are bought, stacked."))
+    workers = {
+        f"{capacity.llm}, {capacity.name}{suffix}": counts[c]
+        for suffix, counts in (("", found.workers), (", spot", found.spot_workers))
+        for c, capacity in enumerate(market.capacities)
+        if counts[c].any()
+    }
+    if workers:
+        chart = charts.windows_chart(workers, window_s, "workers")
+        every.append(Figure("workers", chart, f"Workers of each type. {FIRM}"))
+    costs = {"schedule": found, **{name: other for name, other in answer.others.items() if other is not None}}
+    by_window = {
+        name: np.broadcast_to(cost_by_window(market, demand, one), found.workers.shape[1:])
+        for name, one in costs.items()
+    }
+    caption = "What each window costs, with the starts of workers in it; beside " + " and ".join(
+        OTHERS[name] for name in costs if name in OTHERS
+    )
+    every.append(Figure("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}."))
+    bars = [charts.Bar("no schedule costs less", found.bound_usd_per_h, at_least=True)]
+    bars.insert(0, charts.Bar("this schedule", found.cost_usd_per_h, is_plan=True))
+    bars += [charts.Bar(OTHERS[name], one.cost_usd_per_h) for name, one in costs.items() if name in OTHERS]
+    every.append(Figure("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows."))
+    return every
+
+
+def sentence(answer: Answer) -> str:
+    usd_per_h = answer.found.cost_usd_per_h
+    return f"{usd(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
+
+
+def proof_line(answer: Answer) -> str:
+    proved = "Proved" if answer.is_optimal else "Not finished in time"
+    return f"{proved}: within {percent(answer.found.gap_frac)} of the least possible."
+
+
+def compared_lines(answer: Answer) -> list[str]:
+    """What the others cost, and what the schedule saves against them."""
+    lines, cost = [], answer.found.cost_usd_per_h
+    for name, other in answer.others.items():
+        if other is None:
+            lines.append(f"{OTHERS[name]}, exceeds a limit")
+        else:
+            saved = 100 * (1 - cost / other.cost_usd_per_h) if other.cost_usd_per_h else 0.0
+            lines.append(f"{OTHERS[name]}: {usd(other.cost_usd_per_h)}/h; the schedule saves {saved:.1f} %")
+    return lines
+
+
+def gpu_rows(answer: Answer) -> Rows:
+    """GPU, reserved, on demand on average and at most."""
+    found = answer.found
+    return ("GPU", "reserved", "on demand, mean", "on demand, most"), [
+        (offer.gpu, f"{found.reserved_gpus[g]}", f"{found.on_demand_gpus[g].mean():.1f}",
+         f"{found.on_demand_gpus[g].max()}")
+        for g, offer in enumerate(answer.market.offers)
+    ]  # fmt: skip
+
+
+def worker_rows(answer: Answer) -> Rows:
+    """LLM, worker type, firm and spot workers at least and at most."""
+    found = answer.found
+    return ("LLM", "worker", "firm", "spot"), [
+        (capacity.llm, capacity.name,
+         *(f"{counts[c].min()} to {counts[c].max()}" for counts in (found.workers, found.spot_workers)))
+        for c, capacity in enumerate(answer.market.capacities)
+        if found.workers[c].any() or found.spot_workers[c].any()
+    ]  # fmt: skip
+
+
+def _html(answer: Answer) -> str:
+    found, windows = answer.found, answer.demand.rate_rps.shape[1]
+    hours = windows * answer.demand.window_s / 3600
+    cells = [
+        ("Cost", usd(found.cost_usd_per_h) + "/h", "on average over all windows"),
+        ("At least", usd(found.bound_usd_per_h) + "/h", "no schedule of this question costs less"),
+        *(
+            (name, usd(other.cost_usd_per_h) + "/h", OTHERS[name])
+            for name, other in answer.others.items()
+            if other
+        ),
+        ("Time", f"{hours:,.4g} h", f"{windows} windows, which repeat"),
+    ]
+    body = "\n".join([
+        f"<header><p class=eyebrow>Schedule of {escape(', '.join(answer.demand.llms))}</p>",
+        f"<h1>{escape(sentence(answer))}</h1><p class=lead>{escape(proof_line(answer))}</p></header>",
+        headline(cells),
+        section("Against others", bullets(compared_lines(answer))),
+        section("Over time", drawn(figures(answer))),
+        section("GPUs", table(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
+        section("Workers", table(*worker_rows(answer), caption="Workers", numeric=(2, 3))
+                + f"<p class=note>{FIRM}</p>"),
+    ])  # fmt: skip
+    return page(
+        "Schedule of workers", body, "Written by fleetplan. schedule.csv and schedule.json hold the same."
+    )
