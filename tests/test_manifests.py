@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 
 from planner import manifests
 from planner.cli import app
-from planner.domain import Fleet, Policies
+from planner.domain import Fleet, Policies, Pool
 from planner.errors import InputError
 from planner.files import write_files
 from planner.manifests import endpoint_picker, engine, kserve, kubernetes, ray_serve
@@ -690,11 +690,29 @@ def test_every_worker_of_several_gpus_has_shared_memory() -> None:
     assert stack["servingEngineSpec"]["modelSpec"][0]["shmSize"] == "16Gi"
 
 
-def test_production_stacks_names_stay_names() -> None:
-    """RELEASE-MODEL-engine-service has at most 63 letters, whatever the LLM and the pool are called."""
-    pool = replace(a_pool("p" * 60, "mixed", "h100-80g", 4, 1))
-    files = manifests.render(Fleet(replace(LLM, name="org/" + "y" * 90), (pool,)), 5000).files
-    found = re.search(r"helm install (\S+) vllm/vllm-stack", files["README.md"])
-    assert found is not None
-    model = yaml.safe_load(files["production-stack.values.yaml"])["servingEngineSpec"]["modelSpec"][0]["name"]
-    assert len(f"{found[1]}-{model}-engine-service") <= 63
+@pytest.mark.parametrize("pools", [mixed().pools, spanning().pools, pairs().pools])
+def test_names_stay_as_short_as_their_targets_ask(pools: tuple[Pool, ...]) -> None:
+    """However long those of LLM and pools are.
+
+    63 letters: production-stack's RELEASE-MODEL-engine-service; the label NAME-999-HASH of a LeaderWorkerSet's
+    pods, where DisaggregatedSet calls that SET-0-REVISION-ROLE. 45: Dynamo's graph and component together,
+    where one of several nodes counts twice, with `-ldr`.
+    """
+    named = tuple(replace(pool, name=f"{'p' * 60}{number}") for number, pool in enumerate(pools))
+    files = manifests.render(Fleet(replace(LLM, name="org/" + "y" * 90), named), 5000).files
+    for graph in documents(files["dynamo.yaml"]):
+        for component in graph["spec"]["components"]:
+            own, is_wide = len(component["name"]), "multinode" in component
+            assert len(graph["metadata"]["name"]) + (2 * own + 4 if is_wide else own) <= 45
+    for group in documents(files["lws.yaml"]):
+        if group["kind"] == "LeaderWorkerSet":
+            assert len(group["metadata"]["name"] + "-999-") + 10 <= 63
+    if "disaggregatedset.yaml" in files:
+        whole = documents(files["disaggregatedset.yaml"])[0]
+        for role in whole["spec"]["roles"]:
+            assert len(f"{whole['metadata']['name']}-0--{role['name']}-999-") + 8 + 10 <= 63
+    if "production-stack.values.yaml" in files:
+        found = re.search(r"helm install (\S+) vllm/vllm-stack", files["README.md"])
+        assert found is not None
+        for model in yaml.safe_load(files["production-stack.values.yaml"])["servingEngineSpec"]["modelSpec"]:
+            assert len(f"{found[1]}-{model['name']}-engine-service") <= 63

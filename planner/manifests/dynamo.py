@@ -16,6 +16,8 @@ DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25
+MAX_NAMES = 45  # letters of a graph and a component together, as Grove counts them
+COMPONENT_NAME = 12
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
 _ROUTER_MODES = {
     "round-robin": "round-robin", "tenant-round-robin": "round-robin", "random": "random",
@@ -54,8 +56,8 @@ def routing(fleet: Fleet) -> str:
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
     engine.plain_name(fleet, "dynamo")
-    app = engine.llm_label(fleet)
-    pools = list(zip(engine.pool_labels(fleet), engine.running(fleet), strict=True))
+    labels = engine.pool_labels(fleet, length=COMPONENT_NAME)
+    pools = list(zip(labels, engine.running(fleet), strict=True))
     if len(pools) >= MAX_COMPONENTS:
         raise InputError(
             f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found {len(pools)}"
@@ -69,11 +71,20 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
                 {
                     "apiVersion": "nvidia.com/v1beta1",
                     "kind": "DynamoGraphDeployment",
-                    "metadata": {"name": f"{app}-{kind}"},
+                    "metadata": {"name": _graph_name(fleet, kind, own)},
                     "spec": {"backendFramework": "vllm", "components": components},
                 }
             )
     return graphs
+
+
+def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
+    """As much of the LLM's name as its components leave: one of several nodes counts twice, and `-ldr`."""
+    longest = max(
+        len(name) if engine.nodes_of(pool.type) == 1 else 2 * len(name) + len("-ldr") for name, pool in pools
+    )
+    room = MAX_NAMES - max(longest, len("frontend")) - len(f"-{kind}")
+    return f"{engine.label(engine.llm_label(fleet), length=room)}-{kind}"
 
 
 def _router_mode(fleet: Fleet) -> str:
@@ -119,7 +130,7 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
     if engine.is_capped(pool.type.gpu):
         template["metadata"] = {"annotations": {kubernetes.POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}}
     component: Document = {
-        "name": f"{pool.role}-{name}",
+        "name": name,
         "type": "worker" if pool.role == "mixed" else pool.role,
         "replicas": pool.count,
         "podTemplate": template,

@@ -33,7 +33,11 @@ _ROUTER_POLICIES = {
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
-RESERVED_LABELS = ("router", "router-mixed", "pair")  # of what is no pool
+RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of what is no pool
+
+# what Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and DisaggregatedSet (`-SLICE-REVISION-`) make of
+# them, joined, stays within the 63 letters of a label
+LLM_LETTERS, POOL_LETTERS = 18, 16
 
 Setting = bool | int | float | str | dict[str, str]
 
@@ -263,14 +267,14 @@ def label(text: str, *, length: int = 63) -> str:
 
 def llm_label(fleet: Fleet) -> str:
     """For instance llama-3-1-70b: the last part of the LLM's name."""
-    return label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=30)
+    return label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=LLM_LETTERS)
 
 
-def pool_labels(fleet: Fleet) -> list[str]:
-    """One label per running pool, in order, all different."""
+def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
+    """One label per running pool, in order, all different: `length` letters, and a number where need be."""
     labels: list[str] = []
     for pool in running(fleet):
-        name = stem = label(pool.name, length=24)
+        name = stem = label(pool.name, length=length)
         for number in range(2, len(fleet.pools) + 2):
             if name not in (*labels, *RESERVED_LABELS):
                 break

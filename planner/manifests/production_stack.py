@@ -15,7 +15,6 @@ CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # the chart demands a request of each; vLLM waits on GPUs, so these only keep a pod off a crowded node
 CPUS, MEMORY = 8, "32Gi"
-LONGEST_RELEASE = 23  # with a pool's name and the chart's suffixes the names of its objects stay within 63
 LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
 # what the chart has a value for; the other flags go into extraArgs
 _CHART_VALUES = {
@@ -38,8 +37,8 @@ def steps(fleet: Fleet) -> list[str]:
     return [
         "    helm repo add vllm https://vllm-project.github.io/production-stack",
         f"    {kubernetes.SECRET}",
-        f"    helm install {engine.label(engine.llm_label(fleet), length=LONGEST_RELEASE)} vllm/vllm-stack "
-        f"--version {CHART_VERSION} -f production-stack.values.yaml",
+        f"    helm install {engine.llm_label(fleet)} vllm/vllm-stack --version {CHART_VERSION} "
+        "-f production-stack.values.yaml",
         "",
         "The router's image is the chart's, by the tag `latest`: pin it with routerSpec.tag.",
     ]
