@@ -61,6 +61,9 @@ class Wanted:
             columns += [trace.prefix_offsets, trace.prefix_ids]
         for column in columns:
             digest.update(np.ascontiguousarray(column).tobytes())
+        if self.config is not None:
+            file = self.config / "config.json" if self.config.is_dir() else self.config
+            digest.update(file.read_bytes() if file.exists() else b"")  # a missing one is refused later
         return {
             "sha256": digest.hexdigest(), "engine": self.engine, "config": str(self.config or ""),
             "real_weights": self.real_weights, "seed": self.seed, "max_model_len": self.max_model_len,

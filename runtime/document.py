@@ -78,7 +78,7 @@ def document(found: Validation) -> dict[str, Any]:
         "replanned": None if found.replanned is None else _replanned(found.replanned, found.plan_fleet),
         "parts": [dict(record) for record in found.records],
         "machine": dict(found.machine),
-        "notes": list(found.wanted.notes),
+        "notes": notes(found),
         "run": found.wanted.identity(),
     }  # fmt: skip
     plain: dict[str, Any] = _plain(answer)
@@ -128,6 +128,18 @@ def verdict(found: Validation) -> str:
             text += f", which queues multiply. Without interruptions the largest error is {alone}"
         text += "."
     return text
+
+
+def notes(found: Validation) -> list[str]:
+    """What a reader must know before the figures."""
+    spare = [part["spare_cores"] for part in found.records if part["spare_cores"] is not None]
+    if found.wanted.engine != "vllm" or min(spare, default=1) > 0:
+        return list(found.wanted.notes)
+    return [
+        *found.wanted.notes,
+        "The engines take every core of this machine, and their API servers, the router and the client take "
+        "from the same: steps last longer than a profile of one engine says (docs/validation.md).",
+    ]
 
 
 def _used_frac(row: Row) -> float:

@@ -56,7 +56,7 @@ def render(found: Validation) -> dict[str, str]:
 
 def _html(found: Validation) -> str:
     fleet, told = found.wanted.fleet, document(found)
-    lead = [verdict(found), *found.wanted.notes]
+    lead = [verdict(found), *told["notes"]]
     if told["client_late_s"] > LATE_S:
         lead.append(f"Mind: the client was up to {show_s(told['client_late_s'])} late; it could not keep up.")
     body = [

@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
 
 from planner import files
 from planner.domain import Fleet, Policies
@@ -63,8 +64,8 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     """One worker of each pool, and the requests that the simulator sends to these; what that leaves out.
 
     A prefill and a decode worker share the requests of whichever serves fewer: the other one carries less
-    than in the plan. Where requests wait for others whole sessions are chosen, by where the simulator sends
-    their first request.
+    than in the plan. Where requests wait for others whole sessions are chosen: those of which these workers
+    serve most, with as many tokens in all.
     """
     pools = running(fleet)
     simulation = simulate(fleet, trace)
@@ -74,10 +75,6 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
         if pool.role == "decode":
             share[pool.name] = simulation.decode_worker == first
     note = ""
-    if trace.after.size:
-        _, opening, session = np.unique(sessions(trace), return_index=True, return_inverse=True)
-        share = {name: of[opening][session] for name, of in share.items()}
-        note = "; sessions are whole"
     mixed = [pool for pool in pools if pool.role == "mixed"]
     fronts, backs = ([p for p in pools if p.role == role] for role in ("prefill", "decode"))
     chosen = np.zeros(len(trace), dtype=bool)
@@ -87,10 +84,13 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
         front, back = (np.any([share[p.name] for p in side], axis=0) for side in (fronts, backs))
         fewer = front if front.sum() <= back.sum() else back
         chosen |= fewer
-        note += (
+        note = (
             f"; a pair carries {int(fewer.sum())} requests, where the plan gives its prefill worker "
             f"{int(front.sum())} and its decode worker {int(back.sum())}"
         )
+    if trace.after.size:
+        chosen = _whole_sessions(trace, chosen)
+        note += f"; {len(np.unique(sessions(trace)[chosen]))} sessions, all of them whole"
     if not chosen.any():
         raise InputError("the slice would serve no request; give a longer trace")
     one = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
@@ -98,6 +98,17 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
         f"slice: {one.workers} of {fleet.workers} workers, {int(chosen.sum())} of {len(trace)} requests{note}"
     )
     return one, trace.select(chosen), what
+
+
+def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Sessions with as many tokens as the chosen requests: those first of which most is chosen."""
+    session, tokens = sessions(trace), trace.input_tokens + trace.output_tokens
+    size = np.bincount(session, tokens)
+    wanted = np.bincount(session, tokens * chosen)
+    anyhow = np.random.default_rng(0).permutation(len(size))  # among equals not the earliest
+    order = np.lexsort((anyhow, -wanted / size))
+    taken = int(np.abs(np.cumsum(size[order]) - wanted.sum()).argmin()) + 1
+    return np.isin(session, order[:taken])
 
 
 def validate(
@@ -170,6 +181,7 @@ async def _measure(
             await _warm_up(wanted, client, url, len(spots))
             before = await scrape(client, group)
             load = os.getloadavg()[0]
+            ranks = sum(len(spot.devices) for spot in spots)
             try:
                 await replay(
                     wanted.trace, missing, url, wanted.fleet.llm.name, journal, part=part, seed=wanted.seed,
@@ -183,6 +195,7 @@ async def _measure(
                     "load_average": [load, os.getloadavg()[0]],
                     "date": time.strftime("%Y-%m-%d"),
                     "machine": describe(),
+                    "spare_cores": None if devices else len(os.sched_getaffinity(0)) - ranks,
                     "engines": [],
                 }
                 with suppress(asyncio.CancelledError):

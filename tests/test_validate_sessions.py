@@ -150,15 +150,19 @@ def turns(count: int, length: int, *, think_s: float, every_s: float) -> Trace:
 
 
 def test_a_slice_has_whole_sessions() -> None:
-    """Forty sessions of three turns over four workers: those whose first request goes to the first one, a
-    quarter by round robin, with all their turns."""
+    """Forty sessions of three turns over four workers by round robin, which gives the first of them 30
+    requests: whole sessions with as many tokens, to half a session, each with a turn that goes there."""
     fleet = fleet_of(("w", "mixed", 4), policies=Policies(routing="round-robin"))
     trace = turns(40, 3, think_s=0.25, every_s=0.5)
     one, part, note = slice_of(fleet, trace)
-    first = simulate(fleet, trace).prefill_worker[np.unique(sessions(trace), return_index=True)[1]] == 0
-    assert one.workers == 1 and len(part) == 3 * first.sum() > 0
-    assert np.bincount(sessions(part)).tolist() == [3] * int(first.sum())
-    assert "sessions are whole" in note
+    is_first = simulate(fleet, trace).prefill_worker == 0
+    tokens = int((trace.input_tokens + trace.output_tokens)[is_first].sum())
+    assert one.workers == 1 and is_first.sum() == 30
+    assert set(np.bincount(sessions(part)).tolist()) == {3}
+    assert abs(int((part.input_tokens + part.output_tokens).sum()) - tokens) < 3 * 210 / 2
+    assert f"{len(part) // 3} sessions, all of them whole" in note
+    times_s = trace.arrival_s[is_first]
+    assert set(part.arrival_s) & set(times_s.tolist()) and part.arrival_s[-1] > times_s[-1] / 2
 
 
 def test_turns_are_sent_as_answers_come_and_agree_with_the_simulation(tmp_path: Path) -> None:
