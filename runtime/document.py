@@ -132,7 +132,8 @@ def verdict(found: Validation) -> str:
 
 def notes(found: Validation) -> list[str]:
     """What a reader must know before the figures."""
-    spare = [part["spare_cores"] for part in found.records if part["spare_cores"] is not None]
+    known = (part.get("spare_cores") for part in found.records)
+    spare = [cores for cores in known if cores is not None]
     if found.wanted.engine != "vllm" or min(spare, default=1) > 0:
         return list(found.wanted.notes)
     return [
