@@ -1,0 +1,189 @@
+"""Predicted against measured on one GPU: what is done before and after. docs/gpu-acceptance.md has the steps.
+
+    python benchmarks/gpu/acceptance.py prepare OUT    the profile in OUT/table.csv becomes a fit, the fit a
+                                                       capacity, and the capacity the requests to replay
+    python benchmarks/gpu/acceptance.py compare OUT    what benchmarks/gpu/replay.py measured, against it
+
+In OUT: fit.yaml, fleet.yaml, slo.yaml and replay.json, which replay.py reads; a folder per run with its
+requests.csv, then what `plan validate` writes; result.json at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.catalog import read_catalog
+from planner.errors import InputError, PlannerError
+from planner.files import check_output_directory, read_yaml, to_yaml, write_file
+from planner.fleetfile import read_fleet
+from planner.models.tables import read_step_table
+from planner.slo import read_task
+from planner.solvers.goodput import Steady, goodput, poisson
+from planner.solvers.vidur_search import most_rps
+from planner.tracefile import read_trace
+from planner.traces import Trace
+from runtime.analysis import Wanted
+from runtime.workers import Place, vllm_commands
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples" / "traces"
+LOADS = {"conversation": (0.5, 0.7, 0.85), "code": (0.7,)}  # shares of the predicted capacity
+TOLERANCES = ("--tolerance-p50", "0.05", "--tolerance-p90", "0.09")
+SLO_MISSED = 5  # exit code of plan validate: the engines missed it, which may be what was predicted
+NO_NETWORK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+METRICS = ("ttft", "tbt", "tpot", "e2e")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    out, catalog = args.out, read_catalog()
+    check_output_directory(out)
+    table = read_step_table(out / "table.csv")
+    step_tokens, sequences, context = map(int, re.findall(r"\d+", table.about["limits"]))
+    gpu = ["--gpu", args.gpu] if args.gpu else []
+    if args.async_scheduling:
+        table.steps["t_s"] -= table.steps["host_s"]
+        about = "".join(f"# {key}: {value}\n" for key, value in table.about.items())
+        write_file(out / "overlapped.csv", about + table.steps.assign(host_s=0.0).to_csv(index=False))
+    measured = out / ("overlapped.csv" if args.async_scheduling else "table.csv")
+    plan("fit", str(measured), "-o", str(out / "fit.yaml"), "--choose", *gpu)
+    worker = {
+        "name": "mixed", "gpu": read_yaml(out / "fit.yaml")["gpu"], "latency": "fit.yaml",
+        "kv_tokens": int(table.about["kv_cache"].split()[0]), "max_num_seqs": sequences,
+        "max_num_batched_tokens": step_tokens,
+    }  # fmt: skip
+    document = {"llm": table.about["llm"], "workers": [worker], "max_model_len": context}
+    write_file(out / "fleet.yaml", to_yaml(document))
+    fleet = read_fleet(out / "fleet.yaml", catalog)
+    shutil.copyfile(args.slo, out / "slo.yaml")
+    slo = read_task(out / "slo.yaml", catalog).slo
+    runs: dict[str, Any] = {}
+    for traffic, loads in LOADS.items():
+        lengths = read_trace(getattr(args, traffic), seed=0)
+        fits = lengths.input_tokens + lengths.output_tokens <= context
+        draw = poisson(lengths.select(fits))
+        guess_rps = most_rps(fleet, lengths) / 4
+        capacity_rps = goodput(Steady(slo, draw, args.seeds), fleet, guess_rps=guess_rps).rate_rps
+        if not capacity_rps:
+            raise InputError(f"{args.slo}: one engine keeps this SLO at no rate of {traffic}; relax it")
+        print(f"{traffic}: {capacity_rps:.3g} requests/s, {(~fits).sum()} of {len(fits)} requests too long")
+        for load in loads:
+            name, rate_rps = f"{traffic}-{100 * load:.0f}", load * capacity_rps
+            file = out / name / "requests.csv"
+            write_file(file, requests_csv(draw(rate_rps, round(rate_rps * args.seconds), args.seed)))
+            wanted = Wanted(fleet, read_trace(file, seed=0), slo, context, config=args.config)
+            runs[name] = {"rate_rps": rate_rps, "capacity_rps": capacity_rps, "identity": wanted.identity()}
+    is_cpu = table.about["driver"] == "none"
+    place = Place("mixed-0", fleet.pools[0], (0,), out)
+    command = vllm_commands(fleet, context, model="", is_dummy=True, is_cpu=is_cpu, devices=["0"])(place, 0)
+    flags = [*command.argv[5:], "--async-scheduling" if args.async_scheduling else "--no-async-scheduling"]
+    found = {
+        "config": str(args.config), "flags": flags, "environment": {**NO_NETWORK, **command.environment},
+        "profile": table.about, "runs": runs,
+    }  # fmt: skip
+    write_file(out / "replay.json", json.dumps(found, indent=2) + "\n")
+    print(f"{out}: {len(runs)} runs of {args.seconds:g} s; now benchmarks/gpu/replay.py {out}")
+
+
+def requests_csv(trace: Trace) -> str:
+    rows = zip(trace.arrival_s, trace.input_tokens, trace.output_tokens, strict=True)
+    lines = [f"{float(arrival_s)!r},{inputs},{outputs}" for arrival_s, inputs, outputs in rows]
+    return "\n".join(["arrival_s,input_tokens,output_tokens", *lines, ""])
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Every run that was replayed, by `plan validate`, which finds nothing left to measure."""
+    out = args.out
+    asked = json.loads((out / "replay.json").read_text())
+    result: dict[str, Any] = {key: asked[key] for key in ("profile", "flags")} | {"runs": {}}
+    for name, run in asked["runs"].items():
+        folder = out / name
+        if not (folder / "engines").exists():
+            print(f"{name}: not replayed yet")
+            continue
+        told = json.loads(
+            plan("validate", str(out / "fleet.yaml"), "--trace", str(folder / "requests.csv"), "--slo",
+                 str(out / "slo.yaml"), "--config", asked["config"], "-o", str(folder), *TOLERANCES, "--json")
+        )  # fmt: skip
+        kept = ("agrees", "requests", "finished", "client_late_s", "stolen_frac", "prefix_hits", "attainment",
+                "steps", "errors", "errors_undisturbed", "errors_corrected", "machine", "parts")  # fmt: skip
+        result["runs"][name] = {"rate_rps": run["rate_rps"], "capacity_rps": run["capacity_rps"]} | {
+            key: told[key] for key in kept
+        }
+        print("\n".join(rows(name, run["rate_rps"], told)))
+    write_file(out / "result.json", json.dumps(result, indent=1) + "\n")
+    agreeing = [name for name, run in result["runs"].items() if run["agrees"]]
+    said = f"{len(agreeing)} of {len(asked['runs'])} runs"
+    print(f"\nwithin 5 % at P50, 9 % at P90 and 2 points of attainment: {said}")
+
+
+def rows(name: str, rate_rps: float, told: dict[str, Any]) -> list[str]:
+    """A table in Markdown: errors are predicted over measured less one."""
+    lines = [
+        f"\n{name}: {rate_rps:.2f} requests/s, {told['finished']} of {told['requests']} finished; attainment "
+        f"predicted {100 * told['attainment']['predicted']:.1f} %, measured "
+        f"{100 * told['attainment']['measured']:.1f} %; {'agrees' if told['agrees'] else 'DOES NOT AGREE'}",
+        *(f"steps: all seconds {100 * one['bias_frac']:+.1f} %, each "
+          + ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in one["mean_error_frac"].items())
+          for one in told["steps"]),
+        "\n| | P50 | P90 | P99 |\n|---|---|---|---|",
+    ]  # fmt: skip
+    for side in ("errors", "errors_undisturbed", "errors_corrected"):
+        for metric in METRICS:
+            cells = [
+                f"{1e3 * row['predicted_s']:.1f} / {1e3 * row['measured_s']:.1f} ms, "
+                f"{100 * row['error_frac']:+.1f} %"
+                for row in told[side] or ()
+                if row["metric"] == metric and row["error_frac"] is not None
+            ]
+            if cells:
+                kind = side.removeprefix("errors").replace("_", ", ")
+                lines.append(f"| {metric}{kind} | {' | '.join(cells)} |")
+    return lines
+
+
+def plan(*words: str) -> str:
+    """A command of the planner; its output. Ends this program with the command's own message if it fails."""
+    done = subprocess.run([sys.executable, "-m", "planner.cli", *words], stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, SLO_MISSED):
+        sys.exit(f"plan {' '.join(words)}: exit code {done.returncode}")
+    return done.stdout
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = parser.add_subparsers(required=True)
+    one = steps.add_parser("prepare")
+    one.set_defaults(run=prepare)
+    one.add_argument("--config", type=Path, default=HERE / "llama-3.1-8b.json", help="the profiled LLM's")
+    one.add_argument("--slo", type=Path, default=HERE / "slo.yaml")
+    for traffic in LOADS:
+        sample = EXAMPLES / f"azure-{traffic}-sample.csv"
+        one.add_argument(f"--{traffic}", type=Path, default=sample, help="trace to draw lengths from")
+    one.add_argument("--seconds", type=float, default=75.0, help="of arrivals per run")
+    one.add_argument("--gpu", help="the catalog's name, where the table has none")
+    one.add_argument("--async-scheduling", action="store_true", help="vLLM's default; host time is hidden")
+    one.add_argument("--seed", type=int, default=1)
+    one.add_argument("--seeds", type=int, default=3, help="a rate counts if it holds with each")
+    two = steps.add_parser("compare")
+    two.set_defaults(run=compare)
+    for step in (one, two):
+        step.add_argument("out", type=Path, metavar="OUT")
+    args = parser.parse_args(words)
+    try:
+        args.run(args)
+    except PlannerError as error:
+        sys.exit(f"acceptance: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""benchmarks/gpu without a GPU: a planted profile is fitted, planned, replayed into an engine that keeps the
+planted time, and compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import acceptance, replay
+from planner.catalog import read_catalog
+from planner.fleetfile import read_fleet
+from planner.models.latency import StepLatency
+from planner.models.tables import COLUMNS
+from profiling import design
+from profiling.design import Limits
+from runtime.rehearsal import Engine, _Request
+from runtime.steplog import StepLog
+
+TINY = Path(__file__).parents[1] / "examples" / "tiny-llm" / "config.json"
+LIMITS = Limits(step_tokens=512, sequences=32, context_tokens=2048, kv_tokens=64_000, block_tokens=16)
+TRUTH = StepLatency(
+    knots_tokens=(1, 64, 512), f_s=(0.004, 0.005, 0.03), a_s=2e-9, b_s=1e-5, d_s=4e-8, e_s=1e-4, h_s=0.0,
+    basis="planted",
+)  # fmt: skip
+ABOUT = {
+    "llm": str(TINY), "gpu": "h100-80g", "tp": "1", "engine": "vllm", "device": "H100", "driver": "580",
+    "limits": "512 tokens and 32 sequences per step, 2048 of context",
+    "kv_cache": "64000 tokens in blocks of 16",
+}  # fmt: skip
+
+
+def prepared(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
+    """One run of 3 s at 70 % of the capacity for prompts of 200 to 400 tokens and answers of 5 to 15."""
+    steps = design.start(LIMITS, 60, 0)
+    new, cached, context = (
+        np.array([getattr(s, name) for s in steps]) for name in ("new", "cached", "context")
+    )
+    prompts, decodes = (np.array([getattr(s, name) for s in steps]) for name in ("prompts", "decodes"))
+    pairs = prompts * new * (cached + (new + 1) / 2)
+    t_s = TRUTH.step_s(prompts * new + decodes, pairs, decodes, decodes * context, prompts)
+    rows = np.column_stack(
+        [prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_s, 0.1 * t_s]
+    )
+    out.mkdir()
+    lines = [f"# {key}: {value}" for key, value in ABOUT.items()] + [",".join((*COLUMNS, "host_s"))]
+    lines += [",".join(f"{value:.9g}" for value in row) for row in rows]
+    (out / "table.csv").write_text("\n".join(lines) + "\n")
+    rng = np.random.default_rng(0)
+    lengths = zip(rng.integers(200, 400, 300), rng.integers(5, 15, 300), strict=True)
+    trace = ["arrival_s,input_tokens,output_tokens", *(f"{k},{i},{o}" for k, (i, o) in enumerate(lengths))]
+    (out / "lengths.csv").write_text("\n".join(trace) + "\n")
+    (out / "asked.yaml").write_text(f"llm: {TINY}\nslo:\n  ttft: {{p90: 500 ms}}\n  tbt: {{p99: 60 ms}}\n")
+    monkeypatch.setattr(acceptance, "LOADS", {"conversation": (0.7,)})
+    acceptance.main(
+        ["prepare", str(out), "--config", str(TINY), "--slo", str(out / "asked.yaml"), "--conversation",
+         str(out / "lengths.csv"), "--seconds", "3", "--seeds", "1", *options]
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads((out / "replay.json").read_text())
+    return found
+
+
+async def replayed(out: Path, runs: dict[str, Any]) -> None:
+    log = out / "steps.jsonl"
+    steps = StepLog(log)
+    engine = Engine(TRUTH, kv_tokens=64_000, max_num_seqs=32, max_num_batched_tokens=512, log=steps)
+    loop = asyncio.ensure_future(engine.run())
+    try:
+        await replay.replay_all(engine, out, runs, log)
+    finally:
+        loop.cancel()
+        steps.stream.close()
+
+
+async def generated(engine: Engine, name: str, ids: list[int], tokens: int) -> tuple[list[float], str]:
+    request, token_s = _Request(name, len(ids), tokens, False), []
+    engine.add(request)
+    while await request.tokens.get() is not None:
+        token_s.append(time.monotonic())
+    return token_s, ""
+
+
+def test_what_is_prepared_replays_and_compares_with_what_was_planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine keeps the time that the fit was made from, so every request ends and the median E2E is the
+    predicted one (within 20 %, for machines on which this process waits). A run cut off before its steps were
+    kept starts over; one that is complete is left alone.
+    """
+    out = tmp_path / "out"
+    asked = prepared(out, monkeypatch)
+    assert "--no-async-scheduling" in asked["flags"] and asked["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
+    monkeypatch.setattr(replay, "generated", generated)
+    asyncio.run(replayed(out, asked["runs"]))
+    folder = out / "conversation-70"
+    (folder / "engines" / "mixed-0.0.steps.jsonl").unlink()
+    asyncio.run(replayed(out, asked["runs"]))
+    journal = (folder / "journal.jsonl").read_text()
+    asyncio.run(replayed(out, asked["runs"]))
+    assert (folder / "journal.jsonl").read_text() == journal and journal.count('"start_s"') == 1
+    acceptance.main(["compare", str(out)])
+    run = json.loads((out / "result.json").read_text())["runs"]["conversation-70"]
+    assert run["finished"] == run["requests"] > 30
+    assert run["rate_rps"] == pytest.approx(0.7 * run["capacity_rps"])
+    error = {(row["metric"], row["percentile"]): row["error_frac"] for row in run["errors"]}
+    assert abs(error["e2e", "p50"]) < 0.2
+    assert "| e2e |" in capsys.readouterr().out
+
+
+def test_asynchronous_scheduling_is_planned_without_the_host_s_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of every planted step is the host's: the fit to what is left is 0.9 of the formula."""
+    asked = prepared(tmp_path / "out", monkeypatch, "--async-scheduling")
+    assert "--async-scheduling" in asked["flags"]
+    fleet = read_fleet(tmp_path / "out" / "fleet.yaml", read_catalog())
+    latency = fleet.pools[0].type.latency
+    step = (300, 300 * 301 / 2, 0, 0, 1)
+    assert float(latency.step_s(*step)) == pytest.approx(0.9 * float(TRUTH.step_s(*step)), rel=0.05)
