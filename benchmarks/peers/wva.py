@@ -1,0 +1,149 @@
+"""The queueing model of llm-d's autoscaler (WVA), and beside it an engine of the same steps, simulated.
+
+    python benchmarks/peers/wva.py FILE [--requests 20000]
+
+FILE holds a list of cases, each with `params` (below), `rate_range`, what its model says at some rates
+(`analyze`: per rate [requests/s] the figures [ms]) and the rates it sizes for an `slo` (`size`). The model is
+solved here from its definition and must give each figure within 1e-6 of its value, rates within 1e-4 (theirs
+come out of a bisection that stops there). Exit code 1 if one does not.
+
+Data   N  most requests in service      Q  most that wait        tin, tout  tokens of a request
+       alpha + beta n     [ms]  a decode step of n requests
+       gamma + delta tin n  [ms]  their prefill, all at once
+
+  mu_n = min(n, N) / (prefill(n) + (tout - 1) decode(n))    n = 1 ... N + Q, at most N of them in service
+  p_n  = p_0 lambda^n / (mu_1 ... mu_n)                     birth and death
+  X = lambda (1 - p_{N+Q}),   L = sum n p_n,   S = sum min(n, N) p_n
+  wait = (L - S) / X,   serv = S / X,   n* such that prefill(n*) + (tout - 1) decode(n*) = serv
+  TTFT = wait + prefill(n*),   ITL = decode(n*)
+
+Beside it, with Poisson arrivals, our simulator runs an engine of just these steps: prompts first, all that
+wait and have a seat in one step, everybody's next token in every other. There a prompt does not pay for the
+prefill of the whole batch, but each prefill is a pause for those who decode, and has a gamma of its own:
+where gamma is large the engine carries less than the model says, and its queue grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import brentq
+
+from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
+from planner.domain import Fleet, Policies, Pool, WorkerType
+from planner.models.forms import DistServeSteps
+from planner.simulator import simulate
+from planner.traces import Trace
+
+Params = Mapping[str, float]
+FIGURE_FRAC, RATE_FRAC = 1e-6, 1e-4
+EDGE_FRAC = 1e-3  # of the slowest and the fastest service that the rates keep away from
+
+
+def prefill_ms(p: Params, n: float) -> float:
+    return p["gamma"] + p["delta"] * p["tin"] * n
+
+
+def decode_ms(p: Params, n: float) -> float:
+    return p["alpha"] + p["beta"] * n
+
+
+def service_per_s(p: Params, n: float) -> float:
+    """Requests/s of n in service."""
+    return 1e3 * n / (prefill_ms(p, n) + (p["tout"] - 1) * decode_ms(p, n))
+
+
+def rate_range(p: Params) -> tuple[float, float]:
+    """Rates [requests/s] that the model is asked for."""
+    return EDGE_FRAC * service_per_s(p, 1), (1 - EDGE_FRAC) * service_per_s(p, p["N"])
+
+
+def analyze(p: Params, rate_rps: float) -> dict[str, float]:
+    """The model's figures at a rate, under its names; times in ms."""
+    in_service = np.minimum(np.arange(p["N"] + p["Q"] + 1), p["N"])
+    log_p = np.cumsum([0.0, *(np.log(rate_rps / service_per_s(p, n)) for n in in_service[1:])])
+    share = np.exp(log_p - log_p.max())
+    share /= share.sum()
+    tput = rate_rps * (1 - share[-1])
+    busy = float(in_service @ share)
+    wait, serv = 1e3 * (np.arange(len(share)) @ share - busy) / tput, 1e3 * busy / tput
+    alone = prefill_ms(p, 0) + (p["tout"] - 1) * decode_ms(p, 0)
+    per_request = p["delta"] * p["tin"] + (p["tout"] - 1) * p["beta"]
+    n = float(np.clip((serv - alone) / per_request, 0, p["N"])) if per_request else 0.0
+    return {
+        "tput": tput, "wait": wait, "serv": serv, "resp": wait + serv, "in_serv": busy, "eff_conc": n,
+        "ttft": wait + prefill_ms(p, n), "itl": decode_ms(p, n), "rho": busy / p["N"],
+    }  # fmt: skip
+
+
+def size(p: Params, slo: Mapping[str, float]) -> dict[str, float]:
+    """The highest rates [requests/s] at which mean TTFT, and mean ITL, are within `slo` [ms]."""
+    low, high = rate_range(p)
+
+    def highest(figure: str) -> float:
+        over: Callable[[float], float] = lambda rate_rps: analyze(p, rate_rps)[figure] - slo[figure]  # noqa: E731
+        if over(low) > 0:
+            return 0.0
+        return high if over(high) <= 0 else float(brentq(over, low, high, rtol=1e-12))
+
+    return {"ttft": highest("ttft"), "itl": highest("itl"), "tps": high}
+
+
+def simulated(p: Params, rate_rps: float, requests: int) -> tuple[float, float]:
+    """Mean TTFT and TPOT [ms] of an engine of the same steps, Poisson arrivals, warm-up left out."""
+    s = 1e-3
+    form = DistServeSteps(
+        (p["gamma"] * s, p["delta"] * s, 0.0), (p["alpha"] * s, 0.0, p["beta"] * s),
+        (p["alpha"] * s, 0.0, p["beta"] * s), 1, 0.0, 0.0, 0.0,
+    )  # fmt: skip
+    seats, tin, tout = int(p["N"]), int(p["tin"]), int(p["tout"])
+    room = seats * (tin + tout + 16)
+    worker = WorkerType(BARE_GPU, 1, NO_STEPS, 2 * (room - room % 16), seats * tin, seats, form=form)
+    fleet = Fleet(bare_llm(2.0), (Pool("engine", "mixed", worker, 1),), Policies(batching="vllm-v0"))
+    arrival_s = np.cumsum(np.random.default_rng(0).exponential(1 / rate_rps, requests))
+    lengths = np.full(requests, tin), np.full(requests, tout)
+    found = simulate(fleet, Trace("poisson", arrival_s - arrival_s[0], *lengths))
+    late = slice(requests // 10, None)
+    return float(1e3 * found.ttft_s[late].mean()), float(1e3 * found.tpot_s[late].mean())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--requests", type=int, default=20_000, help="of each simulation")
+    options = parser.parse_args()
+    worst_figure, worst_rate = 0.0, 0.0
+    columns = ("TTFT: WVA", "simulated", "ITL: WVA", "simulated")
+    print(f"case     req/s {' '.join(f'{column:>10}' for column in columns)}   [ms]")
+    cases = json.loads(options.file.read_text())
+    for number, case in enumerate(cases):
+        p = case["params"]
+        rates, at_rates = case["size"]
+        sized = size(p, case["slo"])
+        pairs = [*zip(rate_range(p), case["rate_range"], strict=True), *((sized[k], rates[k]) for k in rates)]
+        worst_rate = max([worst_rate, *(abs(ours / theirs - 1) for ours, theirs in pairs)])
+        asked = {float(rate): told for rate, told in case["analyze"].items()} | {
+            min(rates.values()): at_rates
+        }
+        for rate_rps, told in asked.items():
+            ours = analyze(p, rate_rps)
+            errors = [abs(ours[name] - told[name]) / max(abs(told[name]), 1e-3) for name in told]
+            worst_figure = max([worst_figure, *errors])
+            ttft_ms, tpot_ms = simulated(p, rate_rps, options.requests)
+            figures = (ours["ttft"], ttft_ms, ours["itl"], tpot_ms)
+            print(f"{number:4} {rate_rps:9.4g} {' '.join(f'{figure:10.4g}' for figure in figures)}")
+    is_same = worst_figure <= FIGURE_FRAC and worst_rate <= RATE_FRAC
+    print(
+        f"{len(cases)} cases: figures within {worst_figure:.1e}, rates within {worst_rate:.1e} of the file's"
+        f"{'' if is_same else ': NOT the same'}"
+    )
+    return 0 if is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
