@@ -694,7 +694,7 @@ def test_every_worker_of_several_gpus_has_shared_memory() -> None:
 def test_names_stay_as_short_as_their_targets_ask(pools: tuple[Pool, ...]) -> None:
     """However long those of LLM and pools are.
 
-    63 letters: production-stack's RELEASE-MODEL-engine-service; the label NAME-999-HASH of a LeaderWorkerSet's
+    63 letters: production-stack's RELEASE-MODEL-engine-service; the label NAME-999-HASH of LeaderWorkerSet's
     pods, where DisaggregatedSet calls that SET-0-REVISION-ROLE. 45: Dynamo's graph and component together,
     where one of several nodes counts twice, with `-ldr`.
     """
