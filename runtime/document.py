@@ -261,8 +261,11 @@ def signed(frac: float) -> str:
 
 def rows(found: Validation) -> list[dict[str, str]]:
     """The errors, for a table: here and on the command line."""
+    quiet = "without interruptions"
     fixed = "and corrected fits" if found.undisturbed else "with corrected fits"
-    sides = {"without interruptions": found.undisturbed, fixed: found.after}
+    if found.as_run and not found.undisturbed:
+        fixed = f"{quiet}, {fixed}"
+    sides = {quiet: found.undisturbed, fixed: found.after}
     others = {
         name: {(row.metric, row.percentile_frac): row.error_frac for row in side.rows}
         for name, side in sides.items()

@@ -25,6 +25,7 @@ from planner.oracle import INSTANT, NO_LINK
 from runtime.compare import Comparison, Measurement, Run, Tolerances, compared, one_part, outcomes
 from runtime.enginelog import EngineLog, Served
 from runtime.replay import Journal, Part, Sent
+from runtime.stepfits import counts_others
 
 GIVES: dict[Role, tuple[Metric, ...]] = {
     "mixed": get_args(Metric), "prefill": ("ttft",), "decode": ("tbt", "tpot", "e2e"),
@@ -33,10 +34,13 @@ _FRONT = "(instant)"  # the prefill that takes no time; no pool on engines may b
 
 
 def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) -> Comparison | None:
-    """Each engine against a simulation of itself; None where engines do not note CPU seconds.
+    """Each engine against a simulation of itself; None where engines do not note CPU seconds, or where the
+    fits count what others took of the machine.
 
     Limits of the SLO are judged where every engine gives all metrics, that is without pairs.
     """
+    if counts_others(fleet):
+        return None
     pools = running(fleet)
     watched = slo if all(pool.role == "mixed" for pool in pools) else Slo(())
     parts = []

@@ -19,6 +19,7 @@ from planner.models.tables import COLUMNS, StepTable
 from runtime.compare import Measurement
 
 Floats = npt.NDArray[np.float64]
+ON_WALL = " as long as they took on the wall"  # ends the basis of fits that count what others took
 LEAST_STEPS = 20  # of a pool, to calibrate its fit
 
 
@@ -129,7 +130,13 @@ def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
         return None
     fits = {pool.name: pool.type.latency for pool in running(fleet)}
     seen = [one for one in steps(run, fleet, on_wall=True) if len(one.table.y) >= LEAST_STEPS]
-    return _with_fits(fleet, {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen})
+    found = {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen}
+    return _with_fits(fleet, {pool: replace(fit, basis=fit.basis + ON_WALL) for pool, fit in found.items()})
+
+
+def counts_others(fleet: Fleet) -> bool:
+    """Whether a fit of the fleet is one of `as_run`'s."""
+    return any(pool.type.latency.basis.endswith(ON_WALL) for pool in running(fleet))
 
 
 def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:

@@ -372,6 +372,9 @@ def test_fits_as_run_know_what_the_wall_saw(tmp_path: Path) -> None:
     assert found is not None
     wall_s = found.pools[0].type.latency.step_s(50, 1275, prefills=1)
     assert wall_s == pytest.approx((step_s * (step_s + 0.05)) ** 0.5, rel=0.2)
+    assert undisturbed(run, found, NO_SLO, Tolerances()) is None  # it would count twice what others took
+    again = corrected(found, corrections(steps(run, found), found))
+    assert undisturbed(run, again, NO_SLO, Tolerances()) is not None
     own = corrected(fleet, corrections(steps(run, fleet), fleet)).pools[0].type.latency
     assert own.step_s(50, 1275, prefills=1) == pytest.approx(step_s, rel=0.02)
     assert as_run(replace(run, logs={}), fleet) is None

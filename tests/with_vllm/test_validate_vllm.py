@@ -120,10 +120,8 @@ def sustained_rps(fleet: Fleet) -> float:
     return len(trace) / simulate(fleet, trace).end_s
 
 
-def validated(
-    fleet: Path, trace: Trace, out: Path, say: Callable[[str], None], *, knows_machine: bool = False
-) -> dict[str, Any]:
-    """`plan validate`, with what it found printed; fits that know the machine are of no use without it."""
+def validated(fleet: Path, trace: Trace, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """`plan validate`, with what it found printed."""
     lines = []
     after: dict[int, list[int]] = {}
     for child, parent in trace.after.tolist():
@@ -144,13 +142,13 @@ def validated(
     say(f"{out.name}: {len(trace)} requests at {len(trace) / trace.arrival_s[-1]:.1f}/s; load average "
         f"{min(loads):.1f} to {max(loads):.1f}, others ran in {stolen} of the engines' steps")  # fmt: skip
     alone, fixed = (
-        {(row["metric"], row["percentile"]): f"{100 * row['error_frac']:+.0f} %" for row in told[side]}
+        {(row["metric"], row["percentile"]): f"{100 * row['error_frac']:+.0f} %" for row in told[side] or ()}
         for side in ("errors_undisturbed", "errors_corrected")
     )
     for wall in told["errors"]:
         key = wall["metric"], wall["percentile"]
         if wall["percentile"] != "p99":
-            own = "" if knows_machine or key not in alone else f"{alone[key]}, "
+            own = "" if key not in alone else f"{alone[key]}, "
             apart = f"; without interruptions {own}corrected {fixed[key]}" if key in fixed else ""
             say(f"{' '.join(key)}: predicted {1e3 * wall['predicted_s']:.1f} ms, measured "
                 f"{1e3 * wall['measured_s']:.1f} ms: {100 * wall['error_frac']:+.0f} %{apart}")  # fmt: skip
@@ -184,7 +182,7 @@ def test_two_mixed_workers_serve_all_of_the_trace(
     as_run = tmp_path / "first" / "as-run.yaml"
     trace = a_trace(REQUESTS, LOAD * sustained_rps(read_fleet(as_run, read_catalog())), seed=3)
     out = tmp_path / "second"
-    told = validated(as_run, trace, out, say, knows_machine=True)
+    told = validated(as_run, trace, out, say)
     engines = told["parts"][0]["engines"]
     assert sum(engine["prompt_tokens"] for engine in engines) == trace.input_tokens.sum()
     assert sum(engine["generation_tokens"] for engine in engines) == trace.output_tokens.sum()
