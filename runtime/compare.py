@@ -406,7 +406,7 @@ def _joined(runs: Sequence[Run]) -> Run:
     start_s, end_s = float(whole["arrival_s"].min()), float(whole["arrival_s"].max())
     requests = replace(
         last, **whole, **totals, window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
-        complete=all(run.requests.complete for run in runs), runs=last.runs[:0],
+        complete=all(run.requests.complete for run in runs), runs=last.runs[:0], nominal_end_s=np.inf,
     )  # fmt: skip
     return Run(
         requests,

@@ -11,10 +11,12 @@ import numpy.typing as npt
 import pytest
 from test_simulator import LLM, compare, make_latency, make_pool, make_trace, random_case
 
-from planner.domain import Disturbance, Fleet, Limit, Policies
+from planner.domain import Disturbance, Fleet, Limit, Policies, Slo
 from planner.errors import InputError, TraceError
 from planner.output import requests_csv
+from planner.sessions import nominal
 from planner.simulator import simulate
+from planner.simulator.metrics import judge
 from planner.simulator.replay import Simulation
 from planner.tracefile import read_trace
 from planner.traces import Trace
@@ -211,3 +213,20 @@ def test_requests_csv_is_a_trace_in_the_order_in_which_they_came(tmp_path: Path)
     again = simulate(fleet(), read_trace(path))
     assert again.arrival_s.tolist() == sorted(found.arrival_s.tolist()) == [0, 1, 8]
     assert sorted(again.e2e_s.tolist()) == sorted(found.e2e_s.tolist())
+
+
+def test_a_queue_that_grows_while_sessions_begin_is_no_steady_state() -> None:
+    """A worker of one seat takes 2 s for a request; a session begins every second and has two. The last ones
+    to begin wait for minutes. In the last tenth of the run, which only works off the queue, nobody arrives.
+    """
+    n = 100
+    first = make_trace(np.arange(n), [8] * n, [2] * n)
+    both = first.select(np.repeat(np.arange(n), 2))
+    trace = nominal(waiting(both, [(i, i - 1) for i in range(1, 2 * n, 2)], [0, 5] * n))
+    pool = make_pool(make_latency((1.0, 1.0)), seats=1)
+    slo = Slo((Limit("tbt", 0.5, 2.0),))
+    found = simulate(Fleet(LLM, (pool,), Policies()), trace, limits=slo.limits)
+    assert found.end_s == 400 and found.arrival_s.max() < 360
+    assert not judge(found, slo).is_steady
+    quick = simulate(Fleet(LLM, (replace(pool, count=5),), Policies()), trace, limits=slo.limits)
+    assert judge(quick, slo).is_steady

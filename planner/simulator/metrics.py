@@ -33,7 +33,8 @@ class Verdict:
     longest gap). `is_steady` is the backlog test: of the requests that arrived in the last tenth of the
     window at least half waited no longer than the loosest TTFT limit (60 s where the SLO has none), neither
     for their first token nor between two tokens. A fleet whose queue grows, before prefill or before decode,
-    fails it whatever its percentiles.
+    fails it whatever its percentiles. Where requests wait for others the window ends for this test when the
+    last would have arrived had answers taken no time: later no session begins, and any queue gets shorter.
     """
 
     lines: tuple[Line, ...]
@@ -219,7 +220,7 @@ def _attainment(simulation: Simulation, slo: Slo) -> float:
 
 
 def _is_steady(simulation: Simulation, slo: Slo) -> bool:
-    start, end = simulation.window_s
+    start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
     limits_s = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     last = (simulation.arrival_s >= end - (end - start) / 10) & (simulation.arrival_s <= end)
     patience_s = max(limits_s, default=BACKLOG_LIMIT_S)

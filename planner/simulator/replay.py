@@ -123,6 +123,7 @@ class Simulation:
     tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # index into tenants
     tenants: tuple[str, ...] = ()  # empty where the trace names none
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
+    nominal_end_s: float = np.inf  # where requests wait for others: the last arrival if answers took no time
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -581,4 +582,5 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         tenant=trace.tenant,
         tenants=trace.tenants,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
+        nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
     )
