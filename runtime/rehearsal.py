@@ -3,8 +3,9 @@
     python -m runtime.rehearsal --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
 
 It batches as vLLM v1 does (decodes first, then prompts in order of arrival, in chunks, while seats and KV
-last; no preemption: a request reserves its prompt and output) and writes the same step log. With it the
-router, the replay and the comparison are tested, and a plan rehearsed, on a machine without GPU or vLLM.
+last; no preemption: a request reserves its prompt and output) and writes the same step log. With a prefix
+cache it computes nothing of a prompt that it has computed before and still holds. With it the router, the
+replay and the comparison are tested, and a plan rehearsed, on a machine without GPU or vLLM.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import os
 import signal
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from aiohttp import web
 from planner.domain import KV_BLOCK_TOKENS
 from planner.models.latency import StepLatency
 from runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, end_with_parent
+from runtime.prefixes import blocks_of
 from runtime.steplog import StepLog
 
 TOKEN_IDS = 997  # every token's id is its place in the request's context, modulo this
@@ -39,6 +41,7 @@ class _Request:
     prompt_tokens: int
     output_tokens: int
     is_transferred: bool  # its KV comes from a prefill worker: one token is left to compute
+    names: list[int] = field(default_factory=list)  # of its prompt's blocks, where they are cached
     computed: int = 0
     generated: int = 0
     tokens: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
@@ -49,13 +52,19 @@ class _Request:
 
 
 class Engine:
-    """The step loop. Its clock is the wall's, but a step that the machine is late for is caught up."""
+    """The step loop. Its clock is the wall's, but a step that the machine is late for is caught up.
+
+    With `prefix_cache` prompts are kept as long as they fit beside what requests reserve, a block in use once
+    more, and leave least recently used first, each from its end.
+    """
 
     def __init__(
         self, latency: StepLatency, *, kv_tokens: int, max_num_seqs: int, max_num_batched_tokens: int,
-        log: StepLog | None,
+        log: StepLog | None, prefix_cache: bool = False,
     ) -> None:  # fmt: skip
-        self.latency, self.log = latency, log
+        self.latency, self.log, self.prefix_cache = latency, log, prefix_cache
+        self.cached: OrderedDict[int, None] = OrderedDict()
+        self.queried_tokens = self.hit_tokens = 0
         self.seats, self.budget = max_num_seqs, max_num_batched_tokens
         self.free_blocks = kv_tokens // KV_BLOCK_TOKENS
         self.blocks = self.free_blocks
@@ -108,14 +117,31 @@ class Engine:
             self.waiting.popleft()
             self.free_blocks -= request.blocks
             self.running.append(request)
-            if request.is_transferred:
-                request.computed = request.prompt_tokens - 1
+            found = self._found(request) if self.prefix_cache and not request.is_transferred else 0
+            request.computed = request.prompt_tokens - 1 if request.is_transferred else found
             if self.log:
-                self.log.scheduled(request.name, self.now_s)
+                self.log.scheduled(request.name, self.now_s, found)
             new = min(request.prompt_tokens - request.computed, budget)
             chunks.append((request, new))
             budget -= new
         return chunks
+
+    def _found(self, request: _Request) -> int:
+        """Tokens of its prompt that are cached, but for the last; what no longer fits has left before."""
+        while len(self.cached) > self.free_blocks:
+            self.cached.popitem(last=False)
+        hits = next(
+            (k for k, name in enumerate(request.names) if name not in self.cached), len(request.names)
+        )
+        hit_tokens = KV_BLOCK_TOKENS * min(hits, (request.prompt_tokens - 1) // KV_BLOCK_TOKENS)
+        self.queried_tokens += request.prompt_tokens
+        self.hit_tokens += hit_tokens
+        return hit_tokens
+
+    def _keep(self, request: _Request) -> None:
+        for name in reversed(request.names):
+            self.cached[name] = None
+            self.cached.move_to_end(name)
 
     def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
         decodes = [r for r, new in chunks if new == 1 and r.computed >= r.prompt_tokens - 1 > 0]
@@ -132,6 +158,8 @@ class Engine:
             request.computed += new
             if request.computed < request.prompt_tokens or request not in self.running:
                 continue
+            if request.generated == 0:
+                self._keep(request)
             request.generated += 1
             request.tokens.put_nowait(request.computed % TOKEN_IDS)
             self.output_tokens += 1
@@ -171,6 +199,8 @@ class Server:
         name = f"cmpl-{http.headers.get('X-Request-Id', 'x')}-0"
         is_here = bool(transfer.get("do_remote_prefill"))
         request = _Request(name, len(body["prompt"]), body["max_tokens"], is_here)
+        if self.engine.prefix_cache:
+            request.names = blocks_of(body["prompt"])
         if request.blocks > self.engine.blocks:
             return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
         self.engine.add(request)
@@ -205,6 +235,8 @@ class Server:
         return web.Response(
             text=f"vllm:prompt_tokens_total{labels} {engine.prompt_tokens}\n"
             f"vllm:generation_tokens_total{labels} {engine.output_tokens}\n"
+            f"vllm:prefix_cache_queries_total{labels} {engine.queried_tokens}\n"
+            f"vllm:prefix_cache_hits_total{labels} {engine.hit_tokens}\n"
             f"vllm:kv_cache_usage_perc{labels} {1 - engine.free_blocks / engine.blocks}\n"
             f'vllm:cache_config_info{{block_size="{block}",num_gpu_blocks="{blocks}"}} 1.0\n'
         )
@@ -217,6 +249,7 @@ async def serve(told: dict[str, Any], port: int) -> None:
     engine = Engine(
         latency, kv_tokens=told["kv_tokens"], max_num_seqs=told["max_num_seqs"],
         max_num_batched_tokens=told["max_num_batched_tokens"], log=StepLog(Path(path)) if path else None,
+        prefix_cache=told["prefix_cache"],
     )  # fmt: skip
     runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)
     await runner.setup()

@@ -344,7 +344,7 @@ def _on_cpu(
     }
 
 
-def rehearsal_commands() -> Commands:
+def rehearsal_commands(*, prefix_cache: bool = False) -> Commands:
     """Engines that only keep time, as each pool's fit predicts: runtime/rehearsal.py."""
 
     def command(place: Place, port: int) -> Command:
@@ -354,6 +354,7 @@ def rehearsal_commands() -> Commands:
             "max_num_seqs": kind.max_num_seqs,
             "max_num_batched_tokens": kind.max_num_batched_tokens,
             "latency": asdict(kind.latency),
+            "prefix_cache": prefix_cache and place.pool.role != "decode",
         }
         argv = [sys.executable, "-m", "runtime.rehearsal", "--port", str(port), json.dumps(told)]
         return Command(argv, {})
