@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 from collections.abc import MutableMapping
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +132,14 @@ def test_the_gpus_we_may_use_are_those_that_are_visible(monkeypatch: pytest.Monk
     assert visible_gpus() == ["3", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == []
+
+
+def test_modules_of_the_runtime_import_each_other_one_way() -> None:
+    """Imports inside functions count too: an order in which each comes after all that it imports exists."""
+    imports: dict[str, set[str]] = {}
+    for path in (Path(__file__).parents[1] / "runtime").glob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        imports[f"runtime.{path.stem}"] = {name for name in names if name.startswith("runtime.")}
+    order = list(TopologicalSorter(imports).static_order())
+    assert order.index("runtime.analysis") < order.index("runtime.report") < order.index("runtime.validate")
