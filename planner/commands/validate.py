@@ -151,34 +151,46 @@ def serve(
     config: ConfigOption = None,
     weights: WeightsOption = "real",
     engine: EngineOption = "vllm",
+    workers: Annotated[
+        list[str] | None,
+        typer.Option("--workers", metavar="POOL=URL,...", help="Start no engine: these run already."),
+    ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Serve a plan from this machine: its vLLM engines behind one address with OpenAI's API."""
+    """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
     _need_aiohttp()
     import numpy as np
 
     from planner.files import check_output_directory
     from planner.traces import Trace
+    from runtime.remote import parse_workers
+    from runtime.remote import serve as serve_remotes
+    from runtime.router import Settings
     from runtime.validate import serve as run
     from runtime.validate import until_signalled
 
-    file = _plan_file(plan)
-    fleet, longest = _fleet(file, read_catalog(catalog))
-    check_output_directory(logs)
-    nothing = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-    wanted = _wanted(
-        fleet=fleet, trace=nothing, slo=Slo(()),
-        max_model_len=max_model_len or longest or fleet.llm.context_tokens,
-        seed=seed, engine=engine, config=config, weights=weights, notes=(),
-    )  # fmt: skip
     console = stdout_console(soft_wrap=True)
 
     def say(text: str) -> None:
         console.print(text, markup=False)
 
+    file = _plan_file(plan)
+    fleet, longest = _fleet(file, read_catalog(catalog))
+    longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)
+    if workers:
+        settings = Settings(keys=keys, longest_tokens=longest)
+        work = serve_remotes(fleet, parse_workers(workers), settings, host=host, port=port, say=say)
+    else:
+        check_output_directory(logs)
+        nothing = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+        wanted = _wanted(
+            fleet=fleet, trace=nothing, slo=Slo(()), max_model_len=longest, seed=seed, engine=engine,
+            config=config, weights=weights, notes=(),
+        )  # fmt: skip
+        work = run(wanted, logs, host=host, port=port, keys=keys, say=say)
     try:
-        asyncio.run(until_signalled(run(wanted, logs, host=host, port=port, keys=_keys(api_keys), say=say)))
+        asyncio.run(until_signalled(work))
     except asyncio.CancelledError:
         say("stopped")
 

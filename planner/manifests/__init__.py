@@ -185,7 +185,7 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         "## What differs from the simulation",
         "",
         f"- It routes by {simulated}; what each target has in its place is said there. `plan serve` routes "
-        "as simulated.",
+        "as simulated, on one machine or, with --workers, before workers that it did not start.",
     ]
     if policies.prefix_cache:
         lines += _caches(fleet)

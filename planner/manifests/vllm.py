@@ -6,6 +6,8 @@ CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) names. Whatever follows the number go
 
 from __future__ import annotations
 
+import shlex
+
 from planner.domain import Fleet, Pool, Role
 from planner.files import to_yaml
 from planner.manifests import engine
@@ -48,7 +50,18 @@ def steps(fleet: Fleet) -> list[str]:
     for name, roles in engine.routers(fleet).items():
         urls = " ".join(f"{role.upper()}_URLS='http://HOST:{FIRST_PORT} ...'" for role in roles)
         lines.append(f"    {urls} bash vllm/{name}.sh")
+    ours = " ".join(f"--workers {name}=http://HOST:{FIRST_PORT},..." for name in _names(fleet))
+    lines += [
+        "",
+        "Or, to route as simulated, the planner's own router, which takes every worker's address:",
+        "",
+        f"    plan serve plan.yaml {ours}",
+    ]
     return lines
+
+
+def _names(fleet: Fleet) -> list[str]:
+    return [shlex.quote(engine.one_line(pool.name)) for pool in engine.running(fleet)]
 
 
 def routing(fleet: Fleet) -> str:
