@@ -286,12 +286,13 @@ class _Agenda:
 def _body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
     inputs, outputs = int(trace.input_tokens[request]), int(trace.output_tokens[request])
     ids = trace_prompt(trace, request, seed) if shares_prefixes else prompt(inputs, request, seed)
+    tenant = {"user": trace.tenants[trace.tenant[request]]} if trace.tenants else {}
     return json.dumps(
         {
             "model": model,
             "prompt": ids,
             "max_tokens": outputs, "min_tokens": outputs, "ignore_eos": True, "temperature": 0,
-            "stream": True, "return_token_ids": True,
+            "stream": True, "return_token_ids": True, **tenant,
         }
     ).encode()  # fmt: skip
 

@@ -216,11 +216,7 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
         if isinstance(value, str | bool) and value != (own := getattr(ours, name)):
             raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
     if wanted.engine == "rehearsal":
-        if policies.prefix_cache:
-            raise InputError(
-                "policies.prefix_cache is true: a rehearsal's engines keep no prefixes, vLLM does"
-            )
-        return rehearsal_commands(), None
+        return rehearsal_commands(prefix_cache=policies.prefix_cache), None
     if not is_installed():
         raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")
     model = wanted.fleet.llm.name

@@ -509,6 +509,7 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     told = json.loads(done.out)
     assert told == json.loads((folder / "out" / "validation.json").read_text())
     assert (told["finished"], told["failed"], told["rejected"]) == (100, 0, 0)
+    assert told["verdict"].startswith("A rehearsal: its engines take as long as the fits say")
     assert told["times"] == "engines' step logs" and told["slo_kept"] is False
     for row in told["errors"]:
         if row["percentile"] == "p50":
@@ -608,10 +609,12 @@ def test_what_engines_cannot_be_made_to_do_is_refused(tmp_path: Path) -> None:
         engine_commands(Wanted(restarts, trace, NO_SLO, 512, engine="rehearsal"), tmp_path)
 
 
-def test_a_rehearsal_keeps_no_prefixes_and_says_so(tmp_path: Path) -> None:
-    fleet = fleet_of(("w", "mixed", 1), policies=Policies(prefix_cache=True))
-    with pytest.raises(InputError, match="a rehearsal's engines keep no prefixes"):
-        engine_commands(Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal"), tmp_path)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_rehearsal_keeps_prefixes_where_the_plan_does(prefix_cache: bool, tmp_path: Path) -> None:
+    fleet = fleet_of(("w", "mixed", 1), policies=Policies(prefix_cache=prefix_cache))
+    wanted = Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
+    command = engine_commands(wanted, tmp_path)[0](workers.places(fleet, tmp_path, None)[0], 8000)
+    assert json.loads(command.argv[-1])["prefix_cache"] is prefix_cache
 
 
 def test_how_late_the_client_was_is_known() -> None:
