@@ -388,7 +388,7 @@ def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> No
     found = exactly(market, asked)
     answer = Answer(market, asked, found, {"peak": at_peak(market, asked), "linear rule": None}, 0.01)
     drawn = {figure.name: figure.chart.to_dict() for figure in figures(answer)}
-    assert list(drawn) == ["demand", "gpus-0", "workers", "cost", "costs"]
+    assert list(drawn) == ["demand", "gpus-0", "workers-0", "cost", "costs"]
     ways = drawn["gpus-0"]["data"]["values"]
     at_end = {row["what"]: row["y"] for row in ways if row["x"] == 180.0}  # min
     assert sum(at_end.values()) == 8 and at_end["spot"] == 4

@@ -52,7 +52,7 @@ def show_ui(
         "theme.dark.textColor": DARK_INK,
         "theme.light.textColor": INK,
         "theme.headingFontSizes": '["1.9rem", "1.35rem", "1.15rem"]', "theme.metricValueFontSize": "1.4rem",
-        "theme.paddingTop": "0.5rem",
+        "theme.paddingTop": "1rem",
     }  # fmt: skip
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:

@@ -267,7 +267,7 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
             color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
             strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names),
@@ -287,10 +287,10 @@ def stacked_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         alt.Chart(data([row | {"rank": names.index(row["what"])} for row in rows]))
         .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6), stack="zero"),
             order="rank:O",
-            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
+            color=alt.Color("what:N", sort=names, legend=legend(names, "square"), scale=colours(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )

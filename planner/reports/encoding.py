@@ -47,14 +47,14 @@ def rounded_all(*columns: Floats) -> list[list[Any]]:
     return [rounded(column) for column in columns]
 
 
-def legend(names: Sequence[str]) -> Any:
+def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
     """As many columns as a chart on a phone has room for; none for one name."""
     import altair as alt
 
     if len(names) < 2:
         return None
     columns = max(1, min(4, LEGEND_WIDTH // (28 + 6 * max(len(name) for name in names))))
-    return alt.Legend(title=None, orient="top", columns=columns, symbolType="stroke", labelLimit=LEGEND_WIDTH)
+    return alt.Legend(title=None, orient="top", columns=columns, symbolType=symbol, labelLimit=LEGEND_WIDTH)
 
 
 def colours(names: Sequence[str]) -> Any:

@@ -16,7 +16,7 @@ from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
-from planner.reports.words import HOURS_PER_MONTH, Rows, percent, usd
+from planner.reports.words import HOURS_PER_MONTH, Rows, listed, usd
 from planner.solvers.schedule import Demand, Market, Schedule, cost_by_window
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
@@ -108,16 +108,17 @@ def figures(answer: Answer) -> list[Figure]:
         }
         if used := {way: counts for way, counts in ways.items() if counts.any()}:
             chart = charts.stacked_chart(used, window_s, f"{offer.gpu} [GPUs]")
-            every.append(Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs by how they are bought, stacked."))
-    workers = {
-        f"{capacity.llm}, {capacity.name}{suffix}": counts[c]
-        for suffix, counts in (("", found.workers), (", spot", found.spot_workers))
-        for c, capacity in enumerate(market.capacities)
-        if counts[c].any()
-    }
-    if workers:
-        chart = charts.windows_chart(workers, window_s, "workers")
-        every.append(Figure("workers", chart, f"Workers of each type. {FIRM}"))
+            every.append(Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used))}, stacked."))
+    for m, llm in enumerate(demand.llms):
+        workers = {
+            f"{capacity.name}{suffix}": counts[c]
+            for suffix, counts in (("", found.workers), (", spot", found.spot_workers))
+            for c, capacity in enumerate(market.capacities)
+            if capacity.llm == llm and counts[c].any()
+        }
+        if workers:
+            chart = charts.stacked_chart(workers, window_s, f"{llm} [workers]")
+            every.append(Figure(f"workers-{m}", chart, f"{llm}: workers of each type, stacked."))
     costs = {"schedule": found, **{name: other for name, other in answer.others.items() if other is not None}}
     by_window = {
         name: np.broadcast_to(cost_by_window(market, demand, one), found.workers.shape[1:])
@@ -141,7 +142,7 @@ def sentence(answer: Answer) -> str:
 
 def proof_line(answer: Answer) -> str:
     proved = "Proved" if answer.is_optimal else "Not finished in time"
-    return f"{proved}: within {percent(answer.found.gap_frac)} of the least possible."
+    return f"{proved}: within {100 * answer.found.gap_frac:.2f} % of the least possible."
 
 
 def compared_lines(answer: Answer) -> list[str]:
@@ -184,7 +185,7 @@ def _html(answer: Answer) -> str:
         ("Cost", usd(found.cost_usd_per_h) + "/h", "on average over all windows"),
         ("At least", usd(found.bound_usd_per_h) + "/h", "no schedule of this question costs less"),
         *(
-            (name, usd(other.cost_usd_per_h) + "/h", OTHERS[name])
+            (name.capitalize(), usd(other.cost_usd_per_h) + "/h", OTHERS[name])
             for name, other in answer.others.items()
             if other
         ),
