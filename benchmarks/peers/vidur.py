@@ -6,8 +6,8 @@ DIR holds cases (NAME.json with the settings, NAME.csv.gz with the requests and 
 step times (tables_CLASS_GPU_LLM_tpN.npz) and steps that it computed (oracle_CLASS_GPU_LLM_tpN.csv).
 
 Two lines per case. With Vidur's own step times no TTFT or E2E may be more than 1e-6 s off. With ours, fitted
-to the oracle rows, no P50, P90 or P99 of TTFT, TPOT or E2E may be more than 3 % off. Exit code 1 if a bound
-is missed or a case cannot be read.
+to the oracle rows where there are some, no P50, P90 or P99 of TTFT, TPOT or E2E may be more than 3 % off.
+Exit code 1 if a bound is missed or a case cannot be read.
 
 The fit is the planner's family `corrected` (`planner.models.families.corrected`). Vidur's roundings, tokens
 to eights and KV to 64s, are part of its form.
@@ -221,15 +221,13 @@ def before_restarts(case: Case, directory: Path) -> Case:
 
 
 def find(directory: Path, setup: tuple[str, str, int]) -> tuple[Path, Path]:
-    """Tables and oracle rows of a setup; of several classes the most genuine."""
+    """Tables and oracle rows of a setup, which may be missing; of several classes the most genuine."""
     gpu, llm, tp = setup
     llm = llm.rsplit("/", 1)[-1].lower().removesuffix("-hf")
     names = [f"{kind}_{gpu}_{llm}_tp{tp}" for kind in KINDS]
     for name in names:
         tables, oracle = directory / f"tables_{name}.npz", directory / f"oracle_{name}.csv"
         if tables.is_file():
-            if not oracle.is_file():
-                raise InputError(f"{oracle}: no such file; needed for the fit beside {tables.name}")
             return tables, oracle
     raise InputError(f"{directory}: step times are missing, none of tables_({'|'.join(names)}).npz")
 
@@ -282,7 +280,10 @@ def run(path: Path) -> bool:
     tables, oracle = find(path.parent, case.setup)
     exact = exact_steps(case, tables)
     is_kept = compared(case, exact, "Vidur's step times", EXACT)
-    is_kept &= compared(case, fitted(oracle), "our fit of its steps", FITTED)
+    if oracle.is_file():
+        is_kept &= compared(case, fitted(oracle), "our fit of its steps", FITTED)
+    else:
+        print(f"     {case.name}: no {oracle.name} to fit step times to, so with Vidur's own alone")
     if case.restarts.any() and case.policy == "sarathi":
         whole = replace(case, settings=replace(case.settings, vidur_restarts=False))
         compared(whole, exact, "whole prompts prefilled again (no bound)", UNBOUNDED)
