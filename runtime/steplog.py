@@ -8,12 +8,13 @@ engine core itself writes them down, one JSON object per line:
     {"request": "r7", "queued_s": 1.2, "scheduled_s": 1.3, "token_s": [1.4, 1.41], "preemptions": 0,
      "cached_tokens": 0}
 
-Times are CLOCK_MONOTONIC, which all processes of a machine share. A step starts when it was scheduled or the
-one before it ended, whichever came later (engines schedule ahead), and ends when its tokens are on the
-host. A request is written when it has finished; `cached_tokens` are those it did not have to compute when it
-was first scheduled. On a CPU, where the engine's own thread computes, `cpu` are that thread's CPU seconds
-when the step was scheduled and when it ended: what is missing to the wall's, others took. `waited` is 1 where
-the step found the engine without work before.
+Times are CLOCK_MONOTONIC, which all processes of a machine share. A step ends when its tokens are on the
+host. It starts where the one before it ended, since the next tokens wait for the engine's books too; where
+the engine had no work before, or notes its CPU seconds, when it was scheduled. A request is written when it
+has finished; `cached_tokens` are those it did not have to compute when it was first scheduled. On a CPU,
+where the engine's own thread computes, `cpu` are that thread's CPU seconds when the step was scheduled and
+when it ended: what is missing to the wall's, others took. `waited` is 1 where the step found the engine
+without work before.
 
 This module runs inside the engine, so it imports little; runtime/enginelog.py reads what it writes.
 """
@@ -81,7 +82,8 @@ class StepLog:
                 new += n
                 cached += c
                 pairs += n * (2 * c + n + 1) // 2
-        start_s = max(scheduled_s, self.last_end_s)
+        follows = cpu_s is None and not self.has_waited
+        start_s = self.last_end_s if follows else max(scheduled_s, self.last_end_s)
         self.last_end_s = end_s
         row = [round(start_s, 6), round(end_s, 6), prefills, new, cached, pairs, decodes, attended]
         cpu = {} if cpu_s is None else {"cpu": [round(s, 6) for s in cpu_s], "waited": int(self.has_waited)}

@@ -122,3 +122,18 @@ def test_asynchronous_scheduling_is_planned_without_the_host_s_time(
     latency = fleet.pools[0].type.latency
     step = (300, 300 * 301 / 2, 0, 0, 1)
     assert float(latency.step_s(*step)) == pytest.approx(0.9 * float(TRUTH.step_s(*step)), rel=0.05)
+
+
+def test_what_an_engine_does_between_two_steps_is_part_of_the_second(tmp_path: Path) -> None:
+    """Tokens at 1.0 and 2.0 s, the second step scheduled at 1.3: the request waited 1 s for it, not 0.7. The
+    engine then had nothing to do until 5.0 s, which is no part of the third.
+    """
+    log = StepLog(tmp_path / "steps.jsonl")
+    for name, steps_s in (("a", [(0.5, 1.0), (1.3, 2.0)]), ("b", [(5.0, 5.5)])):
+        log.queued(name, 4, steps_s[0][0])
+        for scheduled_s, end_s in steps_s:
+            log.step(scheduled_s, end_s, [(name, 4, 0)])
+        log.finished(name)
+    log.stream.close()
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"][:2] for line in lines if "step" in line] == [[0.5, 1.0], [1.0, 2.0], [5.0, 5.5]]

@@ -94,8 +94,9 @@ def sent_of(
 
 def test_a_step_log_comes_back_as_a_step_table(tmp_path: Path) -> None:
     """A prompt of 100 in chunks of 60 and 40, then two decodes: pairs 60 * 61 / 2 = 1830 and 40 * 60 +
-    40 * 41 / 2 = 3220; contexts 101 and 102. The second step was scheduled while the first ran, so it starts
-    where that one ended. A line cut off at the end is left out."""
+    40 * 41 / 2 = 3220; contexts 101 and 102. The second step was scheduled while the first ran, the others
+    later than the one before ended: with work left, each starts there. A line cut off at the end is left out.
+    """
     path = tmp_path / "w-0.1.steps.jsonl"
     log = StepLog(path)
     log.queued("cmpl-p0r7-0", 100, 1.0)
@@ -110,7 +111,7 @@ def test_a_step_log_comes_back_as_a_step_table(tmp_path: Path) -> None:
     log.stream.write('{"step":[9')
     log.stream.close()
     found = read_step_logs([path])
-    assert found.steps.t_s.tolist() == pytest.approx([0.5, 0.5, 0.2, 0.2])
+    assert found.steps.t_s.tolist() == pytest.approx([0.5, 0.5, 0.7, 1.0])
     assert found.steps.prefill_pairs.tolist() == [1830, 3220, 0, 0]
     assert found.steps.cached_tokens.tolist() == [0, 60, 0, 0]
     assert found.steps.n_decode.tolist() == [0, 0, 1, 1] and found.steps.kv_tokens.tolist() == [
