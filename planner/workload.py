@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InputError, TraceError
+from planner.sessions import sessions, waiting
 from planner.traces import FloatArray, IntArray, Trace
 
 PEAK_WINDOWS_S = (1, 10, 60, 600)
@@ -19,7 +20,7 @@ PROMPT_PARTS = 3  # by prompt length, of requests with as much left to compute
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of a length [tokens]; percentiles are interpolated linearly, as numpy does."""
+    """Of lengths [tokens], counts or times [s]; percentiles are interpolated linearly, as numpy does."""
 
     mean: float
     p50: float
@@ -28,7 +29,7 @@ class Distribution:
     max: float
 
     @classmethod
-    def of(cls, values: IntArray) -> Distribution:
+    def of(cls, values: IntArray | FloatArray) -> Distribution:
         p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
         return cls(float(values.mean()), p50, p90, p99, float(values.max()))
 
@@ -56,13 +57,28 @@ class PrefixSharing:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """Of a trace in which requests wait for others: all that hangs together by waits is a session.
+
+    `waiting` is how many requests wait, `think_s` the pause of each after what it waits for, `turns` the
+    requests of a session of more than one; `sessions` counts those alone.
+    """
+
+    sessions: int
+    waiting: int
+    turns: Distribution
+    think_s: Distribution
+
+
+@dataclass(frozen=True, slots=True)
 class TraceSummary:
     """A trace in numbers. None stands where a number needs more requests or a longer trace.
 
     `rate_rps` is requests / duration. `peak_rps` maps a window length [s] to the most requests in any window
     of that length, per second. `gap_cv` is the coefficient of variation of the gaps between arrivals, 1 for a
     Poisson process; `dispersion` maps a window length [s] to the variance / mean of the counts in whole
-    windows side by side, also 1 for a Poisson process and more for bursts.
+    windows side by side, also 1 for a Poisson process and more for bursts. Where requests wait for others,
+    all of these are of nominal arrivals, as if answers took no time.
     """
 
     name: str
@@ -76,6 +92,7 @@ class TraceSummary:
     output_tokens: Distribution
     tenants: int
     prefixes: PrefixSharing | None
+    sessions: SessionSummary | None
     dropped: Mapping[str, int]
     notes: tuple[str, ...]
 
@@ -103,6 +120,7 @@ def describe(trace: Trace) -> TraceSummary:
         output_tokens=Distribution.of(trace.output_tokens),
         tenants=len(trace.tenants),
         prefixes=prefix_sharing(trace) if trace.has_prefixes else None,
+        sessions=session_summary(trace) if trace.after.size else None,
         dropped=dict(trace.dropped),
         notes=trace.notes,
     )
@@ -126,6 +144,15 @@ def dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
     counts = np.unique(at[at < windows], return_counts=True)[1]
     mean = counts.sum() / windows
     return float(((counts**2).sum() / windows - mean**2) / mean)
+
+
+def session_summary(trace: Trace) -> SessionSummary:
+    """See SessionSummary; some request of the trace must wait for another."""
+    waits, turns = waiting(trace), np.bincount(sessions(trace))
+    turns = turns[turns > 1]
+    return SessionSummary(
+        len(turns), int(waits.sum()), Distribution.of(turns), Distribution.of(trace.think_s[waits])
+    )
 
 
 def prefix_sharing(trace: Trace) -> PrefixSharing:

@@ -586,6 +586,14 @@ def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
     assert len(Store(folder).plans(owner)) == 1
 
 
+@pytest.mark.usefixtures("at_once")
+def test_a_trace_of_sessions_is_shown_with_its_turns_and_pauses() -> None:
+    at = opened(owner="7" * 32)
+    at.selectbox(key="ask_trace").select(f"{SAMPLES}/chat-sessions-sample.csv").run()
+    assert not at.exception and not at.error
+    assert "requests arrive only after an earlier one is answered" in text_of(at)
+
+
 TWO = yaml.safe_load((EXAMPLES / "slo-two-llms.yaml").read_text())
 SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conversation")]
 

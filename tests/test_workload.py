@@ -84,6 +84,18 @@ def test_any_trace_has_a_summary_that_json_can_hold(arrival_s: list[float]) -> N
     assert (plain["rate_rps"] is None) == (trace.duration_s == 0)
 
 
+def test_sessions_are_counted_with_their_turns_and_pauses() -> None:
+    """1 and 2 wait for 0, 4 for 3; 5 is alone. Sessions of 3 and 2; pauses of 1, 3 and 2 s."""
+    trace = Trace(
+        "turns", np.arange(6.0), np.full(6, 10), np.full(6, 5),
+        after=np.array([[1, 0], [2, 0], [4, 3]]), think_s=np.array([0.0, 1.0, 3.0, 0.0, 2.0, 0.0]),
+    )  # fmt: skip
+    found = describe(trace).sessions
+    assert found is not None and (found.sessions, found.waiting) == (2, 3)
+    assert (found.turns.mean, found.turns.max, found.think_s.p50, found.think_s.max) == (2.5, 3.0, 2.0, 3.0)
+    assert describe(trace.select(np.array([0, 3, 5]))).sessions is None
+
+
 def with_blocks(inputs: list[int], blocks: list[list[int]], block_tokens: int) -> Trace:
     n = len(inputs)
     return Trace(

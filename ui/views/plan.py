@@ -7,9 +7,11 @@ from typing import Any
 import streamlit as st
 
 from planner.errors import PlannerError
+from planner.units import show_s
 from ui import draw, inputs, question
 from ui.question import Asked
 from ui.session import Session, follow, open_session, short_job
+from ui.store import Document
 
 
 def page() -> None:
@@ -71,12 +73,25 @@ def _traffic(session: Session, asked: Asked, below_trace: Any) -> None:
         for name, key in (("prompt tokens", "input_tokens"), ("answer tokens", "output_tokens"))
     ]
     draw.table(("length", "mean", "p50", "p90", "p99", "longest"), lengths)
+    if found["sessions"]:
+        st.write(_sessions(found["sessions"]))
     if found["prefixes"]:
         spared = 100 * found["prefixes"]["token_hit_frac"]
         st.write(f"Prompts share prefixes: an endless cache would spare {spared:.1f} % of the prompt tokens.")
     draw.tenants(found["tenant_rows"])
     dropped = [f"{count:,} rows left out: {reason}" for reason, count in found["dropped"].items() if count]
     draw.bullets([*(dropped or ["No row was left out"]), *found["notes"]])
+
+
+def _sessions(found: Document) -> str:
+    """Of a trace whose requests wait for others."""
+    turns, think_s = found["turns"], found["think_s"]
+    return (
+        f"{found['sessions']:,} sessions of {turns['mean']:.1f} requests on average, {turns['max']:,.0f} at "
+        f"most: {found['waiting']:,} requests arrive only after an earlier one is answered, "
+        f"{show_s(think_s['p50'])} later (p50; p90: {show_s(think_s['p90'])}). Rates are drawn as if answers "
+        "took no time."
+    )
 
 
 page()
