@@ -127,6 +127,7 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
         after = undisturbed(run, fixed, wanted.slo, tolerances) or compare(run, fixed, wanted.slo, tolerances)
         whole, traffic = wanted.plan or (wanted.fleet, wanted.trace)
         again = replanned(whole, corrected(whole, found), traffic, wanted.slo)
+    records = tuple(file.records())
     by_client = None
     if run.is_timed_by_engines:
         by_client = compare(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
@@ -141,21 +142,16 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
         undisturbed=undisturbed(run, wanted.fleet, wanted.slo, tolerances),
         by_client=by_client,
         replanned=again,
-        fits=_for_catalog(measured_steps, wanted.fleet),
-        records=tuple(file.records()),
+        fits=_for_catalog(measured_steps, wanted.fleet, records[-1]["date"] if records else None),
+        records=records,
     )
 
 
-def _for_catalog(measured: list[Steps], fleet: Fleet) -> dict[str, Fitted]:
+def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, Fitted]:
     """One fit for each GPU and TP, by the steps of all pools on them."""
-    return {
-        f"{gpu.removesuffix(SPOT)}-tp{tp}.yaml": Fitted(
-            fleet.llm.name,
-            gpu.removesuffix(SPOT),
-            tp,
-            "plan validate: the plan's fit, calibrated",
-            latency,
-            {},
-        )
-        for (gpu, tp), latency in by_machine(measured, fleet).items()
-    }
+    source = "plan validate: the plan's fit, calibrated"
+    found = {}
+    for (gpu, tp), latency in by_machine(measured, fleet).items():
+        name = gpu.removesuffix(SPOT)
+        found[f"{name}-tp{tp}.yaml"] = Fitted(fleet.llm.name, name, tp, source, latency, {}, date=date)
+    return found

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from planner.domain import Fleet
 from planner.manifests.engine import running
+from planner.reports.words import describe
 from planner.units import percentile_name, show_s
 from runtime.analysis import Validation
 from runtime.compare import Comparison, Row, outside_s
@@ -20,6 +21,10 @@ from runtime.replay import lateness_s
 
 Floats = npt.NDArray[np.float64]
 STOLEN_FRAC = 0.03  # of an engine's time: beyond it the verdict says that the machine was busy
+REHEARSED = (
+    "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
+    "chain, not the plan on a GPU."
+)
 STATUSES = ("finished", "rejected", "failed", "unsent")
 
 
@@ -105,6 +110,8 @@ def verdict(found: Validation) -> str:
             f"{_percent(measured.attainment_frac)} (allowed {100 * comparison.tolerances.attainment_frac:g} "
             "points)."
         )
+    if found.wanted.engine == "rehearsal":
+        text = f"{REHEARSED} {text}"
     sent = found.measurement.journal.sent.values()
     if lost := sum(one.status != "finished" for one in sent):
         text += f" {lost} of {len(found.measurement.trace)} requests did not finish"
@@ -163,18 +170,14 @@ def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
     own = "too" if again.kept_before == again.kept_after else f"{'kept' if again.kept_before else 'missed'}"
     by_own = "as by its own" if own == "too" else f"by its own it {own} it"
     fewest = [
-        f"more than {MOST} times the plan's" if found is None else _counts(found)
+        f"more than {MOST} times the plan's" if found is None else describe(found)
         for found in (again.fewest_after, again.fewest_before)
     ]
     least = "the fewest workers that keep it" if again.is_exact else "workers of which no pool can spare one"
     return (
-        f"With the corrected fits the plan ({_counts(fleet)}) {still} the SLO on its whole traffic in the "
+        f"With the corrected fits the plan ({describe(fleet)}) {still} the SLO on its whole traffic in the "
         f"simulation, {by_own}; {least}: {fewest[0]}, by its own fits {fewest[1]}."
     )
-
-
-def _counts(fleet: Fleet) -> str:
-    return " + ".join(f"{pool.count} {pool.name}" for pool in running(fleet))
 
 
 def _worst(comparison: Comparison) -> float:
