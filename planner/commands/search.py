@@ -228,7 +228,9 @@ def _distserve(task: Task, known: Catalog, lengths: Trace, rate_rps: float, node
 
     _needs_seconds(task)
     if len(task.stock) != 1:
-        raise InputError(f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}")
+        raise InputError(
+            f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one in the SLO file"
+        )
     (gpu,) = task.gpus(known)
     llm = known.llm(task.llm)
     within = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
