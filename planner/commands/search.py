@@ -229,7 +229,7 @@ def _distserve(task: Task, known: Catalog, lengths: Trace, rate_rps: float, node
     _needs_seconds(task)
     if len(task.stock) != 1:
         raise InputError(
-            f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one in the SLO file"
+            f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one there"
         )
     (gpu,) = task.gpus(known)
     llm = known.llm(task.llm)
