@@ -272,14 +272,14 @@ def _asked(
     A request arrives when it was measured to; one that waits for others of the part not before its own time,
     and when they have been answered in the simulation.
     """
-    trace, requests = run.trace, list(part.requests)
+    trace, requests = run.trace, sorted(part.requests)  # parents stand before their children
     waits: dict[int, list[int]] = {}
     here = set(requests)
     for child, parent in trace.after.tolist():
         if child in here:
             waits.setdefault(child, []).append(parent)
     start_s: dict[int, float] = {}
-    for request in requests:  # parents are sent before their children
+    for request in requests:
         due_s = float(trace.arrival_s[request]) - part.first_s
         parents = [parent for parent in waits.get(request, ()) if parent in here]
         if parents:

@@ -134,6 +134,26 @@ def test_a_session_of_which_a_part_is_missing_has_no_total() -> None:
     assert not len(found.measured.sessions_s(found.chosen)["session"])
 
 
+def test_one_that_was_given_up_before_all_it_waits_for_were_sent_is_compared_too() -> None:
+    """2 waits for 0, which fails at once, and for 1, sent 5 s later: given up before that. 3 waits for 2."""
+    fleet = fleet_of(("w", "mixed", 1))
+    trace = made_of([0.0, 5.0, 5.0, 5.0], [(2, 0), (2, 1), (3, 2)], [0.0] * 4)
+    sent = {
+        0: answered(0, 0.1, status="failed"), 2: answered(2, 0.1, status="unsent"),
+        3: answered(3, 0.1, status="unsent"),
+        1: Sent(1, 0, 5.0, 5.0, 5.3, "finished", "", ("w-0",), (5.1, 5.2, 5.3)),
+    }  # fmt: skip
+    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 2, 3, 1)),), sent), {})
+    found = compare(run, fleet, NO_SLO, Tolerances())
+    assert found.measured.requests.status.tolist() == [2, 0, 1, 1]
+    assert found.predicted.requests.status.tolist() == [0] * 4 and found.chosen.tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
 def turns(count: int, length: int, *, think_s: float, every_s: float) -> Trace:
     """So many sessions of so many turns, one beginning every so often; nominal arrivals."""
     rng = np.random.default_rng(1)
