@@ -20,6 +20,7 @@ from planner.errors import InputError, TraceError
 from planner.obliged import due, held, obliged
 from planner.oracle import Answers, Oracle
 from planner.planning import plan
+from planner.prefixes.hits import PrefixHits
 from planner.searching import Problem, asked_traffic, lower_bound, pose, with_policies
 from planner.sessions import nominal, sessions
 from planner.simulator import simulate
@@ -237,6 +238,26 @@ def test_no_policy_makes_a_fleet_hold_that_costs_less_than_the_bounds(first: int
             assert (math.inf if stated is None else stated) <= value * (1 + 1e-9), (
                 f"instance {seed}, {policies}"
             )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_fleet_with_caches_holds_that_costs_less_than_the_bound(seed: int) -> None:
+    """Chats whose prompts hold the turns before, under three routings that look for them."""
+    problem, rng = instance(seed), np.random.default_rng([seed, 9])
+    turns = int(rng.integers(2, 5))
+    tokens = min(worker.kv_tokens for worker in problem.types) // (2 * turns + 2) // 16 * 16
+    starts_s = np.sort(rng.uniform(0, float(rng.uniform(0.5, 8)), int(rng.integers(6, 20)))).tolist()
+    trace = chats(starts_s, turns, float(rng.choice([0.0, 0.05, 0.5])), tokens=min(tokens, 160))
+    policies, hits = Policies(prefix_cache=True), PrefixHits.of(trace)
+    problem = replace(
+        problem, trace=trace, hits=hits, lengths=hits.lengths(),
+        oracle=Oracle(problem.llm, trace, problem.slo, problem.task.network, policies, answers=Answers()),
+        obliged=obliged(problem.slo, trace), trusted=obliged(problem.slo, trace, trust_gaps=True),
+    )  # fmt: skip
+    stated = lower_bound(problem)
+    for routing in ("cache-aware", "e2", "prefix-affinity"):
+        value = cheapest(with_policies(problem, replace(policies, routing=routing)))
+        assert (math.inf if stated is None else stated) <= value * (1 + 1e-9)
 
 
 def test_a_pool_of_prefill_is_not_judged_without_decode() -> None:
