@@ -304,12 +304,10 @@ def _sessions(trace: Trace, requests: Sequence[int]) -> Ints:
 
 
 def _times(sent: Sent, logged: Mapping[str, Served], part: Part) -> tuple[float, float, Floats]:
-    """(start, scheduled, tokens) of a request in seconds since the part began."""
-    if not logged:
-        return sent.sent_s, sent.sent_s, np.array(sent.token_s)
+    """(start, scheduled, tokens) of a request in seconds since the part began; NaN for what no log says."""
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:
-        return sent.sent_s, sent.sent_s, np.array(sent.token_s)
+        return sent.sent_s, math.nan, np.array(sent.token_s)
     token_s = np.concatenate([engine.token_s for engine in engines])
     return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
 
@@ -328,6 +326,7 @@ def _observed(
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
     }
+    has_hits = like.cached_tokens is not None and served
     numbers = {name: k for k, name in enumerate(like.worker_names)}
     workers = np.full((n, 2), -1)
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
@@ -362,7 +361,7 @@ def _observed(
     return (
         replace(
             like, **values, arrival_s=arrival_s, prefill_worker=workers[:, 0], decode_worker=workers[:, 1],
-            preemptions=preemptions, cached_tokens=None if like.cached_tokens is None else cached,
+            preemptions=preemptions, cached_tokens=cached if has_hits else None,
             status=status, violations=violations, counted=counted, complete=True,
             runs=like.runs[:0], end_s=end_s, window_s=(window_s[0], min(window_s[1], end_s)),
             worker_busy_s=np.array([0.0 if s is None else s.t_s.sum() for s in steps]),

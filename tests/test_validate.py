@@ -135,6 +135,7 @@ def test_measured_latencies_are_those_of_the_tokens() -> None:
     slo = Slo((Limit("tbt", 0.9, 0.25), Limit("ttft", 0.9, 0.6)))
     found = compare(Measurement(fleet, trace, journal, {}), fleet, slo, Tolerances())
     requests = found.measured.requests
+    assert np.isnan(requests.queue_s).all()  # no engine has said when it took them up
     assert requests.ttft_s[1] == pytest.approx(0.5) and requests.e2e_s[1] == pytest.approx(1.1)
     assert requests.tpot_s[1] == pytest.approx(0.3) and requests.tbt_max_s[1] == pytest.approx(0.4)
     assert [line.holds for line in found.measured_verdict.lines] == [True, True]  # gaps end after the window
