@@ -257,7 +257,7 @@ _AMBIGUOUS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN
 
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = "'" if _AMBIGUOUS.fullmatch(text) else None
+    style = "'" if _AMBIGUOUS.fullmatch(text) else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -36,6 +36,7 @@ from planner.domain import Fleet, Policies, Pool
 from planner.errors import InputError
 from planner.files import write_files
 from planner.manifests import endpoint_picker, engine, kserve, kubernetes, ray_serve
+from planner.models.latency import StepLatency
 from planner.output import plan_yaml
 from planner.simulator import replay
 
@@ -106,6 +107,9 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
         "spanning nodes": {"disaggregatedset": pairs_only, "compose": "take lws", "kubernetes": "take lws",
                            "llm-d": "take lws", "kserve": "take lws", "production-stack": "take lws"},
         "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "found PP 2"},
+        "both roles and mixed": {"disaggregatedset": pairs_only, "llm-d": "pairs or mixed pools, found both",
+                                 "ray-serve": "cannot keep a pool off nodes",
+                                 "production-stack": "serves mixed pools only"},
     }  # fmt: skip
     for name, expected in refused.items():
         found = manifests.render(FLEETS[name], 5000)
@@ -169,8 +173,12 @@ def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
     files = rendered(fleet)
     for path, text in files.items():
         target = path.split("/")[0].removesuffix(".yaml").removesuffix(".values")
-        if path == "llm-d/endpoint-picker.yaml":
-            validate(yaml.safe_load(text), SCHEMAS["EndpointPickerConfig"])
+        if path == "llm-d/router.values.yaml":
+            values = yaml.safe_load(text)
+            validate(values, SCHEMAS["llm-d-router"])
+            picker = values["router"]["epp"]
+            given = picker["pluginsCustomConfig"][picker["pluginsConfigFile"]]
+            validate(yaml.safe_load(given), SCHEMAS["EndpointPickerConfig"])
         elif target in ("llm-d", "production-stack", "ray-serve"):
             values = yaml.safe_load(text)
             validate(values, SCHEMAS[target])
@@ -545,7 +553,7 @@ def test_every_target_says_what_routes_there() -> None:
     ],
 )  # fmt: skip
 def test_the_endpoint_picker_scores_what_the_plan_does(routing: str, plugins: list[str]) -> None:
-    config = endpoint_picker.config(Policies(routing=routing), is_pair=False)
+    config = endpoint_picker.config(replace(mixed(), policies=Policies(routing=routing)), is_pair=False)
     assert [plugin["type"] for plugin in config["plugins"]] == plugins
     ranked = [plugin["pluginRef"] for plugin in config["schedulingProfiles"][0]["plugins"]]
     assert ranked == [name for name in plugins if not name.endswith("-producer")]
@@ -553,7 +561,8 @@ def test_the_endpoint_picker_scores_what_the_plan_does(routing: str, plugins: li
 
 def test_the_endpoint_picker_sends_pairs_to_prefill_and_to_decode() -> None:
     """One profile per role, each with its filter first; every plugin a profile names is configured."""
-    config = endpoint_picker.config(Policies(decode_routing="least-outstanding"), is_pair=True)
+    fleet = replace(pairs(), policies=Policies(decode_routing="least-outstanding"))
+    config = endpoint_picker.config(fleet, is_pair=True)
     profiles = {
         profile["name"]: [plugin["pluginRef"] for plugin in profile["plugins"]]
         for profile in config["schedulingProfiles"]
@@ -566,6 +575,18 @@ def test_the_endpoint_picker_sends_pairs_to_prefill_and_to_decode() -> None:
     assert len(set(types)) == len(types) and {name for each in profiles.values() for name in each} <= set(
         types
     )
+
+
+def test_the_endpoint_picker_is_told_how_fast_the_slowest_workers_prefill() -> None:
+    """2 ms per token of a step, nothing for pairs of tokens: 500 tokens/s; the other pool takes 1 ms."""
+    flat = StepLatency((1.0, 512.0), (0.002, 1.024), 0.0, 0.0, 0.0, 0.0, 0.0, "by hand")
+    pool = mixed().pools[0]
+    slow = replace(pool, type=replace(pool.type, latency=flat))
+    fast = replace(pool, name="fast", type=replace(pool.type, latency=replace(flat, f_s=(0.001, 0.512))))
+    fleet = Fleet(LLM, (fast, slow), policies=Policies(routing="cache-aware", prefix_cache=True))
+    told = {plugin["type"]: plugin.get("parameters") for plugin in
+            endpoint_picker.config(fleet, is_pair=False)["plugins"]}  # fmt: skip
+    assert told["prefix-cache-affinity-filter"] == {"peakPrefillThroughput": 500}
 
 
 def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:

@@ -55,7 +55,7 @@ OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
     "vllm": ("vllm/*.config.yaml", "vllm/*.sh"),
     "compose": ("compose/*.yaml", "compose/nodes.env"),
-    "llm-d": ("llm-d/*.values.yaml", "llm-d/endpoint-picker.yaml"),
+    "llm-d": ("llm-d/*.values.yaml", "llm-d/endpoint-picker.yaml"),  # the latter once was a file of its own
     "production-stack": ("production-stack.values.yaml",),
 }
 

@@ -12,7 +12,7 @@ from planner.manifests import engine, kubernetes, lws
 from planner.manifests.engine import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, Document
 
-ENGINE = f"vLLM {engine.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.10 or newer)"
+ENGINE = f"vLLM {engine.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.9 or newer)"
 MAX_ROLES = 10
 
 
@@ -29,8 +29,8 @@ def steps(fleet: Fleet) -> list[str]:
         "    kubectl apply -f disaggregatedset.yaml",
         f"    kubectl port-forward service/{engine.llm_label(fleet)}-router {HTTP_PORT}",
         "",
-        "Needs the LeaderWorkerSet controller with its DisaggregatedSet, and the GPU operator. Not beside "
-        "kubernetes.yaml or lws.yaml: same names.",
+        "Needs the LeaderWorkerSet controller, installed with `--set enableDisaggregatedSet=true`, and the "
+        "GPU operator. Not beside kubernetes.yaml or lws.yaml: same names.",
     ]
 
 

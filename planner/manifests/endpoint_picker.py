@@ -3,14 +3,16 @@
 A profile is filters, then scorers that add up, then the picker of the highest score, which draws among
 equals. It keeps its own account of what it sent and has not seen finished: `token-load-scorer` wants the
 fewest tokens of it, prompts and an estimate of their outputs; `active-request-scorer` the fewest requests.
-`prefix-cache-affinity-filter` keeps the workers that are thought to hold the prompt's beginning.
+`prefix-cache-affinity-filter` keeps the workers that are thought to hold the prompt's beginning, unless more
+is queued there than the prefill would take; for that it is told how fast a worker of the plan prefills.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from planner.domain import Policies
+from planner.domain import Fleet, Policies, Pool
+from planner.manifests import engine
 from planner.slo import PREFIX_ROUTINGS
 
 Document = dict[str, Any]
@@ -39,8 +41,9 @@ def profile(routing: str) -> list[str]:
     return [FEWEST_REQUESTS if routing in _BY_REQUESTS else FEWEST_TOKENS, "max-score-picker"]
 
 
-def config(policies: Policies, *, is_pair: bool) -> Document:
+def config(fleet: Fleet, *, is_pair: bool) -> Document:
     """An EndpointPickerConfig for one pool of mixed workers, or for prefill and decode workers."""
+    policies = fleet.policies
     profiles = {"default": profile(policies.routing)}
     plugins: list[Document] = []
     if is_pair:
@@ -55,7 +58,15 @@ def config(policies: Policies, *, is_pair: bool) -> Document:
         }
     named = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
     producers = dict.fromkeys(_PRODUCERS[plugin] for plugin in named if plugin in _PRODUCERS)
-    plugins += [{"type": name} for name in (*producers, *named)]
+    for name in (*producers, *named):
+        plugins.append({"type": name})
+        if name == NEAR_MATCH:
+            front = [
+                pool for pool in engine.running(fleet) if pool.role == ("prefill" if is_pair else "mixed")
+            ]
+            plugins[-1]["parameters"] = {
+                "peakPrefillThroughput": round(min(map(_prefill_tokens_per_s, front)))
+            }
     return {
         "apiVersion": API_VERSION,
         "kind": "EndpointPickerConfig",
@@ -65,6 +76,12 @@ def config(policies: Policies, *, is_pair: bool) -> Document:
             for name, each in profiles.items()
         ],
     }
+
+
+def _prefill_tokens_per_s(pool: Pool) -> float:
+    """Of one worker, in steps that are full of one prompt."""
+    tokens = pool.type.max_num_batched_tokens
+    return tokens / float(pool.type.latency.step_s(tokens, pairs=tokens * (tokens + 1) / 2))
 
 
 def words(policies: Policies, *, is_pair: bool) -> str:

@@ -80,7 +80,7 @@ def _router(fleet: Fleet, *, is_pair: bool) -> Document:
     router: Document = {"route": {}, "gateway": {}}
     if fleet.policies.routing == "round-robin" and not is_pair:
         return router
-    picker = endpoint_picker.config(fleet.policies, is_pair=is_pair)
+    picker = endpoint_picker.config(fleet, is_pair=is_pair)
     return {"scheduler": {"config": {"inline": picker}}, **router}
 
 

@@ -1,4 +1,4 @@
-"""llm-d by Helm: values of its chart llm-d-modelservice, one release per pool.
+"""llm-d by Helm: values of its chart llm-d-modelservice, one release per pool, and of its router's chart.
 
 The releases share the label llm-d.ai/model, by which llm-d's router finds the pods of all pools. Decode pods
 carry a routing sidecar on 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`), since
@@ -15,14 +15,19 @@ from planner.manifests import endpoint_picker, engine, kubernetes
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 from planner.manifests.kubernetes import Document
 
-CHART_VERSION = "v0.4.12"
-ENGINE = f"vLLM {engine.VLLM_VERSION}, chart llm-d-modelservice {CHART_VERSION}"
-ROUTER = "llm-d's router 0.10"
+CHART_VERSION, ROUTER_VERSION = "v0.4.12", "v0.10.0"
+ROUTER_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
+PLUGINS_FILE = "plan.yaml"
+ENGINE = (
+    f"vLLM {engine.VLLM_VERSION}, charts llm-d-modelservice {CHART_VERSION} and llm-d-router-standalone "
+    f"{ROUTER_VERSION}"
+)
 BEHIND_SIDECAR_PORT = 8200
+PROXY_PORT = 8081  # of Envoy, beside the endpoint picker
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """llm-d/POOL.values.yaml for every pool, and the endpoint picker's configuration."""
+    """llm-d/POOL.values.yaml for every pool, and llm-d/router.values.yaml."""
     files = {}
     for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
         about = (
@@ -31,9 +36,27 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         if engine.is_capped(pool.type.gpu):
             about += engine.power_note(pool.type.gpu) + "\n"
         files[f"llm-d/{name}.values.yaml"] = about + to_yaml(values(fleet, pool, max_model_len))
-    picker = endpoint_picker.config(fleet.policies, is_pair=engine.is_disaggregated(fleet))
-    files["llm-d/endpoint-picker.yaml"] = f"# for {ROUTER}\n" + to_yaml(picker)
+    about = (
+        f"# helm install {_release(fleet, 'router')} ... -f router.values.yaml   (chart {ROUTER_VERSION})\n"
+    )
+    files["llm-d/router.values.yaml"] = about + to_yaml(router_values(fleet))
     return files
+
+
+def router_values(fleet: Fleet) -> Document:
+    """The values of the router's release: one endpoint picker, which alone knows what it sent."""
+    picker = endpoint_picker.config(fleet, is_pair=engine.is_disaggregated(fleet))
+    return {
+        "router": {
+            "extraServicePorts": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}],
+            "modelServers": {"matchLabels": {"llm-d.ai/model": engine.llm_label(fleet)}},
+            "epp": {
+                "replicas": 1,
+                "pluginsConfigFile": PLUGINS_FILE,
+                "pluginsCustomConfig": {PLUGINS_FILE: to_yaml(picker)},
+            },
+        }
+    }
 
 
 def steps(fleet: Fleet) -> list[str]:
@@ -46,9 +69,10 @@ def steps(fleet: Fleet) -> list[str]:
             f"{CHART_VERSION} -f llm-d/{name}.values.yaml"
             for name in engine.pool_labels(fleet)
         ),
+        f"    helm install {_release(fleet, 'router')} {ROUTER_CHART} --version {ROUTER_VERSION} "
+        "-f llm-d/router.values.yaml",
         "",
-        f"Then llm-d's router over the pods labelled llm-d.ai/model={engine.llm_label(fleet)}, with "
-        "llm-d/endpoint-picker.yaml as its EndpointPickerConfig.",
+        "Needs the CRDs of the Gateway API's inference extension. The router's Service answers on port 80.",
     ]
 
 
@@ -64,6 +88,10 @@ def _release(fleet: Fleet, name: str) -> str:
 def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     """The values of one pool's release: the chart calls mixed workers decode workers too."""
     engine.on_one_node(fleet, "llm-d")
+    if len(engine.routers(fleet)) > 1:
+        raise InputError(
+            "llm-d: its router serves pairs or mixed pools, found both under one LLM; take kubernetes"
+        )
     name, gpu = engine.hub_name(fleet, "llm-d"), pool.type.gpu
     if pool.type.pp > 1:
         raise InputError(f"llm-d: the chart counts TP alone as GPUs, found PP {pool.type.pp}; take lws")
