@@ -128,7 +128,7 @@ def hook_vllm(path: Path, *, with_cpu: bool) -> None:
         start(core, *args, **kwargs)
         if with_cpu and core.vllm_config.kv_transfer_config is not None:
             _let_pollers_wait()
-        _hook_scheduler(core.scheduler, StepLog(path), with_cpu)
+        hook_core(core, StepLog(path), with_cpu=with_cpu)
 
     EngineCore.__init__ = started
 
@@ -143,13 +143,23 @@ def _let_pollers_wait() -> None:
                 os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
 
 
-def _hook_scheduler(scheduler: Any, log: StepLog, with_cpu: bool) -> None:
+def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
+    """Have one engine core write to `log`. A request is queued when the core's process has received it: its
+    scheduler is not told before the step in flight has ended, and that wait is part of a request's time.
+    """
+    scheduler, receive = core.scheduler, core.preprocess_add_request
     add, schedule, update = scheduler.add_request, scheduler.schedule, scheduler.update_from_output
     finish = scheduler.finish_requests
     planned: dict[int, tuple[float, float, list[tuple[str, int, int]]]] = {}
+    received_s: dict[str, float] = {}
+
+    def received(request: Any, *args: Any, **kwargs: Any) -> Any:
+        received_s[request.request_id] = time.monotonic()
+        return receive(request, *args, **kwargs)
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-        log.queued(request.request_id, request.num_prompt_tokens, time.monotonic())
+        queued_s = received_s.pop(request.request_id, time.monotonic())
+        log.queued(request.request_id, request.num_prompt_tokens, queued_s)
         return add(request, *args, **kwargs)
 
     def scheduled(*args: Any, **kwargs: Any) -> Any:
@@ -186,5 +196,6 @@ def _hook_scheduler(scheduler: Any, log: StepLog, with_cpu: bool) -> None:
             log.forget(name)
         return finish(names, *args, **kwargs)
 
+    core.preprocess_add_request = received
     scheduler.add_request, scheduler.schedule = add_request, scheduled
     scheduler.update_from_output, scheduler.finish_requests = updated, finished

@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from planner.models.tables import COLUMNS
 from profiling import design
 from profiling.design import Limits
 from runtime.rehearsal import Engine, _Request
-from runtime.steplog import StepLog
+from runtime.steplog import StepLog, hook_core
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny-llm" / "config.json"
 LIMITS = Limits(step_tokens=512, sequences=32, context_tokens=2048, kv_tokens=64_000, block_tokens=16)
@@ -137,3 +138,21 @@ def test_what_an_engine_does_between_two_steps_is_part_of_the_second(tmp_path: P
     log.stream.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"][:2] for line in lines if "step" in line] == [[0.5, 1.0], [1.0, 2.0], [5.0, 5.5]]
+
+
+def test_a_request_that_comes_during_a_step_is_queued_when_it_came(tmp_path: Path) -> None:
+    """vLLM's input thread receives it; the scheduler is told 50 ms later, when the step has ended."""
+    scheduler = SimpleNamespace(
+        add_request=lambda request: None, schedule=None, update_from_output=None, finish_requests=None
+    )
+    core = SimpleNamespace(scheduler=scheduler, preprocess_add_request=lambda request: request)
+    log = StepLog(tmp_path / "steps.jsonl")
+    hook_core(core, log, with_cpu=False)
+    request = SimpleNamespace(request_id="p0r0", num_prompt_tokens=4)
+    before_s = time.monotonic()
+    core.preprocess_add_request(request)
+    after_s = time.monotonic()
+    time.sleep(0.05)
+    scheduler.add_request(request)
+    log.stream.close()
+    assert before_s <= log.requests["p0r0"].queued_s <= after_s

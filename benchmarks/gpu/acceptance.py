@@ -84,6 +84,8 @@ def prepare(args: argparse.Namespace) -> None:
     place = Place("mixed-0", fleet.pools[0], (0,), out)
     command = vllm_commands(fleet, context, model="", is_dummy=True, is_cpu=is_cpu, devices=["0"])(place, 0)
     flags = [*command.argv[5:], "--async-scheduling" if args.async_scheduling else "--no-async-scheduling"]
+    if "eager" in table.about["engine"]:  # as it was profiled
+        flags.append("--enforce-eager")
     found = {
         "config": str(args.config), "flags": flags, "environment": {**NO_NETWORK, **command.environment},
         "profile": table.about, "runs": runs,
@@ -169,7 +171,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for traffic in LOADS:
         sample = EXAMPLES / f"azure-{traffic}-sample.csv"
         one.add_argument(f"--{traffic}", type=Path, default=sample, help="trace to draw lengths from")
-    one.add_argument("--seconds", type=float, default=75.0, help="of arrivals per run")
+    one.add_argument("--seconds", type=float, default=60.0, help="of arrivals per run")
     one.add_argument("--gpu", help="the catalog's name, where the table has none")
     one.add_argument("--async-scheduling", action="store_true", help="vLLM's default; host time is hidden")
     one.add_argument("--seed", type=int, default=1)
