@@ -19,7 +19,7 @@ from planner.models.tables import COLUMNS, StepTable
 from runtime.compare import Measurement
 
 Floats = npt.NDArray[np.float64]
-ON_WALL = " as long as they took on the wall"  # ends the basis of fits that count what others took
+ON_WALL = "; by steps as long as they took on the wall"  # ends the basis of fits that count what others took
 LEAST_STEPS = 20  # of a pool, to calibrate its fit
 
 
