@@ -432,6 +432,24 @@ def test_the_command_shown_gives_the_same_files(
     assert written | {"slo.yaml": files["slo.yaml"]} == files
 
 
+def test_a_trace_of_whole_seconds_is_drawn_as_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stamps are spread anew in every draw of the traffic, so the plan's other draws tell."""
+    monkeypatch.chdir(tmp_path)
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    rows = [f"{k // 2},ChatGPT,{200 + k % 700},{20 + k % 90},0,Conversation log" for k in range(300)]
+    Path("whole.csv").write_text("\n".join([head, *rows]) + "\n")
+    request = sample_request(rate=None) | {"trace": str(tmp_path / "whole.csv")}
+    _, files = worker.run("plan", request)
+    Path("slo.yaml").write_text(str(files["slo.yaml"]))
+    found = CliRunner().invoke(cli, ["--slo", "slo.yaml", "--trace", "whole.csv", "-o", "out"])
+    assert found.exit_code == 0, found.output
+    certificate = json.loads(files["certificate.json"])
+    assert "other draws" in json.dumps(certificate["certificate"])
+    assert json.loads(Path("out/certificate.json").read_text()) == certificate
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_reload_loses_nothing_and_another_browser_sees_nothing() -> None:
     at = planned()

@@ -16,6 +16,10 @@ from ui.store import Document, Store, error_line, pack
 
 FIGURE_PIXELS = 150
 AXES_PIXELS = 60
+LATENCIES = (
+    "TTFT: time to first token. TBT: gap between tokens. TPOT: mean gap of a request. E2E: end-to-end time. "
+    "p90: nine of ten are no slower."
+)
 _FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")  # 1,024 or "+5.98 USD/h"
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
@@ -112,6 +116,7 @@ def plan_tabs(
         table(*tables["slo"])
         st.caption(escaped(document["measured_line"]))
         table(*tables["percentiles"])
+        st.caption(LATENCIES)
     with runs:
         pictures(document["charts"])
     with binds:

@@ -101,6 +101,7 @@ def live_spec(chart: Any) -> dict[str, Any]:
     if has_lines:
         if axes["x"].pop("values", None):  # of a logarithmic axis, which may zoom now
             axes["x"] |= {"tickCount": 6, "gridOpacity": _AT_1_2_5, "tickOpacity": _AT_1_2_5}
+            axes["x"]["labelExpr"] = f"{_IS_1_2_5} ? datum.label : ''"
         for part in spec["layer"]:
             for inner in part.get("layer", [part]):
                 inner["mark"]["clip"] = True
@@ -112,7 +113,8 @@ def live_spec(chart: Any) -> dict[str, Any]:
 
 
 _DIGIT = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-6)))"
-_AT_1_2_5 = {"condition": {"test": f"indexof([1, 2, 5], {_DIGIT}) >= 0", "value": 1}, "value": 0}
+_IS_1_2_5 = f"indexof([1, 2, 5], {_DIGIT}) >= 0"
+_AT_1_2_5 = {"condition": {"test": _IS_1_2_5, "value": 1}, "value": 0}
 # only a mouse drags, and only a pinch or Ctrl with the wheel zooms: fingers and wheels move the page
 _ZOOM = {
     "name": "zoom",

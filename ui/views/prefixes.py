@@ -70,6 +70,7 @@ def page() -> None:
 def _sharing(found: Document) -> None:
     trace = found["trace"]
     sharing = trace["sharing"]
+    st.header("What prompts share")
     st.subheader(f"An endless cache would spare {_percent(sharing['token_hit_frac'])} of the prompts' tokens")
     draw.pictures(found["charts"])
     window = f"distinct tokens in {trace['window_s']:g} s"
@@ -93,7 +94,11 @@ def _sharing(found: Document) -> None:
          f"at most {trace['largest_working_set_tokens']:,.0f}"),
     ]  # fmt: skip
     draw.table(("what", "how much"), rows)
-    st.markdown("**One LRU cache for all requests**")
+    st.caption(
+        "A prompt is cut into blocks; a block hits where an earlier prompt had it and all before it, too. "
+        "The key portion of a prompt ends with the last part that is longer than all before it (Preble)."
+    )
+    st.markdown("**One cache for all requests, which forgets what was used longest ago (LRU)**")
     sizes = [(f"{int(tokens):,} tokens", _percent(frac)) for tokens, frac in trace["hit_frac"].items()]
     sizes.append(("endless", _percent(trace["infinite_hit_frac"])))
     sizes += [
@@ -141,7 +146,12 @@ def _spread(found: Document, factor: float = 1.0, unit: str = "") -> str:
     """Mean and standard deviation, which a single value has not."""
     if found["mean"] is None:
         return "-"
-    return f"{factor * found['mean']:,.4g}{unit} (sd {factor * found['sd']:,.4g})"
+    mean, sd = (_figure(factor * found[key]) for key in ("mean", "sd"))
+    return f"{mean}{unit} (standard deviation {sd}{unit})"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _service(found: Document) -> None:

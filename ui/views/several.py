@@ -96,7 +96,7 @@ def _one(session: Session, asked: Asked, k: int, count: int) -> Asked:
         with st.popover("Another trace"):
             inputs.upload_trace(session, place)
         found["rate"] = inputs.rate(place)
-        with st.expander("Traffic"):
+        with st.expander("More on the traffic"):
             found |= inputs.part(place)
             found["rows"] = st.text_input(
                 "Its rows, where the trace has a column model", key=f"{place}_rows", placeholder="all rows",

@@ -45,6 +45,7 @@ def _read(name: str, content: bytes) -> Document:
 
 
 def _show(found: Document) -> None:
+    st.header("Verdict")
     st.subheader(draw.escaped(found["verdict"]))
     for note in found.get("notes", []):
         st.write(draw.escaped(note))
@@ -64,6 +65,7 @@ def _show(found: Document) -> None:
         if row["measured_s"] is not None and row["predicted_s"] is not None
     ]  # fmt: skip
     draw.table(("latency", "predicted", "measured", "error", "allowed"), rows)
+    st.caption(draw.LATENCIES)
     errors = {
         f"{row['metric']} {row['percentile']}": 100 * abs(row["error_frac"])
         for row in found["errors"]

@@ -45,6 +45,7 @@ def page() -> None:
 
 
 def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
+    st.header("One move")
     st.write(f"The plan: {draw.escaped(document['answer'])}")
     try:
         changed, sentence = _changed(session, saved, document)
