@@ -139,15 +139,27 @@ def verdict(found: Validation) -> str:
 
 def notes(found: Validation) -> list[str]:
     """What a reader must know before the figures."""
+    said = list(found.wanted.notes)
     known = (part.get("spare_cores") for part in found.records)
     spare = [cores for cores in known if cores is not None]
-    if found.wanted.engine != "vllm" or min(spare, default=1) > 0:
-        return list(found.wanted.notes)
-    return [
-        *found.wanted.notes,
-        "The engines take every core of this machine, and their API servers, the router and the client take "
-        "from the same: steps last longer than a profile of one engine says (docs/validation.md).",
+    if found.wanted.engine == "vllm" and min(spare, default=1) <= 0:
+        said.append(
+            "The engines take every core of this machine, and their API servers, the router and the client "
+            "take from the same: steps last longer than a profile of one engine says (docs/validation.md)."
+        )
+    planned = {pool.name: pool.type.kv_tokens for pool in found.wanted.fleet.pools}
+    held = {
+        engine["worker"]: engine["kv_tokens"]
+        for part in found.records
+        for engine in part["engines"]
+        if engine.get("kv_tokens", math.inf) < planned[engine["worker"].rpartition("-")[0]]
+    }
+    said += [
+        f"{worker} holds {tokens:,} KV tokens, where the plan counts on "
+        f"{planned[worker.rpartition('-')[0]]:,}: it takes fewer requests at once than was predicted."
+        for worker, tokens in held.items()
     ]
+    return said
 
 
 def _used_frac(row: Row) -> float:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,9 @@ from planner.tracejson import to_jsonl
 from planner.traces import Trace
 from profiling.vllm_install import is_installed
 from runtime import workers
-from runtime.analysis import Wanted
+from runtime.analysis import Wanted, analyse
 from runtime.compare import Measurement, Row, Tolerances, compare, outside_s
+from runtime.document import notes
 from runtime.enginelog import read_step_logs
 from runtime.own_clock import stolen_frac, undisturbed
 from runtime.replanned import fewest, replanned
@@ -617,6 +618,25 @@ def test_a_rehearsal_keeps_prefixes_where_the_plan_does(prefix_cache: bool, tmp_
     wanted = Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
     command = engine_commands(wanted, tmp_path)[0](workers.places(fleet, tmp_path, None)[0], 8000)
     assert json.loads(command.argv[-1])["prefix_cache"] is prefix_cache
+
+
+def test_engines_with_less_room_than_planned_are_named(tmp_path: Path) -> None:
+    """A pool was planned with 16,000 KV tokens; vLLM found room for 12,800 on one worker and 16,384 on the
+    other: only the first is named."""
+    fleet, trace = fleet_of(("w", "mixed", 2)), random_trace(2, 1.0)
+    wanted = Wanted(fleet, trace, NO_SLO, 512, engine="rehearsal", notes=("a slice",))
+    file = JournalFile(tmp_path / "journal.jsonl", wanted.identity())
+    file.write({"part": 0, "start_s": 0.0, "first_s": 0.0})
+    for i in range(2):
+        file.write({"part": 0, "sends": i})
+        at_s = float(trace.arrival_s[i])
+        tokens = tuple(at_s + 0.1 * (k + 1) for k in range(int(trace.output_tokens[i])))
+        file.write(asdict(sent_of(i, at_s, tokens)))
+    engines = [{"worker": "w-0", "kv_tokens": 12_800}, {"worker": "w-1", "kv_tokens": 16_384}]
+    file.write({"record": {"part": 0, "date": "2026-11-20", "engines": engines}})
+    said = notes(analyse(wanted, tmp_path, Tolerances()))
+    assert said[0] == "a slice" and len(said) == 2
+    assert said[1].startswith("w-0 holds 12,800 KV tokens, where the plan counts on 16,000")
 
 
 def test_how_late_the_client_was_is_known() -> None:
