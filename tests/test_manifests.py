@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -487,6 +489,22 @@ def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
             p.count for p in fleet_on_nodes.pools if p.role == "prefill"
         )
         assert command.count("--decode ") == sum(p.count for p in fleet_on_nodes.pools if p.role == "decode")
+
+
+def test_the_routers_own_parser_takes_its_command_lines(fleet: Fleet) -> None:
+    router_args = pytest.importorskip("vllm_router.router_args", reason=f"needs {engine.ROUTER_PACKAGE}")
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    router_args.RouterArgs.add_cli_args(parser)
+    services = [item for document in composed(fleet).values() for item in document["services"].items()]
+    lines = [service["command"][-1] for name, service in services if name.startswith("router")]
+    for path in ("kubernetes.yaml", "lws.yaml", "disaggregatedset.yaml"):
+        for document in documents(rendered(fleet).get(path, "")):
+            is_router = document["metadata"].get("labels", {}).get("fleetplan/role") == "router"
+            if document["kind"] == "Deployment" and is_router:
+                lines.append(document["spec"]["template"]["spec"]["containers"][0]["command"][-1])
+    assert lines
+    for line in lines:
+        parser.parse_args(shlex.split(line.partition("exec vllm-router ")[2]))
 
 
 def test_one_worker_leaves_the_router_no_choice_of_two() -> None:
