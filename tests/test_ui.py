@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sqlite3
 import subprocess
@@ -22,14 +23,16 @@ from streamlit.testing.v1 import AppTest
 
 from planner.catalog import read_catalog
 from planner.cli import app as cli
+from planner.commands import ui
 from planner.errors import InputError, PlannerError
-from planner.files import repository_dir
+from planner.files import package_text, repository_dir
 from planner.promise import METRICS
+from planner.reports import drawing
 from planner.schedulefile import parse_market
 from planner.several.questions import entries
 from planner.slo import parse_task, read_task
 from planner.tracefile import read_trace
-from ui import jobs, market, question, session, together, worker
+from ui import draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
 from ui.store import SAMPLES, Store, error_line, pack
 
@@ -96,8 +99,8 @@ def planned(owner: str = ANNA) -> AppTest:
 
 
 def shown(elements: Any) -> list[str]:
-    """What is read on the screen: Markdown's backslashes are not."""
-    return [str(element.value).replace("\\", "") for element in elements]
+    """What is read on the screen: Markdown's backslashes are not, and a space is a space."""
+    return [str(element.value).replace("\\", "").replace("\u00a0", " ") for element in elements]
 
 
 def text_of(at: AppTest) -> str:
@@ -775,6 +778,18 @@ def test_a_validation_is_read_and_anything_else_refused() -> None:
     assert {"ttft p50", "tbt p99"} <= {row[0] for row in tables(at)[0]}
     at.file_uploader(key="validation").set_value(("x.json", b'{"a": 1}', "application/json")).run()
     assert "expected the validation.json" in shown(at.error)[0]
+
+
+def test_a_dark_page_has_the_colours_of_a_dark_report() -> None:
+    """The app's page, its charts and its accent, from page.css."""
+    css = package_text("reports/page.css").partition("prefers-color-scheme: dark")[2].partition("}")[0]
+    dark = dict(re.findall(r"(--\w+): (#\w{6})", css))
+    assert {drawing.THEME[light]: shade for light, shade in draw.DARK.items()} == {
+        name: shade for name, shade in dark.items() if name in drawing.THEME.values()
+    }
+    assert (ui.LIGHT_BLUE, ui.DARK_PAGE, ui.DARK_CARD, ui.DARK_INK) == tuple(
+        dark[name] for name in ("--blue", "--page", "--card", "--ink")
+    )
 
 
 def test_the_command_refuses_a_folder_it_cannot_use(tmp_path: Path) -> None:

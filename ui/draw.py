@@ -74,8 +74,8 @@ def bullets(lines: Iterable[str]) -> None:
 
 
 def escaped(text: str) -> str:
-    """Text as Markdown shows it unchanged."""
-    return _PUNCTUATION.sub(r"\\\g<0>", text)
+    """Text as Markdown shows it unchanged; no line breaks between a figure and its %."""
+    return _PUNCTUATION.sub(r"\\\g<0>", text.replace(" %", "\u00a0%"))
 
 
 def error(found: Exception | str) -> None:

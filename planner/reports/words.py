@@ -23,6 +23,8 @@ WHAT = {
     "e2e": "of requests are complete within",
 }
 
+_MEANING = {"vllm-v1": "as vLLM does it (vllm-v1)", "jsq": "joining the shortest queue (jsq)"}
+
 
 def answer(plan: Plan) -> str:
     """The plan in one sentence."""
@@ -93,7 +95,8 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
 def policies_line(fleet: Fleet) -> str:
     """How the fleet batches and routes, and what its power caps mean."""
     policies, network = fleet.policies, fleet.network
-    text = f"Batching {policies.batching}; requests are routed by {policies.routing}"
+    batching, routing = (_MEANING.get(name, name) for name in (policies.batching, policies.routing))
+    text = f"Batching {batching}; requests are routed by {routing}"
     if any(pool.role == "prefill" for pool in running(fleet)):
         text += (
             f", hand-offs to decode workers by {policies.decode_routing}; KV blocks move at "
