@@ -245,6 +245,44 @@ def test_bad_field_is_named(change: dict[str, Any], says: str) -> None:
         parse_instance(EXAMPLE | change)
 
 
+MELANGE_CONFIG = {
+    "gpu_info": {
+        "A10G": {"cost": 1.01, "tputs": [[2, 1], [5, 0.001]]},
+        "A100": {"cost": 3.67, "tputs": [[20, 20], [40, 20]]},
+    },
+    "workload_distribution": [[0.2, 0.1], [0.5, 0.2]],
+    "total_request_rate": 30.0,
+    "availability": {"A10G": 2},
+}
+
+
+def test_melanges_configuration_is_an_instance() -> None:
+    """30 requests/s in four buckets; an A10G serves no "1, 1", and there are two."""
+    asked = parse_instance(MELANGE_CONFIG | {"slice_factor": 4})
+    assert asked.buckets == ("0, 0", "0, 1", "1, 0", "1, 1") and asked.types == ("A10G", "A100")
+    assert asked.rate_rps == pytest.approx([6, 3, 15, 6])
+    assert asked.sustained_rps.T.tolist() == [[2, 1, 5, 0], [20, 20, 40, 20]]
+    assert (asked.stock, asked.slice_factor) == ((2, None), 4)
+    assert parse_instance(MELANGE_CONFIG).slice_factor is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"gpu_info": {"A10G": 4}}, "gpu_info, availability|gpu_info: A10G: expected an object"),
+        ({"gpu_info": {"A10G": {"cost": 1.0, "tputs": [[2, 1]]}}}, "expected a list of 4 rates"),
+        ({"gpu_info": {"A10G": {"cost": 1.0, "tputs": [2, 1]}}}, "tputs: expected a list of lists"),
+        ({"gpu_info": {"A10G": {"cost": 1.0, "tput": [[2]]}}}, "unknown key 'tput'"),
+        ({"availability": {"B10": 1}}, "of these, how many there are"),
+        ({"total_request_rate": -3}, "total_request_rate: expected a number >= 0"),
+        ({"total_request_rat": 3}, "unknown key 'total_request_rat'"),
+    ],
+)
+def test_a_bad_field_of_melanges_is_named(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        parse_instance(MELANGE_CONFIG | change)
+
+
 @pytest.mark.shared
 @pytest.mark.skipif(not MELANGE.is_dir(), reason="no reference data beside the checkout")
 def test_melanges_instances_cost_no_more_than_any_split_of_theirs() -> None:

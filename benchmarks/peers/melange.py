@@ -17,29 +17,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from planner.solvers.allocation import Allocation, Instance, allocate
+from planner.solvers.allocation import Allocation, Instance, allocate, parse_instance
 
-CANNOT_SERVE_RPS = 0.001  # their way of writing 0
 TOLERANCE = 1e-6
-
-
-def instance(given: dict[str, Any]) -> Instance:
-    """Buckets are row by row over the workload's distribution."""
-    rate_rps = np.array(given["workload_distribution"], float).ravel() * given["total_request_rate"]
-    gpus = given["gpu_info"]
-    sustained = np.array([np.array(gpu["tputs"], float).ravel() for gpu in gpus.values()]).T
-    return Instance(
-        tuple(f"bucket {i}" for i in range(len(rate_rps))),
-        tuple(gpus),
-        rate_rps,
-        np.where(sustained <= CANNOT_SERVE_RPS, 0.0, sustained),
-        np.array([gpu["cost"] for gpu in gpus.values()], float),
-        tuple((given.get("availability") or {}).get(name) for name in gpus),
-    )
 
 
 def broken(asked: Instance, found: Allocation) -> str | None:
@@ -81,9 +64,9 @@ def main() -> int:
             case[key]["cost"] for key in ("melange_cbc", "highs_equivalent_int", "highs_continuous_split")
         ]
         start_s = time.process_time()
-        asked = instance(case["input"])
-        if options.slices:
-            asked = replace(asked, slice_factor=case["input"]["slice_factor"])
+        asked = parse_instance(case["input"])
+        if not options.slices:
+            asked = replace(asked, slice_factor=None)
         found = allocate(asked, time_limit_s=options.slices or 60.0)
         cpu_s = time.process_time() - start_s
         total_s, proven = total_s + cpu_s, proven + found.is_optimal

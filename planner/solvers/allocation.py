@@ -35,6 +35,9 @@ Floats = npt.NDArray[np.float64]
 
 MOST_WORKERS = 1e6  # of one type for one bucket; a rate this small is a way of writing 0
 SMALLEST_SHARE = 1e-9
+MELANGE_NONE_RPS = (
+    0.001  # Mélange divides by rates, so a type that cannot serve a bucket has this one, or less
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,12 @@ class Allocation:
 
 
 def parse_instance(document: Mapping[str, Any]) -> Instance:
-    """Read the JSON form: buckets with a rate, types with a price, a stock and a rate per bucket."""
+    """Read the JSON form: buckets with a rate, types with a price, a stock and a rate per bucket.
+
+    Mélange's own configuration is read too.
+    """
+    if "gpu_info" in document:
+        document = _of_melange(document)
     _only(document, {"buckets", "types", "slice_factor"}, "")
     buckets, types = _rows(document, "buckets"), _rows(document, "types")
     for where, row in buckets:
@@ -96,6 +104,47 @@ def parse_instance(document: Mapping[str, Any]) -> Instance:
                 "it cannot serve them"
             )
     return instance
+
+
+def _of_melange(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Mélange's configuration in our form: its grid of buckets row by row, named by row and column."""
+    _only(config, {"gpu_info", "workload_distribution", "total_request_rate", "slice_factor", "availability",
+                   "bucket_index", "bucket_upper_bounds"}, "")  # fmt: skip
+    total_rps = _amount(config.get("total_request_rate"), "total_request_rate")
+    shares = _grid(config.get("workload_distribution"), "workload_distribution")
+    gpus, stock = config["gpu_info"], config.get("availability") or {}
+    if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
+        raise InputError(
+            "gpu_info, availability: expected an object per GPU and, of these, how many there are"
+        )
+    types = []
+    for name, row in gpus.items():
+        if not isinstance(row, dict):
+            raise InputError(f"gpu_info: {name}: expected an object, found {row!r}")
+        _only(row, {"cost", "tputs"}, f"gpu_info: {name}: ")
+        rates = _grid(row.get("tputs"), f"gpu_info: {name}: tputs").values()
+        types.append(
+            {
+                "name": name, "cost_usd_per_h": row.get("cost"), "stock": stock.get(name),
+                "rate_rps": [rate if rate > MELANGE_NONE_RPS else 0 for rate in rates],
+            }
+        )  # fmt: skip
+    return {
+        "buckets": [{"name": name, "rate_rps": share * total_rps} for name, share in shares.items()],
+        "types": types,
+        "slice_factor": config.get("slice_factor"),
+    }
+
+
+def _grid(rows: object, where: str) -> dict[str, float]:
+    """The numbers of a list of lists, by "row, column"."""
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise InputError(f"{where}: expected a list of lists of numbers, found {rows!r}")
+    return {
+        f"{i}, {j}": _amount(value, f"{where}[{i}][{j}]")
+        for i, row in enumerate(rows)
+        for j, value in enumerate(row)
+    }
 
 
 def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine = "highs") -> Allocation:
