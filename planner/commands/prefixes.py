@@ -204,8 +204,8 @@ def _print_simulated(found: PoolPrefixes) -> None:
     planned, load = found.plan.replication.load, found.simulated_load
     print_mapping(
         {
-            "hit ratio": f"{100 * found.simulated_hit_frac:.1f} % of input tokens; planned "
-            f"{100 * found.plan.hit_frac:.1f} %, possible {100 * found.possible_hit_frac:.1f} %",
+            "hit ratio": f"{100 * found.simulated_hit_frac:.1f} % of input tokens; planned, once warm, "
+            f"{100 * found.plan.hit_frac:.1f} %; possible from cold {100 * found.possible_hit_frac:.1f} %",
             "work per second of the busiest worker": f"{max(load):.4g} s; planned {planned.max():.4g} s",
             "of the idlest": f"{min(load):.4g} s; planned {planned.min():.4g} s",
         },
