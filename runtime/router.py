@@ -15,9 +15,6 @@ import io
 import ipaddress
 import json
 import logging
-import re
-import time
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -29,20 +26,14 @@ from aiohttp import web
 
 from planner.domain import KV_BLOCK_TOKENS, Fleet
 from planner.errors import InputError
-from runtime.launch import IDENTITY_HEADER, WORKER_HEADER
-from runtime.prefixes import CHARACTERS_PER_TOKEN, blocks_of, words_of
-from runtime.routing import LiveFleet, priority
+from runtime.exchange import PATHS, Answer, Asked, ClientGoneError, read_request, refusal
+from runtime.launch import IDENTITY_HEADER
+from runtime.routing import LiveFleet
 
 LOG = logging.getLogger("fleetplan.router")
-PATHS = ("/v1/completions", "/v1/chat/completions")
 MAX_BODY_BYTES = 32 * 2**20
-TENANT_HEADER = "X-Tenant"
-TENANT_CHARACTERS = 256
-REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 QUEUES = ("fcfs", "sjf", "ljf", "srpt")  # that vLLM can be told
 EVENT = b"data: {"  # of a stream, with a token
-OUTPUT_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
-DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's, where a request names none
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REMOTE_DECODE = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
@@ -73,26 +64,8 @@ class Settings:
     keys: tuple[str, ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as far as routing needs it."""
-
-    id: str
-    path: str
-    body: dict[str, Any] = field(repr=False)
-    raw: bytes = field(repr=False)
-    input_tokens: int
-    output_tokens: int
-    blocks: Sequence[int] = field(default=(), repr=False)  # of the prompt, where the fleet keeps prefixes
-    tenant: str = field(default="", repr=False)
-
-
 class WorkerError(Exception):
     """A worker did not answer, or answered that it cannot."""
-
-
-class ClientGoneError(Exception):
-    """The client closed its connection."""
 
 
 class Router:
@@ -100,10 +73,10 @@ class Router:
     aiohttp application that does."""
 
     def __init__(self, backends: Sequence[Backend], fleet: Fleet, settings: Settings | None = None) -> None:
-        self.model, self.policies, self.settings = fleet.llm.name, fleet.policies, settings or Settings()
-        if self.policies.queue not in QUEUES:
+        self.fleet, self.settings = fleet, settings or Settings()
+        if fleet.policies.queue not in QUEUES:
             raise InputError(
-                f"policies.queue is {self.policies.queue!r}, on real engines it must be one of "
+                f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of "
                 f"{', '.join(QUEUES)}"
             )
         self.live = LiveFleet(fleet)
@@ -136,14 +109,14 @@ class Router:
         """Keys, and every refusal as a JSON error, counted and logged without what the request held."""
         try:
             if self.digests and request.path != "/health" and not self._is_allowed(request):
-                raise _refusal(401, "the API key is missing or wrong")
+                raise refusal(401, "the API key is missing or wrong")
             answer: web.StreamResponse = await handler(request)
             return answer
         except web.HTTPException as refused:
             if refused.status == 413:
-                refused = _refusal(413, f"the body is larger than {self.settings.max_body_bytes} bytes")
+                refused = refusal(413, f"the body is larger than {self.settings.max_body_bytes} bytes")
             elif refused.content_type != "application/json":
-                refused = _refusal(refused.status, refused.reason)
+                refused = refusal(refused.status, refused.reason)
             self.outcomes[f"refused_{refused.status}"] += 1
             LOG.warning("%s refused: %s", request.method, refused.status)
             raise refused from None
@@ -155,12 +128,13 @@ class Router:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self.in_flight >= self.settings.max_in_flight:
-            raise _refusal(429, f"{self.in_flight} requests are in flight; try again later", retry_after_s=1)
+            raise refusal(429, f"{self.in_flight} requests are in flight; try again later", retry_after_s=1)
         self.in_flight += 1
         outcome = "client_gone"
         try:
-            asked = self._parse(request, await request.read())
-            answer = _Answer(request, asked, _now_s())
+            raw = await request.read()
+            asked = read_request(request, raw, self.fleet, self.live, self.settings.longest_tokens)
+            answer = Answer(request, asked, _now_s())
             with suppress(ClientGoneError):
                 outcome = await self._try_workers(answer)
             return answer.response or web.Response(status=499)
@@ -172,39 +146,7 @@ class Router:
             if outcome:
                 self.outcomes[outcome] += 1
 
-    def _parse(self, request: web.Request, raw: bytes) -> Asked:
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError):
-            raise _refusal(400, "the body is not JSON") from None
-        if not isinstance(body, dict):
-            raise _refusal(400, "the body is not a JSON object")
-        if body.get("model", self.model) != self.model:
-            raise _refusal(404, "no such model here; GET /v1/models lists the one there is")
-        if "kv_transfer_params" in body:
-            raise _refusal(400, "kv_transfer_params are the router's to set: they name hosts to fetch from")
-        inputs = _input_tokens(body.get("prompt") if request.path == PATHS[0] else body.get("messages"))
-        outputs = body.get("max_completion_tokens", body.get("max_tokens", DEFAULT_OUTPUT_TOKENS))
-        if outputs is None:
-            outputs = DEFAULT_OUTPUT_TOKENS
-        if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
-            raise _refusal(400, "max_tokens must be a whole number of at least 1")
-        if not self.live.fits(inputs + outputs):
-            raise _refusal(
-                400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache"
-            )
-        given = request.headers.get("X-Request-Id", "")
-        name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        if self.policies.queue != "fcfs":
-            body["priority"] = priority(
-                self.policies, inputs, outputs, time.monotonic(), self.settings.longest_tokens
-            )
-            raw = json.dumps(body).encode()
-        blocks = blocks_of(body.get("prompt", body.get("messages"))) if self.live.keeps_prefixes else ()
-        tenant = _tenant(request, body) if self.live.is_by_tenant else ""
-        return Asked(name, request.path, body, raw, inputs, outputs, blocks, tenant)
-
-    async def _try_workers(self, answer: _Answer) -> str:
+    async def _try_workers(self, answer: Answer) -> str:
         """Serve the request, on another worker where one fails before the answer began; its outcome."""
         asked, failed = answer.asked, set[int]()
         answer.seat = self.live.ask(
@@ -224,9 +166,9 @@ class Router:
         finally:
             self.live.gone(answer.seat)
         names = ", ".join(sorted(self.backends[w].name for w in failed))
-        raise _refusal(502, f"{self.settings.retries + 1} tries failed on {names}")
+        raise refusal(502, f"{self.settings.retries + 1} tries failed on {names}")
 
-    async def _serve(self, answer: _Answer, failed: set[int]) -> None:
+    async def _serve(self, answer: Answer, failed: set[int]) -> None:
         raw = answer.asked.raw
         w = await self._choose(self.live.send, answer, failed)
         with self._at(w, answer, failed):
@@ -242,7 +184,7 @@ class Router:
             await self._forward(self.backends[w], answer, raw)
 
     @contextmanager
-    def _at(self, w: int, answer: _Answer, failed: set[int]) -> Iterator[None]:
+    def _at(self, w: int, answer: Answer, failed: set[int]) -> Iterator[None]:
         """The request is on worker `w` to the end of the block, whatever happens."""
         try:
             yield
@@ -253,7 +195,7 @@ class Router:
             self.live.left(answer.seat, _now_s(), answer.tokens)
 
     async def _choose(
-        self, choose: Callable[[int, float, Collection[int]], int | None], answer: _Answer, failed: set[int]
+        self, choose: Callable[[int, float, Collection[int]], int | None], answer: Answer, failed: set[int]
     ) -> int:
         """The policy's worker among those that are up; one that has failed this request before only where
         there is no other. Waits for a worker to come up."""
@@ -267,7 +209,7 @@ class Router:
             if w is not None:
                 return w
             if now_s > deadline_s:
-                raise _refusal(503, "no worker that could take the request is up", retry_after_s=5)
+                raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
             await asyncio.sleep(0.05)
 
     def _see_who_is_up(self, now_s: float) -> None:
@@ -282,7 +224,7 @@ class Router:
                 self.live.up(w)
         self.up = up
 
-    async def _prefill(self, worker: Backend, answer: _Answer) -> Any:
+    async def _prefill(self, worker: Backend, answer: Answer) -> Any:
         """Have the prompt's KV computed; what the decode worker needs to fetch it, None if the worker refused
         the request and the client knows."""
         asked = answer.asked
@@ -300,13 +242,14 @@ class Router:
         self.live.computed(answer.seat, _now_s())
         return found["kv_transfer_params"]
 
-    async def _forward(self, worker: Backend, answer: _Answer, raw: bytes) -> None:
+    async def _forward(self, worker: Backend, answer: Answer, raw: bytes) -> None:
         """Send the request and pass the answer on as it comes."""
         name, seat = worker.name, answer.seat
         async with self._post(worker, answer.asked, raw) as upstream:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
                 await answer.pass_on(upstream, name)
-                self.live.computed(seat, _now_s())
+                if answer.tokens:
+                    self.live.computed(seat, _now_s())
                 return
             told = 0  # tokens that the fleet knows of
             async for chunk in upstream.content.iter_any():
@@ -355,7 +298,7 @@ class Router:
         )
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [{"id": self.fleet.llm.name, "object": "model"}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         workers = self.live.workers
@@ -390,64 +333,6 @@ class Router:
         )
 
 
-class _Answer:
-    """What goes back to the client; `response` is None until it has begun. `tokens` have come so far, by the
-    events of the stream or the count in a whole answer."""
-
-    def __init__(self, request: web.Request, asked: Asked, start_s: float) -> None:
-        self.request, self.asked, self.start_s = request, asked, start_s
-        self.response: web.StreamResponse | None = None
-        self.prefilled_by = ""
-        self.seat = -1
-        self.tokens = 0
-
-    def _headers(self, worker: str) -> dict[str, str]:
-        workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
-        return {"X-Request-Id": self.asked.id, WORKER_HEADER: workers}
-
-    async def begin(self, worker: str) -> None:
-        headers = {"Content-Type": "text/event-stream", **self._headers(worker)}
-        self.response = web.StreamResponse(headers=headers)
-        with _client():
-            await self.response.prepare(self.request)
-
-    async def write(self, chunk: bytes) -> None:
-        assert self.response is not None
-        with _client():
-            await self.response.write(chunk)
-
-    async def finish(self) -> None:
-        assert self.response is not None
-        with _client():
-            await self.response.write_eof()
-
-    async def end_with_error(self, message: str) -> None:
-        """The last event of a stream whose worker failed."""
-        event = {"error": {"message": message, "type": "worker_failed", "code": 502}}
-        await self.write(f"data: {json.dumps(event)}\n\n".encode())
-        await self.finish()
-
-    async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str) -> None:
-        """A whole answer that is no stream, with its status."""
-        body = await upstream.read()
-        if upstream.status == 200:
-            told = OUTPUT_TOKENS.search(body)
-            self.tokens = int(told[1]) if told else self.asked.output_tokens
-        self.response = web.Response(
-            body=body, status=upstream.status, content_type=upstream.content_type,
-            headers=self._headers(worker),
-        )  # fmt: skip
-
-
-@contextmanager
-def _client() -> Iterator[None]:
-    """Errors of the client's connection, which aiohttp names like those of a worker's."""
-    try:
-        yield
-    except ConnectionError:
-        raise ClientGoneError from None
-
-
 @asynccontextmanager
 async def listening(
     app: web.Application, host: str, port: int, *, has_keys: bool = False
@@ -476,38 +361,5 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _input_tokens(prompt: object) -> int:
-    """Exact for token ids, a guess for words."""
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return len(prompt)
-    if words := words_of(prompt):
-        return -(-len(words) // CHARACTERS_PER_TOKEN)
-    raise _refusal(400, "expected one prompt, as text or as a list of token ids (or messages in a chat)")
-
-
-def _tenant(request: web.Request, body: dict[str, Any]) -> str:
-    """Who asks: what a gateway says in a header, else OpenAI's field `user`; '' where nobody says."""
-    tenant = request.headers.get(TENANT_HEADER) or body.get("user") or ""
-    if not isinstance(tenant, str) or len(tenant) > TENANT_CHARACTERS:
-        raise _refusal(400, f"user must be text of at most {TENANT_CHARACTERS} characters")
-    return tenant
-
-
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _refusal(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
-    """An HTTP error in the shape OpenAI's clients know."""
-    kinds: dict[int, type[web.HTTPException]] = {
-        400: web.HTTPBadRequest, 401: web.HTTPUnauthorized, 404: web.HTTPNotFound,
-        429: web.HTTPTooManyRequests, 502: web.HTTPBadGateway, 503: web.HTTPServiceUnavailable,
-    }  # fmt: skip
-    text = json.dumps({"error": {"message": message, "type": "refused", "code": status}})
-    headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
-    if status == 413:
-        return web.HTTPRequestEntityTooLarge(
-            max_size=0, actual_size=0, text=text, content_type="application/json"
-        )
-    kind = kinds.get(status, web.HTTPBadRequest)
-    return kind(text=text, content_type="application/json", headers=headers)

@@ -20,8 +20,9 @@ from runtime_fakes import MODEL, Backend, engines, fleet_of, routed, worker_type
 
 from planner.domain import Policies
 from planner.errors import InputError
+from runtime.exchange import TENANT_HEADER
 from runtime.launch import WORKER_HEADER
-from runtime.router import REMOTE_DECODE, TENANT_HEADER, Router, Settings, is_loopback, listening
+from runtime.router import REMOTE_DECODE, Router, Settings, is_loopback, listening
 
 Body = dict[str, Any]
 
@@ -441,6 +442,22 @@ def test_d2lpm_gives_a_tenant_as_much_of_every_worker() -> None:
     assert len(set(asyncio.run(run("prefix-affinity"))[0])) == 1
 
 
+def test_a_refused_prompt_counts_as_cached_nowhere() -> None:
+    """An engine answers 400: its client sees that, and nobody takes the prompt for computed."""
+
+    async def refuses(request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"error": "too long for me"}, status=400)
+
+    async def run() -> None:
+        policies = Policies(routing="min-ttft", prefix_cache=True)
+        async with a_server(refuses) as backend, routed([backend], policies) as (router, url):
+            assert (await post(url, a_body(tokens=64)))[0] == 400
+            assert is_idle(router) and not router.live.caches.holders.any()
+
+    asyncio.run(run())
+
+
 def test_tenants_are_text_of_some_length() -> None:
     """The field `user`, or what a gateway says in X-Tenant instead. Other types and a thousand letters are
     refused where the policy looks at tenants, and are the engine's business where it does not."""
@@ -449,7 +466,7 @@ def test_tenants_are_text_of_some_length() -> None:
         for routing, refused in (("tenant-round-robin", 400), ("jsq", 200)):
             policies = Policies(routing=routing, prefix_cache=True)
             async with engines(["mixed"]) as backends, routed(backends, policies) as (router, url):
-                odd: list[Any] = [7, ["a"], {"a": 1}, True, "x" * 1000]
+                odd: list[Any] = [0, 7, [], ["a"], {"a": 1}, True, "x" * 1000]
                 for user in odd:
                     assert (await post(url, a_body(user=user)))[0] == refused
                 for user in ("", "a\x00b", "'; DROP TABLE tenants; --", "\u202egpj", "😀" * 256):
