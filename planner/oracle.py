@@ -150,7 +150,8 @@ class Oracle:
     def leads(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
 
-        Its answer bounds the prefill pool of a pair from below: hand-offs can only hold it up.
+        Its answer bounds the prefill pool of a pair from below: hand-offs can only hold it up. Not so where
+        requests wait for others, as answers that take no time bring the next ones earlier.
         """
         return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]
 

@@ -388,10 +388,8 @@ def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do:
     mixed = mixed_options(problem.types, task.objective)
     prefill = prefill_options(problem.types, task.objective)
     decode = decode_options(problem.types, task.objective)
-    unhindered = replace(
-        problem.trace, after=no_edges()
-    )  # else a session may be let go with its first request
-    usual = obliged(problem.slo, unhindered, trust_gaps=True)
+    # for guesses no whole session is let go because its first request may be late
+    usual = obliged(problem.slo, replace(problem.trace, after=no_edges()), trust_gaps=True)
     bounded = {option.name: _bounded(problem, option, usual) for option in (*mixed, *prefill, *decode)}
 
     def promising_first(option: Option) -> tuple[float, int, int]:
