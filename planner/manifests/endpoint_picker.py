@@ -19,6 +19,7 @@ Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"
 FEWEST_TOKENS, FEWEST_REQUESTS, FEWEST_WAITING = "token-load-scorer", "active-request-scorer", "queue-scorer"
 LONGEST_MATCH, NEAR_MATCH = "prefix-cache-scorer", "prefix-cache-affinity-filter"
+ALWAYS_APART, APART = "always-disagg-pd-decider", "disagg-profile-handler"
 _PRODUCERS = {
     FEWEST_TOKENS: "inflight-load-producer",
     FEWEST_REQUESTS: "inflight-load-producer",
@@ -43,34 +44,29 @@ def profile(routing: str) -> list[str]:
 
 def config(fleet: Fleet, *, is_pair: bool) -> Document:
     """An EndpointPickerConfig for one pool of mixed workers, or for prefill and decode workers."""
-    policies = fleet.policies
+    policies, role = fleet.policies, "prefill" if is_pair else "mixed"
+    front = [pool for pool in engine.running(fleet) if pool.role == role]
+    parameters: Document = {
+        NEAR_MATCH: {"peakPrefillThroughput": round(min(map(_prefill_tokens_per_s, front)))}
+    }
     profiles = {"default": profile(policies.routing)}
-    plugins: list[Document] = []
+    names: list[str] = []
     if is_pair:
-        decider = "always-disagg-pd-decider"
-        plugins = [
-            {"type": decider},
-            {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider}}},
-        ]
+        names = [ALWAYS_APART, APART]
+        parameters[APART] = {"deciders": {"prefill": ALWAYS_APART}}
         profiles = {
             "prefill": ["prefill-filter", *profile(policies.routing)],
             "decode": ["decode-filter", *profile(policies.decode_routing)],
         }
-    named = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
-    producers = dict.fromkeys(_PRODUCERS[plugin] for plugin in named if plugin in _PRODUCERS)
-    for name in (*producers, *named):
-        plugins.append({"type": name})
-        if name == NEAR_MATCH:
-            front = [
-                pool for pool in engine.running(fleet) if pool.role == ("prefill" if is_pair else "mixed")
-            ]
-            plugins[-1]["parameters"] = {
-                "peakPrefillThroughput": round(min(map(_prefill_tokens_per_s, front)))
-            }
+    ranking = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
+    names += [*dict.fromkeys(_PRODUCERS[name] for name in ranking if name in _PRODUCERS), *ranking]
     return {
         "apiVersion": API_VERSION,
         "kind": "EndpointPickerConfig",
-        "plugins": plugins,
+        "plugins": [
+            {"type": name} | ({"parameters": parameters[name]} if name in parameters else {})
+            for name in names
+        ],
         "schedulingProfiles": [
             {"name": name, "plugins": [{"pluginRef": plugin} for plugin in each]}
             for name, each in profiles.items()
