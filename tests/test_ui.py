@@ -648,7 +648,7 @@ def test_what_is_wrong_with_several_llms_is_one_line() -> None:
     with pytest.raises(InputError, match="llms: a: no trace of its own; here each LLM names one"):
         together.of_document(no_trace, asked, CATALOG, SAMPLE_TRACES)
     with pytest.raises(InputError, match=r"trace: azure-code-sample\.csv is not here"):
-        together.of_document(TWO, asked, CATALOG, SAMPLE_TRACES[1:])
+        together.of_document(TWO, {"shared": asked["shared"]}, CATALOG, SAMPLE_TRACES[1:])
 
 
 @pytest.mark.usefixtures("at_once")

@@ -77,7 +77,8 @@ def of_document(
 
     `traces` are references of the store. Raises what `questions.entries` raises.
     """
-    known = {file_of(reference): reference for reference in traces}
+    chosen = [one["trace"] for one in asked.get("llms", ())]  # of equal names
+    known = {file_of(reference): reference for reference in (*traces, *chosen)}
     beside = {key: given[key] for key in questions.SHARED if key in given}
     every = []
     for entry in entries(given, FILE, catalog):
