@@ -129,7 +129,8 @@ class LiveFleet:
     def _choose(self, event: int, seat: int, time_s: float, without: Collection[int]) -> int | None:
         is_up = self.workers["is_up"]
         is_up[:] = self.is_up
-        is_up[list(without)] = 0
+        if without:
+            is_up[list(without)] = 0
         worker = int(events.tell(self.state, event, seat, 0, time_s))
         return None if worker == layout.NONE else worker
 

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from runtime_fakes import LATENCY, MODEL, engines, fleet_of, random_trace
 
-from planner.domain import Fleet
+from planner.domain import Fleet, Policies
 from planner.errors import InputError
 from planner.files import to_yaml
 from planner.output import fleet_document
@@ -97,8 +97,11 @@ def test_a_worker_killed_or_frozen_mid_replay_loses_nothing(number: int, said: s
         send_signal(group.workers[0], number)
         await until_up_again(group.workers[0])
 
-    journal, events, router = replayed(fleet_of(("w", "mixed", 2)), trace, tmp_path, chaos)
+    policies = Policies(routing="d2lpm", prefix_cache=True)
+    fleet = fleet_of(("w", "mixed", 2), policies=policies)
+    journal, events, router = replayed(fleet, trace, tmp_path, chaos)
     assert not journal.missing(trace) and is_idle(router)
+    assert not router.live.caches.entries["refs"].any()
     for sent in journal.sent.values():
         if sent.status == "finished":
             assert len(sent.token_s) == trace.output_tokens[sent.request]
@@ -185,9 +188,10 @@ def test_clients_that_leave_at_random_disturb_nobody(tmp_path: Path) -> None:
         await asyncio.gather(*(one(url) for _ in range(100)))
         await asyncio.sleep(0.3)
 
-    journal, _, router = replayed(fleet_of(("w", "mixed", 2)), trace, tmp_path, chaos)
+    policies = Policies(routing="e2", prefix_cache=True)
+    journal, _, router = replayed(fleet_of(("w", "mixed", 2), policies=policies), trace, tmp_path, chaos)
     assert [sent.status for sent in journal.sent.values()] == ["finished"] * 60
-    assert is_idle(router)
+    assert is_idle(router) and not router.live.caches.entries["refs"].any()
 
 
 def test_an_engine_that_cannot_start_ends_in_one_line_with_its_last_words(tmp_path: Path) -> None:
