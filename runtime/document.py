@@ -126,11 +126,12 @@ def verdict(found: Validation) -> str:
     if found.replanned is not None:
         text += f" {_replanned_sentence(found.replanned, found.plan_fleet)}"
     most = max(stolen(found).values(), default=0.0)
-    if found.undisturbed is not None and most > STOLEN_FRAC:
+    if most > STOLEN_FRAC:
         text += (
-            f" The machine was not idle: others ran in {100 * most:.0f} % of the time of an engine's steps"
+            " The engines did not have the machine to themselves: others, API servers, router and client "
+            f"among them, ran in {100 * most:.0f} % of the time of an engine's steps"
         )
-        if _worst(found.undisturbed) < _worst(comparison):
+        if found.undisturbed and _worst(found.undisturbed) < _worst(comparison):
             alone = f"{100 * _worst(found.undisturbed):.1f} %"
             text += f", which queues multiply. Without interruptions the largest error is {alone}"
         text += "."
@@ -179,8 +180,9 @@ def _percent(frac: float) -> str:
 def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
     """What the plan would be with the corrected fits."""
     still = "keeps" if again.kept_after else "MISSES"
-    own = "too" if again.kept_before == again.kept_after else f"{'kept' if again.kept_before else 'missed'}"
-    by_own = "as by its own" if own == "too" else f"by its own it {own} it"
+    by_own = "as by its own"
+    if again.kept_before != again.kept_after:
+        by_own = f"by its own it {'keeps' if again.kept_before else 'misses'} it"
     fewest = [
         f"more than {MOST} times the plan's" if found is None else describe(found)
         for found in (again.fewest_after, again.fewest_before)
