@@ -106,7 +106,7 @@ def test_what_is_prepared_replays_and_compares_with_what_was_planted(
     assert (folder / "journal.jsonl").read_text() == journal and journal.count('"start_s"') == 1
     acceptance.main(["compare", str(out)])
     run = json.loads((out / "result.json").read_text())["runs"]["conversation-70"]
-    assert run["finished"] == run["requests"] > 30
+    assert run["finished"] == run["requests"] > 30 and run["cached_tokens"] == 0
     assert run["rate_rps"] == pytest.approx(0.7 * run["capacity_rps"])
     error = {(row["metric"], row["percentile"]): row["error_frac"] for row in run["errors"]}
     assert abs(error["e2e", "p50"]) < 0.2

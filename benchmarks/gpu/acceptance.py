@@ -31,6 +31,7 @@ from planner.solvers.vidur_search import most_rps
 from planner.tracefile import read_trace
 from planner.traces import Trace
 from runtime.analysis import Wanted
+from runtime.enginelog import read_step_logs
 from runtime.workers import Place, vllm_commands
 
 HERE = Path(__file__).parent
@@ -114,11 +115,13 @@ def compare(args: argparse.Namespace) -> None:
             plan("validate", str(out / "fleet.yaml"), "--trace", str(folder / "requests.csv"), "--slo",
                  str(out / "slo.yaml"), "--config", asked["config"], "-o", str(folder), *TOLERANCES, "--json")
         )  # fmt: skip
-        kept = ("agrees", "requests", "finished", "client_late_s", "stolen_frac", "prefix_hits", "attainment",
+        kept = ("agrees", "requests", "finished", "client_late_s", "stolen_frac", "attainment",
                 "steps", "errors", "errors_undisturbed", "errors_corrected", "machine", "parts")  # fmt: skip
-        result["runs"][name] = {"rate_rps": run["rate_rps"], "capacity_rps": run["capacity_rps"]} | {
-            key: told[key] for key in kept
-        }
+        served = read_step_logs((folder / "engines").iterdir()).requests.values()
+        result["runs"][name] = {
+            "rate_rps": run["rate_rps"], "capacity_rps": run["capacity_rps"],
+            "cached_tokens": sum(one.cached_tokens for one in served), **{key: told[key] for key in kept},
+        }  # fmt: skip
         print("\n".join(rows(name, run["rate_rps"], told)))
     write_file(out / "result.json", json.dumps(result, indent=1) + "\n")
     agreeing = [name for name, run in result["runs"].items() if run["agrees"]]
