@@ -100,18 +100,17 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
     refused = {
         "mixed": {"disaggregatedset": pairs_only},
         "two gpu types": {"disaggregatedset": pairs_only},
-        "pairs of one gpu": {"production-stack": "serves mixed pools only"},
-        "pairs of two gpus": {"production-stack": "serves mixed pools only"},
+        "pairs of one gpu": {},
+        "pairs of two gpus": {},
         "capped and quantised": {"disaggregatedset": pairs_only},
-        "two prefill pools": {"kserve": "found 2 and 1", "ray-serve": "found 2 and 1",
-                              "production-stack": "serves mixed pools only"},
+        "two prefill pools": {"kserve": "found 2 and 1", "ray-serve": "found 2 and 1"},
         "rocm": {"disaggregatedset": pairs_only, "dynamo": "for NVIDIA GPUs"},
         "spanning nodes": {"disaggregatedset": pairs_only, "compose": "take lws", "kubernetes": "take lws",
                            "llm-d": "take lws", "kserve": "take lws", "production-stack": "take lws"},
         "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "found PP 2"},
         "both roles and mixed": {"disaggregatedset": pairs_only, "llm-d": "pairs or mixed pools, found both",
                                  "ray-serve": "cannot keep a pool off nodes",
-                                 "production-stack": "serves mixed pools only"},
+                                 "production-stack": "pairs or mixed pools, found both"},
     }  # fmt: skip
     for name, expected in refused.items():
         found = manifests.render(FLEETS[name], 5000)
@@ -426,7 +425,7 @@ def test_a_written_plan_gives_its_manifests_again(tmp_path: Path) -> None:
     plan = a_plan()
     write_files(tmp_path, {"plan.yaml": plan_yaml(plan)})
     code, _, said = invoke("manifests", tmp_path / "plan.yaml", "-o", tmp_path / "again")
-    assert code == 0 and "not written: production-stack" in said
+    assert code == 0 and "not written: ray-serve" in said
     again = tmp_path / "again"
     written = {str(path.relative_to(again)): path.read_text() for path in again.rglob("*") if path.is_file()}
     assert written == manifests.render(plan.fleet, plan.max_model_len).files
@@ -449,7 +448,7 @@ def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
     ("text", "words", "expected"),
     [
         (None, ("--target", "nomad"), "target: must be one of all, vllm"),
-        (None, ("--target", "production-stack"), "production-stack: serves mixed pools only"),
+        (None, ("--target", "ray-serve"), "ray-serve: cannot keep a pool off nodes"),
         ("llm: meta-llama/Llama-3.1-70B\nworkers: [{gpu: h100-80g, tp: 4}]\n", (), "max_model_len: missing"),
         ("slo: {ttft: 1 s}\n", (), "slo"),
         ("a,b\n1,2\n", (), "top level is a str"),
@@ -605,6 +604,17 @@ def test_the_endpoint_picker_is_told_how_fast_the_slowest_workers_prefill() -> N
     told = {plugin["type"]: plugin.get("parameters") for plugin in
             endpoint_picker.config(fleet, is_pair=False)["plugins"]}  # fmt: skip
     assert told["prefix-cache-affinity-filter"] == {"peakPrefillThroughput": 500}
+
+
+def test_production_stacks_router_knows_which_pools_prefill() -> None:
+    """By the names of the entries of modelSpec; their pods say where NIXL meets them."""
+    values = yaml.safe_load(rendered(FLEETS["two prefill pools"])["production-stack.values.yaml"])
+    router = values["routerSpec"]
+    assert router["routingLogic"] == "disaggregated_prefill_orchestrated"
+    assert router["extraArgs"] == ["--prefill-model-labels", "p1,p2", "--decode-model-labels", "d"]
+    models = values["servingEngineSpec"]["modelSpec"]
+    assert [model["name"] for model in models] == ["p1", "p2", "d"]
+    assert all(model["env"][0]["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST" for model in models)
 
 
 def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:

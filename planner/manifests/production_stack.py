@@ -1,6 +1,7 @@
 """vLLM production-stack: values of its Helm chart vllm-stack, one entry of modelSpec per pool.
 
-Mixed pools only: for prefill and decode workers the chart's one example rests on LMCache images of 2025.
+Of prefill and decode workers its router knows the names of the pools, by which the chart labels pods, and
+hands the KV connector's parameters from one to the other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # the chart demands a request of each; vLLM waits on GPUs, so these only keep a pod off a crowded node
 CPUS, MEMORY = 8, "32Gi"
+PAIRS = "disaggregated_prefill_orchestrated"
 LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
 # what the chart has a value for; the other flags go into extraArgs
 _CHART_VALUES = {
@@ -46,6 +48,9 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
+    if engine.is_disaggregated(fleet):
+        lost = "; the plan's hits are not kept" if fleet.policies.prefix_cache else ""
+        return f"its {PAIRS}, which takes prefill and decode workers in turns{lost}."
     if _routing_logic(fleet) == "prefixaware":
         return "its prefixaware, which follows the longest match, whatever the load."
     if fleet.policies.prefix_cache:
@@ -56,9 +61,9 @@ def routing(fleet: Fleet) -> str:
 def values(fleet: Fleet, max_model_len: int) -> Document:
     """The chart's values."""
     engine.on_one_node(fleet, "production-stack")
-    if engine.is_disaggregated(fleet):
+    if len(engine.routers(fleet)) > 1:
         raise InputError(
-            "production-stack: serves mixed pools only, found prefill and decode pools; take kubernetes"
+            "production-stack: its router serves pairs or mixed pools, found both; take kubernetes"
         )
     probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine.START_S // 10}
     gpus = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in engine.running(fleet)}
@@ -74,11 +79,28 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
             "tolerations": [t for gpu in gpus.values() for t in kubernetes.tolerations(gpu)],
             "modelSpec": models,
         },
-        "routerSpec": {"enableRouter": True, "replicaCount": 1, "routingLogic": _routing_logic(fleet)},
+        "routerSpec": {
+            "enableRouter": True,
+            "replicaCount": 1,
+            "routingLogic": _routing_logic(fleet),
+            "extraArgs": _roles(fleet),
+        },
     }
 
 
+def _roles(fleet: Fleet) -> list[str]:
+    """Which pools prefill and which decode."""
+    words: list[str] = []
+    for role in ("prefill", "decode"):
+        pools = zip(engine.pool_labels(fleet), engine.running(fleet), strict=True)
+        if own := [name for name, pool in pools if pool.role == role]:
+            words += [f"--{role}-model-labels", ",".join(own)]
+    return words
+
+
 def _routing_logic(fleet: Fleet) -> str:
+    if engine.is_disaggregated(fleet):
+        return PAIRS
     return "prefixaware" if fleet.policies.routing == "prefix-affinity" else "roundrobin"
 
 
@@ -111,6 +133,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
             **{value: told[key] for key, value in _CHART_VALUES.items()},
             "extraArgs": engine.to_args(extra),
         },
+        "env": kubernetes.nixl_environment(pool),
         "nodeSelectorTerms": [{"matchExpressions": expressions}],
     }
     if engine.is_capped(gpu):
