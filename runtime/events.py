@@ -203,9 +203,7 @@ def _entries(sources):
     def ask(fields, r, time_s, inputs, outputs, tenant, start, depth):
         state = pointer_to(fields)
         request = state.requests[r]
-        request.arrival_s = (
-            time_s if sources > 0 else 0.0
-        )  # closed over: `sources` is part of the cache's key
+        request.arrival_s = time_s if sources > 0 else 0.0  # closed over, it is part of the cache's key
         request.input, request.length, request.computed = inputs, inputs, 0
         request.output, request.predicted, request.predicted_later = outputs, outputs, outputs
         request.prefill_worker, request.decode_worker, request.status = NONE, NONE, ASKED
@@ -252,14 +250,10 @@ def _entries(sources):
 
 
 ask, tell, sweep = _entries(SOURCES)
-ask.__doc__ = (
-    """A request takes seat r: its lengths, its tenant, and `depth` nodes from `start` of the path."""
-)
-tell.__doc__ = (
-    """An event of the request on seat r, or of the worker `number`; what SEND and HAND_OFF choose."""
-)
+ask.__doc__ = "A request takes seat r: its lengths, its tenant, and `depth` nodes from `start` of the path."
+tell.__doc__ = "An event of the request on seat r, or of the worker `number`; what SEND and HAND_OFF choose."
 sweep.__doc__ = """Nodes from `first` up to `end` that nobody uses or has go into `found`: how many.
 
-Nor, with `forgets` 1, those that workers are only believed to have, unless `touched` since the last sweep;
+With `forgets` 1 so do those that workers are only believed to have, unless `touched` since the last sweep;
 with 2 even these.
 """

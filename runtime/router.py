@@ -70,16 +70,23 @@ class WorkerError(Exception):
 
 class Router:
     """Forwards requests for the fleet's LLM to `backends`, the fleet's workers in its order; `app` is the
-    aiohttp application that does."""
+    aiohttp application that does. `lengths` are those of a `LiveFleet`."""
 
-    def __init__(self, backends: Sequence[Backend], fleet: Fleet, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        fleet: Fleet,
+        settings: Settings | None = None,
+        *,
+        lengths: tuple[float, float] | None = None,
+    ) -> None:
         self.fleet, self.settings = fleet, settings or Settings()
         if fleet.policies.queue not in QUEUES:
             raise InputError(
                 f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of "
                 f"{', '.join(QUEUES)}"
             )
-        self.live = LiveFleet(fleet)
+        self.live = LiveFleet(fleet, lengths=lengths)
         self.backends = list(backends)
         self.up: list[str | None] = [None] * len(self.backends)  # identities of those that were last seen up
         self.in_flight = 0

@@ -4,8 +4,9 @@
 told what happens, and the simulator's own compiled functions say where a request goes. They know of the
 workers what they know in a simulation, but for what a router cannot see:
 
-- A prompt counts as admitted to an engine's batch when its first byte comes, so the cache that it hits, and
-  the KV it takes, is that of this moment; e2 takes for its wait what it did not need to compute.
+- A prompt counts as admitted to an engine's batch, and as computed, when the first byte of its answer comes
+  (all of it, where it is not streamed), so the cache that it hits, and the KV it takes, is that of this
+  moment; e2 takes for its wait what it did not need to compute.
 - The KV that requests hold is that of their prompts and of as many tokens as have come. An engine that is
   short of it preempts, and which blocks it then keeps nobody says. Blocks of outputs count for no prompt.
 - The output a request will have is its limit, `max_tokens`.

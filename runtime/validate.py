@@ -175,6 +175,7 @@ async def _measure(
         router = Router(
             group.workers, wanted.fleet,
             Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
+            lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
         )  # fmt: skip
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
