@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,7 @@ from planner.commands.manifests import write_manifests
 from planner.commands.pareto import pareto
 from planner.commands.prefixes import plan_prefixes
 from planner.commands.replan import replan
+from planner.commands.reporting import write_report
 from planner.commands.schedule import schedule
 from planner.commands.search import find_goodput, search
 from planner.commands.sharing import plan_together
@@ -73,6 +75,7 @@ for _name, _command in (
     ("search", search),
     ("compare", compare),
     ("manifests", write_manifests),
+    ("report", write_report),
     ("allocate", allocate),
     ("schedule", schedule),
     ("trace", facts.describe_trace),
@@ -222,7 +225,7 @@ def plan(
     if json_output:
         print_json(output.to_json(found) | {"directory": str(out)})
     else:
-        _print_plan(found, out, explain=explain, png=png)
+        _print_plan(found, out, written, explain=explain)
     if not found.certificate.level0_exact:
         raise typer.Exit(4)
 
@@ -238,7 +241,7 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
     return replace(found, certificate=certificate)
 
 
-def _print_plan(found: Any, out: Path, *, explain: bool, png: bool) -> None:
+def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool) -> None:
     from planner.reports.words import answer, promise
 
     console = stdout_console(soft_wrap=True)
@@ -308,11 +311,8 @@ def _print_plan(found: Any, out: Path, *, explain: bool, png: bool) -> None:
         print_rows([{"what binds, and what limits cost": line} for line in certificate.binding], "")
     for warning in found.warnings:
         console.print(f"warning: {warning}", markup=False)
-    console.print(
-        f"written to {out}: plan.yaml, certificate.json, requests.csv, report.html, "
-        f"{'charts/, ' if png else ''}manifests/",
-        markup=False,
-    )
+    names = dict.fromkeys(f"{head}{slash}" for head, slash, _ in (name.partition("/") for name in written))
+    console.print(f"written to {out}: {', '.join(names)}", markup=False)
 
 
 if __name__ == "__main__":

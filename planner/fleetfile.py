@@ -111,6 +111,15 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Section | None = None)
     if policies:
         document["policies"] = {**_section(document.get("policies"), None, f"{where}: policies"), **policies}
     refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
+    return fleet_of(document, path, catalog, budget_is_asked="max_num_batched_tokens" in (policies or {}))
+
+
+def fleet_of(document: Section, path: Path, catalog: Catalog, *, budget_is_asked: bool = False) -> Fleet:
+    """The fleet that a document describes; `path` names it in errors, and files are looked for beside it.
+
+    With `budget_is_asked` no worker may state its own max_num_batched_tokens.
+    """
+    where = str(path)
     llm = _llm(document, path, catalog)
     decided, budget_tokens = _policies(document.get("policies"), f"{where}: policies")
     prices = _prices(document.get("prices"), catalog, f"{where}: prices")
@@ -122,7 +131,7 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Section | None = None)
         here = f"{where}: workers[{number}]"
         if not isinstance(row, dict):
             raise InputError(f"{here}: expected keys and values such as gpu: h100-80g, found {row!r}")
-        if policies and "max_num_batched_tokens" in policies and "max_num_batched_tokens" in row:
+        if budget_is_asked and "max_num_batched_tokens" in row:
             raise InputError(
                 f"{here}: max_num_batched_tokens: this worker states its own "
                 f"({row['max_num_batched_tokens']}), so the policy would change nothing; drop one of the two"

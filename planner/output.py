@@ -57,7 +57,7 @@ def render(plan: Plan, *, command: str = "") -> dict[str, str]:
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     return {
         "plan.yaml": plan_yaml(plan),
-        "certificate.json": certificate_json(plan),
+        "certificate.json": certificate_json(plan, command=command),
         "requests.csv": requests_csv(plan.simulation),
         "report.html": render_report(plan, command=command),
         **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
@@ -252,7 +252,7 @@ def _shortest(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-def certificate_json(plan: Plan) -> str:
+def certificate_json(plan: Plan, *, command: str = "") -> str:
     """What was simulated and proved, over what, with which assumptions."""
     trace, simulation = plan.trace, plan.simulation
     document = {
@@ -282,6 +282,7 @@ def certificate_json(plan: Plan) -> str:
         "warnings": plan.warnings,
         "engine": {"name": "vllm", "version": VLLM_VERSION},
         "max_model_len": plan.max_model_len,
+        "command": command,
     }
     return as_json(document)
 
@@ -445,7 +446,7 @@ def _fleet_summary(fleet: Fleet) -> Document:
     """The fleet without its step times."""
     document = fleet_document(fleet)
     workers = [{key: value for key, value in row.items() if key != "latency"} for row in document["workers"]]
-    return {"workers": workers, "policies": document["policies"], "network": document["network"]}
+    return {"workers": workers, **{name: document[name] for name in ("policies", "network", "prices")}}
 
 
 def _slo_lines(verdict: Verdict) -> list[Document]:

@@ -43,6 +43,7 @@ from planner.options import (
 from planner.oracle import Answers, Oracle, side_by_side
 from planner.prefixes.hits import PrefixHits
 from planner.prefixes.router_fit import fitted
+from planner.sessions import nominal
 from planner.slo import Objective, Task
 from planner.solvers import master
 from planner.solvers.demand import demand
@@ -105,6 +106,8 @@ def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
     if more_frac:
         note += f", {100 * more_frac:g} % more than expected (robust)"
     asked = window(asked, task.window or "whole")
+    if asked.after.size:
+        asked = nominal(asked)  # a clock that was turned is off by its last bit
     note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
     if not asked.duration_s > 0:
         instant = "one instant, if answers took no time" if asked.after.size else "one instant"

@@ -1,0 +1,104 @@
+"""A written plan read back: its report comes out to the byte, and files that are not of one plan are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner import output
+from planner.catalog import Catalog, read_catalog
+from planner.errors import InputError
+from planner.files import write_files
+from planner.planfile import read_plan
+from planner.planning import plan
+from planner.slo import read_task
+from planner.tracefile import read_trace
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+COMMAND = "plan --slo <slo>.yaml"  # quoted on the page
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return read_catalog()
+
+
+def write_plan(catalog: Catalog, slo: Path, trace: Path, folder: Path) -> None:
+    found = plan(read_task(slo, catalog), read_trace(trace, seed=None), catalog, seed=3, time_limit_s=120)
+    write_files(folder, output.render(found, command=COMMAND))
+
+
+@pytest.fixture(scope="module")
+def folder(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small plan, whose other GPUs cost what the user says."""
+    here = tmp_path_factory.mktemp("small")
+    (here / "slo.yaml").write_text(
+        "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.8}\n"
+        "fleet: {gpus: {h100-80g: 4, l40s-48g: 4}, prices: {h100-80g: 9 usd/h, l40s-48g: 1 usd/h}}\n"
+    )
+    rows = [f"{i / 2},{200 + 10 * (i % 7)},{20 + i % 5}" for i in range(60)]
+    (here / "trace.csv").write_text("\n".join(["timestamp,input_tokens,output_tokens", *rows, ""]))
+    write_plan(catalog, here / "slo.yaml", here / "trace.csv", here / "out")
+    return here / "out"
+
+
+def test_the_report_comes_out_to_the_byte(folder: Path, catalog: Catalog) -> None:
+    found, command = read_plan(folder, catalog)
+    assert command == COMMAND
+    for name in output.NAMES:
+        assert output.render(found, command=command)[name] == (folder / name).read_text(), name
+
+
+@pytest.mark.parametrize("policies", ["", "policies: {prefix_cache: true, routing: e2}\n"])
+def test_so_it_does_where_requests_wait_and_share(policies: str, catalog: Catalog, tmp_path: Path) -> None:
+    """40 sessions of three turns, each of which begins with the blocks of the one before."""
+    trace = tmp_path / "sessions.csv"
+    rows = [
+        f"{s / 3},{320 * (turn + 1)},{20 + s % 5},{3 * s + turn},{3 * s + turn - 1 if turn else ''},1.7,"
+        f"{' '.join(map(str, range(100 * s, 100 * s + 20 * (turn + 1))))},16"
+        for s in range(40)
+        for turn in range(3)
+    ]
+    head = "timestamp,input_tokens,output_tokens,request_id,after,think_s,prefix_ids,prefix_block_tokens"
+    trace.write_text("\n".join([head, *rows, ""]))
+    slo = tmp_path / "slo.yaml"
+    slo.write_text(
+        "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}}\ntraffic: {rate: 7, scale: compress}\n"
+        "fleet: {gpus: {h100-80g: 4}}\n" + policies
+    )
+    write_plan(catalog, slo, trace, tmp_path / "out")
+    found, command = read_plan(tmp_path / "out" / "plan.yaml", catalog)
+    for name, text in output.render(found, command=command).items():
+        assert text == (tmp_path / "out" / name).read_text(), name
+
+
+def test_requests_of_another_plan_are_told(folder: Path, catalog: Catalog, tmp_path: Path) -> None:
+    for name in output.NAMES:
+        (tmp_path / name).write_text((folder / name).read_text())
+    head, *rows = (folder / "requests.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "requests.csv").write_text("".join([head, *rows[:-20]]))
+    with pytest.raises(InputError, match=r"has 40 requests, certificate\.json says 60: they are not of one"):
+        read_plan(tmp_path, catalog)
+    (tmp_path / "requests.csv").write_text("".join([head, *rows]).replace(",200,", ",2000,"))
+    with pytest.raises(InputError, match=r"has ttft p90 at .* s, certificate\.json says .* s: they are not"):
+        read_plan(tmp_path, catalog)
+
+
+@pytest.mark.parametrize("key", ["certificate", "simulated", "alternatives", "warnings", "command"])
+def test_a_certificate_of_another_version_is_told(
+    key: str, folder: Path, catalog: Catalog, tmp_path: Path
+) -> None:
+    for name in output.NAMES:
+        (tmp_path / name).write_text((folder / name).read_text())
+    document = json.loads((folder / "certificate.json").read_text())
+    del document[key]
+    (tmp_path / "certificate.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=f"is not as this version of the planner writes it.*{key}"):
+        read_plan(tmp_path, catalog)
+
+
+def test_a_folder_without_a_plan_is_told(catalog: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"plan\.yaml"):
+        read_plan(tmp_path, catalog)
