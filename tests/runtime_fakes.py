@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
+import aiohttp
 import numpy as np
+from aiohttp import web
 
 from planner.catalog import read_catalog
 from planner.domain import Fleet, Policies, Pool, Role, WorkerType
@@ -82,3 +87,36 @@ async def routed(
     router = Router(backends, Fleet(LLM, pools, policies or Policies()), settings)
     async with listening(router.app, "127.0.0.1", 0) as url:
         yield router, url
+
+
+Body = dict[str, Any]
+
+
+def a_body(tokens: int = 20, outputs: int = 5, **more: Any) -> Body:
+    return {"model": MODEL, "prompt": list(range(3, 3 + tokens)), "max_tokens": outputs, **more}
+
+
+async def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
+    data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{url}/v1/completions", data=data, headers=headers) as answer,
+    ):
+        text = await answer.text()
+        is_json = answer.content_type == "application/json"
+        return answer.status, json.loads(text) if is_json else text, answer.headers
+
+
+@asynccontextmanager
+async def a_server(handler: Callable[[web.Request], Any], name: str = "odd") -> AsyncIterator[Backend]:
+    """An engine that answers as `handler` likes."""
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", handler)])
+    async with listening(app, "127.0.0.1", 0) as url:
+        yield Backend(name, "mixed", worker_type(), url)
+
+
+def is_idle(router: Router) -> bool:
+    workers = router.live.workers
+    held = (workers[name].any() for name in ("requests", "pending_tokens", "kv_tokens", "used"))
+    return not router.in_flight and not any(held)

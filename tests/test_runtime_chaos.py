@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from runtime_fakes import LATENCY, MODEL, engines, fleet_of, random_trace
+from runtime_fakes import LATENCY, MODEL, engines, fleet_of, is_idle, random_trace
 
 from planner.domain import Fleet, Policies
 from planner.errors import InputError
@@ -65,11 +65,6 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def is_idle(router: Router) -> bool:
-    workers = router.live.workers
-    return not router.in_flight and not any(workers[name].any() for name in ("requests", "pending_tokens"))
 
 
 def send_signal(worker: Worker, number: int) -> None:
