@@ -44,6 +44,8 @@ from planner.values import (
 
 Scale = Literal["superpose", "compress", "thin"]
 Objective = Literal["cost", "power", "gpus", "throughput"]
+LEAST_PRICE_USD_PER_H = 1e-6
+MOST_DOWN_FRAC = 0.5  # of the time that a spot worker may be away; beyond, most of a pool is not there
 SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine and its weights
 SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
@@ -300,11 +302,11 @@ def _prices(
             raise InputError(f"{here} is {name}, which is given twice; keep one")
         seen.add(name)
         if not isinstance(given, Mapping):
-            prices[name] = at_least_0(given, "usd_per_h", here)
+            prices[name] = _price(given, here)
             continue
         refuse_unknown(given, _PRICE_KEYS, here)
         firm = {
-            kind: at_least_0(given[kind], "usd_per_h", f"{here}: {kind}")
+            kind: _price(given[kind], f"{here}: {kind}")
             for kind in ("on_demand", "reserved")
             if kind in given
         }
@@ -317,13 +319,26 @@ def _prices(
             if "spot_interruptions_per_h" not in given:
                 raise InputError(f"{here}: spot: needs spot_interruptions_per_h too, such as 0.05")
             spot[name] = Spot(
-                at_least_0(given["spot"], "usd_per_h", f"{here}: spot"),
+                _price(given["spot"], f"{here}: spot"),
                 share(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
                 positive(given.get("spot_restart", SPOT_RESTART_S), "s", f"{here}: spot_restart"),
             )
+            if (down_frac := spot[name].down_frac) > MOST_DOWN_FRAC:
+                raise InputError(
+                    f"{here}: spot: a worker interrupted so often and away so long is down for "
+                    f"{100 * down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
+                )
         elif any(key.startswith("spot_") for key in given):
             raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
+
+
+def _price(value: Any, where: str) -> float:
+    """A price that a solver can tell from 0, or 0."""
+    price_usd_per_h = at_least_0(value, "usd_per_h", where)
+    if 0 < price_usd_per_h < LEAST_PRICE_USD_PER_H:
+        raise InputError(f"{where}: expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more, found {value!r}")
+    return price_usd_per_h
 
 
 def _numbers(asked: object, where: str, *, most: int = MOST_TOKENS) -> tuple[int, ...]:

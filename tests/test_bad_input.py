@@ -311,6 +311,15 @@ QUESTIONS = [
         "negative spare", LIMITS, LIMITS + "spare: -1\n", r"slo.yaml: spare: expected a number of workers"
     ),
     question(
+        "price of next to nothing", "4}", "4}, prices: {h100: 1e-30}", r"h100: expected 0, or 1e-06 USD/h"
+    ),
+    question(
+        "spot workers that are hardly there",
+        "4}",
+        "4}, prices: {h100: {spot: 1, spot_interruptions_per_h: 60, spot_restart: 10 h}}",
+        r"prices: h100: spot: .* is down for 99.8 % of the time, expected at most 50 %",
+    ),
+    question(
         "price negative", "4}", "4}, prices: {h100: -1}", r"slo.yaml: fleet: prices: h100: must be >= 0"
     ),
     question(
