@@ -5,7 +5,7 @@
     python benchmarks/gpu/acceptance.py compare OUT    what benchmarks/gpu/replay.py measured, against it
 
 In OUT: fit.yaml, fleet.yaml, slo.yaml and replay.json, which replay.py reads; a folder per run with its
-requests.csv, then what `plan validate` writes; result.json at the end.
+trace.csv, then what `plan validate` writes; result.json at the end.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def prepare(args: argparse.Namespace) -> None:
         print(f"{traffic}: {capacity_rps:.3g} requests/s, {(~fits).sum()} of {len(fits)} requests too long")
         for load in loads:
             name, rate_rps = f"{traffic}-{100 * load:.0f}", load * capacity_rps
-            file = out / name / "requests.csv"
-            write_file(file, requests_csv(draw(rate_rps, round(rate_rps * args.seconds), args.seed)))
+            file = out / name / "trace.csv"
+            write_file(file, trace_csv(draw(rate_rps, round(rate_rps * args.seconds), args.seed)))
             wanted = Wanted(fleet, read_trace(file, seed=0), slo, context, config=args.config)
             runs[name] = {"rate_rps": rate_rps, "capacity_rps": capacity_rps, "identity": wanted.identity()}
     is_cpu = table.about["driver"] == "none"
@@ -95,7 +95,7 @@ def prepare(args: argparse.Namespace) -> None:
     print(f"{out}: {len(runs)} runs of {args.seconds:g} s; now benchmarks/gpu/replay.py {out}")
 
 
-def requests_csv(trace: Trace) -> str:
+def trace_csv(trace: Trace) -> str:
     rows = zip(trace.arrival_s, trace.input_tokens, trace.output_tokens, strict=True)
     lines = [f"{float(arrival_s)!r},{inputs},{outputs}" for arrival_s, inputs, outputs in rows]
     return "\n".join(["arrival_s,input_tokens,output_tokens", *lines, ""])
@@ -112,7 +112,7 @@ def compare(args: argparse.Namespace) -> None:
             print(f"{name}: not replayed yet")
             continue
         told = json.loads(
-            plan("validate", str(out / "fleet.yaml"), "--trace", str(folder / "requests.csv"), "--slo",
+            plan("validate", str(out / "fleet.yaml"), "--trace", str(folder / "trace.csv"), "--slo",
                  str(out / "slo.yaml"), "--config", asked["config"], "-o", str(folder), *TOLERANCES, "--json")
         )  # fmt: skip
         kept = ("agrees", "requests", "finished", "client_late_s", "stolen_frac", "attainment",

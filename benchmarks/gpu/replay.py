@@ -64,7 +64,7 @@ async def replay_all(engine: Any, out: Path, runs: dict[str, Any], log: Path) ->
     """Every run that is not complete; `log` is the engine's step log, of which each gets its part."""
     first = 0  # no two prompts begin alike, in whichever runs: the engine caches prefixes
     for name, run in runs.items():
-        trace = read_requests(out / name / "requests.csv")
+        trace = read_trace(out / name / "trace.csv")
         numbers = range(first, first + len(trace))
         first = numbers.stop
         steps = out / name / "engines" / f"{WORKER}.0.steps.jsonl"
@@ -139,7 +139,7 @@ async def generated(engine: Any, name: str, ids: list[int], tokens: int) -> tupl
     return token_s, "" if len(token_s) == tokens else f"{len(token_s)} of {tokens} tokens came"
 
 
-def read_requests(file: Path) -> Trace:
+def read_trace(file: Path) -> Trace:
     arrival_s, inputs, outputs = np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2).T
     return Trace(str(file), arrival_s, inputs.astype(np.int64), outputs.astype(np.int64))
 
