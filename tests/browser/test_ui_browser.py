@@ -182,12 +182,12 @@ def test_browser_upload_plan_every_tab_download_reload_what_if(
 def test_browser_the_keyboard_alone_uploads_plans_and_downloads(browser: Any, address: str) -> None:
     page = opened(browser, address)
 
-    def tab_to(name: str) -> None:
+    def tab_to(name: str, among: str = "button, [role=tab]") -> None:
         """As a reader hears it; the app has fewer than 200 places to go to."""
         for _ in range(200):
             page.keyboard.press("Tab")
             here = page.evaluate(
-                "(one => one.matches('a, button, [role=tab]') ? one.innerText : '')(document.activeElement)"
+                "among => (one => one.matches(among) ? one.innerText : '')(document.activeElement)", among
             )
             if name in here.splitlines():
                 return
