@@ -1,7 +1,8 @@
-"""Reads the engines' command lines back out of rendered manifests, as each target would hand them to vLLM."""
+"""Renders small fleets, and reads the engines' command lines back as each target hands them to vLLM."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from plans import LLM, a_pool
+from plans import LLM, a_pool, mixed, pairs
 
-from planner.domain import Fleet, Llm, Pool
+from planner import manifests
+from planner.domain import Fleet, Llm, Policies, Pool
 
 Document = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -62,6 +64,41 @@ EXAMPLES: dict[str, Fleet] = {
     ),
     "capped and quantised": quantised(),
 }  # fmt: skip
+
+
+FLEETS = {
+    **EXAMPLES,
+    "pairs, one capped": pairs(),
+    "three nodes": mixed(tp=8, count=3),
+    "rocm": mixed("mi300x-192g", 2, 5),
+    "both roles and mixed": replace(
+        pairs(), pools=(*pairs().pools, a_pool("Extra_Mixed pool!", "mixed", "a100-80g", 4, 1))
+    ),
+    "two prefill pools": Fleet(
+        LLM, (a_pool("p1", "prefill", "h100-80g", 2, 2), a_pool("p2", "prefill", "a100-80g", 4, 1),
+              a_pool("d", "decode", "h100-80g", 4, 1))
+    ),
+    "spanning nodes": spanning(),
+    "two stages on a node": piped(),
+    "cache-aware": replace(mixed(), policies=Policies(
+        prefix_cache=True, routing="cache-aware", balance_requests=8, balance_ratio=1.1)),
+    "pairs with prefix caches": replace(pairs(), policies=Policies(prefix_cache=True, routing="e2")),
+    "affinity": replace(mixed(count=2), policies=Policies(prefix_cache=True, routing="prefix-affinity")),
+}  # fmt: skip
+
+
+@functools.cache
+def rendered(fleet: Fleet) -> dict[str, str]:
+    return manifests.render(fleet, 5000).files
+
+
+def composed(fleet: Fleet) -> dict[str, Document]:
+    return {path: yaml.load(text, Loader=LOADER) for path, text in rendered(fleet).items()
+            if path.startswith("compose/") and path.endswith(".yaml")}  # fmt: skip
+
+
+def workers_of(document: Document) -> dict[str, Document]:
+    return {name: service for name, service in document["services"].items() if service.get("entrypoint")}
 
 
 @dataclass(frozen=True, slots=True)

