@@ -288,7 +288,7 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
         simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)
         console.print(
             f"prefix caches of {pool.plan.pool.name}: {simulated} of input tokens hit in simulation, "
-            f"{planned} planned, {possible} possible",
+            f"{planned} planned, once warm, {possible} possible from cold",
             markup=False,
         )
     if found.throughput is not None:

@@ -136,7 +136,7 @@ def column(table: pd.DataFrame, name: str, where: object, *, least: float = 0.0)
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:
-        found = table[name].iloc[int(bad[0])]
+        found = table[name].astype(object).iloc[int(bad[0])]  # Python's own, which say no type
         raise InputError(
             f"{where}: row {table.index[int(bad[0])] + 1}: {name} is {found!r}, must be a number >= {least:g}"
         )
