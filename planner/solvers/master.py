@@ -11,7 +11,8 @@ Data   r_k    requests of class k in the trace                                  
        a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y what there is
        s_j    share of the whole traffic one worker is expected to carry (from level 0)
        n^q    fleets known to fail
-Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given up;   z_qj in {0, 1}
+Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given up;   z_jt in {0, 1}
+               1 only if n_j >= t, for the t that cuts ask for
 
   `bound`       min  sum_j c_j n_j
   `promising`   max  mixed + pair,   pair <= sum_prefill s_j n_j,   pair <= sum_decode s_j n_j,
@@ -25,7 +26,8 @@ Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given
         some_worker   sum_j n_j >= 1
         demand        sum_j c_j n_j >= R        (without x: a bound that sees bursts, solvers/demand.py)
         limit_y       sum_j a_yj n_j <= A_y
-        cut_q         n_j >= (n^q_j + 1) z_qj,   sum_j z_qj >= 1     (more of something than a failed fleet)
+        cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1            (more of something than a failed fleet)
+        more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
 
 `bound` holds for every policy, because u and m are under-estimates: step times at their cheapest rate per
 token, lengths at the smallest of the class. `promising` drops the x and is the search beyond level 0.
@@ -33,6 +35,7 @@ token, lengths at the smallest of the class. `promising` drops the x and is the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -296,7 +299,7 @@ def promising(
 def _counts(
     name: str, options: Sequence[Option], limits: Limits, cuts: Sequence[Sequence[int]], *, is_integer: bool
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
-    """The variables n_j with limit_y and cut_q."""
+    """The variables n_j with limit_y, cut_q, more_j and order_j."""
     problem = pulp.LpProblem(name)
     most = [limits.most(option.type) for option in options]
     n = [
@@ -311,11 +314,19 @@ def _counts(
             if limits.use(limit, option.type)
         )
         problem += use <= amount, f"limit_{y}"
+    z: dict[tuple[int, int], pulp.LpVariable] = {}
+    for j, n_j in enumerate(n):
+        counts = sorted({failed[j] + 1 for failed in cuts if failed[j] + 1 <= most[j]})
+        for t in counts:
+            z[j, t] = problem.add_variable(f"z_{j}_{t}", 0, 1, cat="Integer")
+        if counts:
+            steps = [(t - s, z[j, t]) for s, t in itertools.pairwise((0, *counts))]
+            problem += n_j >= pulp.lpSum(step * z_jt for step, z_jt in steps), f"more_{j}"
+        for s, t in itertools.pairwise(counts):
+            problem += z[j, t] <= z[j, s], f"order_{j}_{t}"
     for q, failed in enumerate(cuts):
-        z = [problem.add_variable(f"z_{q}_{j}", 0, 1, cat="Integer") for j in range(len(options))]
-        for j, n_j in enumerate(n):
-            problem += n_j >= (failed[j] + 1) * z[j], f"cut_{q}_{j}"
-        problem += pulp.lpSum(z) >= 1, f"cut_{q}"
+        more = [z[j, failed_j + 1] for j, failed_j in enumerate(failed) if (j, failed_j + 1) in z]
+        problem += pulp.lpSum(more) >= 1, f"cut_{q}"
     return problem, n
 
 
