@@ -246,10 +246,12 @@ def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:
     """The same question to a fleet that works in this way."""
-    lengths = distinct_lengths(problem.trace)
-    if policies.prefix_cache:
+    lengths = problem.lengths
+    if policies.prefix_cache and not problem.oracle.policies.prefix_cache:
         assert problem.hits is not None
         lengths = problem.hits.lengths()
+    elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
+        lengths = distinct_lengths(problem.trace)
     return replace(problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies))
 
 
