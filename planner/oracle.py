@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import bdtr
 
 from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import Verdict, judge
-from planner.simulator.replay import Simulation, fresh_requests, keeps, simulate
+from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.slo import Spot
 from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
@@ -89,12 +88,12 @@ class Oracle:
     _verdicts: int = field(default=0, init=False)
     _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
     _prompts: Trace = field(init=False)
-    _fresh: npt.NDArray[np.void] = field(init=False)
-    _fresh_prompts: npt.NDArray[np.void] = field(init=False)
+    _requests: Requests = field(init=False)
+    _only_prompts: Requests = field(init=False)
 
     def __post_init__(self) -> None:
         self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
-        self._fresh, self._fresh_prompts = fresh_requests(self.trace), fresh_requests(self._prompts)
+        self._requests, self._only_prompts = Requests(self.trace), Requests(self._prompts)
         self._others = tuple(replace(self, trace=trace, draws=()) for trace in self.draws)
 
     def fleet(self, counts: Counts) -> Fleet:
@@ -229,7 +228,7 @@ class Oracle:
         if not roles or ("prefill" in roles) != ("decode" in roles):
             return False
         key = tuple((option.role, _machine(option), count) for option, count in counts if count > 0)
-        return self._answer(key, lambda: self.fleet(counts), self.trace, self._fresh, self.slo)
+        return self._answer(key, lambda: self.fleet(counts), self.trace, self._requests, self.slo)
 
     def _leads_alone(self, option: Option, count: int) -> bool:
         slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
@@ -238,7 +237,7 @@ class Oracle:
             return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
 
         key = ("leads", _machine(option), count)
-        return count > 0 and self._answer(key, fleet, self._prompts, self._fresh_prompts, slo)
+        return count > 0 and self._answer(key, fleet, self._prompts, self._only_prompts, slo)
 
     def _follows_alone(self, option: Option, count: int) -> bool:
         # a prompt that keeps TTFT comes so much later, so the backlog test may see that much less of a wait
@@ -255,21 +254,21 @@ class Oracle:
             return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
 
         key = ("follows", _machine(option), count)
-        return count > 0 and self._answer(key, fleet, self.trace, self._fresh, slo)
+        return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)
 
     def _answer(
         self,
         key: tuple[object, ...],
         fleet: Callable[[], Fleet],
         trace: Trace,
-        fresh: npt.NDArray[np.void],
+        requests: Requests,
         slo: Slo,
     ) -> bool:
         key = (self.llm, self.network, self.policies, self.trace, *key)
         self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:
-            simulation = keeps(fleet(), trace, slo.limits, fresh)
+            simulation = keeps(fleet(), trace, slo.limits, requests)
             known = simulation is not None and judge(simulation, slo, values=False).holds
             self.answers.add(key, slo, holds=known)
         return known

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from planner.domain import Fleet, Slo
 from planner.manifests.engine import running
 from planner.simulator import judge
-from planner.simulator.replay import fresh_requests, keeps
+from planner.simulator.replay import Requests, keeps
 from planner.traces import Trace
 
 MOST = 16  # times the plan's workers, then it is given up
@@ -41,10 +41,10 @@ def replanned(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned 
     """`before` and `after` are the plan's fleet with either fits; None where nothing was promised."""
     if not slo.limits:
         return None
-    fresh = fresh_requests(trace)
+    requests = Requests(trace)
 
     def holds(fleet: Fleet) -> bool:
-        simulation = keeps(fleet, trace, slo.limits, fresh)
+        simulation = keeps(fleet, trace, slo.limits, requests)
         return simulation is not None and judge(simulation, slo, values=False).holds
 
     return Replanned(holds(before), holds(after), fewest(before, holds), fewest(after, holds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,8 +15,9 @@ from simulator_reference import Reference, Request, Worker
 from planner.domain import Fleet, Gpu, Limit, Llm, Metric, Network, Policies, Pool, Role, Slo, WorkerType
 from planner.errors import InputError
 from planner.models.latency import StepLatency
+from planner.simulator.layout import GROUP
 from planner.simulator.metrics import gaps_s, judge
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import Requests, Simulation, keeps, simulate, spared
 from planner.traces import Trace
 
 ROUTING = ("jsq", "least-outstanding", "round-robin")
@@ -156,6 +158,64 @@ def test_kernel_equals_the_plain_simulator(seed: int) -> None:
 def test_kernel_equals_the_plain_simulator_where_events_coincide(seed: int) -> None:
     """Times are multiples of 2^-10 s, so that sums are exact and many events fall on the same instant."""
     compare(*random_case(seed, dyadic=True))
+
+
+@pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode"), ("mixed", "prefill", "decode")])
+@pytest.mark.parametrize("routing", ["jsq", "least-outstanding"])
+def test_kernel_equals_the_plain_simulator_with_many_workers(roles: tuple[Role, ...], routing: str) -> None:
+    """Pools of three groups of workers, every third pool too small for the long requests; equal workers in a
+    pool, so that scores tie.
+    """
+    rng = np.random.default_rng(len(roles))
+    pools = tuple(
+        make_pool(
+            make_latency((0.5, 0.5 + i / 8), b=1 / 64, d=1 / 1024), role=role, count=2 * GROUP + 3 + i,
+            kv_tokens=16 * (5 if i % 3 == 0 else 20), seats=3, budget=64, name=f"w{i}",
+        )
+        for i, role in enumerate(roles)
+    )  # fmt: skip
+    n = 400
+    trace = make_trace(np.cumsum(rng.integers(0, 4, n)) / 64, rng.integers(1, 90, n), rng.integers(1, 30, n))
+    fast, _ = compare(Fleet(LLM, pools, Policies(routing=routing, decode_routing=routing)), trace, (), 0)
+    assert len(set(fast.prefill_worker.tolist())) > GROUP
+
+
+@pytest.mark.parametrize(
+    ("policies", "waits"),
+    [
+        (Policies(), False),
+        (Policies(), True),
+        (Policies(prediction_accuracy_frac=0.5, queue="srpt"), False),
+        (Policies(batching="sarathi", vidur_restarts=True), False),
+        (Policies(routing="best-fit"), False),
+        (Policies(batching="distserve"), False),
+        (Policies(batching="splitwise"), False),
+    ],
+    ids=["plain", "waits", "predicted", "restarts", "best-fit", "distserve", "splitwise"],
+)
+def test_requests_that_served_one_fleet_are_fresh_for_the_next(policies: Policies, waits: bool) -> None:
+    """To the byte, whether the first was refuted early or simulated to its end; and with the same answer."""
+    rng = np.random.default_rng(0)
+    trace = make_trace(np.arange(60) / 4, rng.integers(1, 90, 60), rng.integers(2, 40, 60))
+    if waits:
+        child = np.arange(30, 60)
+        trace = replace(trace, after=np.column_stack((child, child - 30)), think_s=np.full(60, 0.5))
+    kv_tokens = 16 * (100 if policies.batching == "splitwise" else 12)  # it rejects what would block it
+    requests = Requests(trace)
+    kept = []
+    for count, limit_s in ((1, 0.1), (4, 1e9), (1, 2.0)):
+        fleet = Fleet(LLM, (make_pool(make_latency((0.5, 1.0)), count=count, kv_tokens=kv_tokens),), policies)
+        limits = (Limit("ttft", 0.9, limit_s),)
+        found = keeps(fleet, trace, limits, requests)
+        whole = simulate(fleet, trace, limits=limits)
+        kept.append(found is not None)
+        assert kept[-1] == (whole.violations[0] <= spared(0.9, int(whole.counted[0])))
+        if found is not None:
+            assert found.e2e_s.tobytes() == whole.e2e_s.tobytes()
+        lent = requests.take()
+        assert lent.tobytes() == Requests(trace).take().tobytes()
+        requests.give_back(lent, 0)
+    assert kept[:2] == [False, True]
 
 
 class Watched(Reference):

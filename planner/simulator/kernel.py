@@ -45,6 +45,7 @@ from planner.simulator.layout import (
     DECODE,
     DONE,
     DOWN,
+    ENTERED,
     FLIP_S,
     FREED,
     FRONT,
@@ -492,6 +493,7 @@ def _entry(sources):
                     entered += 1
                     while entered < n and len(state.waits) > 0 and state.waits[entered].parents != 0:
                         entered += 1
+                    state.counters[ENTERED] = entered
                 else:
                     state.counters[FREED] = without_root(state.requests, freed)
                 arrive(state, r, time_s, cause if is_caused else NONE)

@@ -24,6 +24,7 @@ NONE = np.int64(-1)
 ZERO, ONE = np.int64(0), np.int64(1)
 BLOCK = 16
 GAP_DEPTH = 64
+GROUP = 16  # workers of a pool that the router looks at together
 
 # lists of a worker, first in first out: for blocks to receive KV, for a seat, prompts computed in part
 INBOUND, READY, PARTIAL = np.int64(0), np.int64(1), np.int64(2)
@@ -70,6 +71,7 @@ WORKER = np.dtype(
         ("type", "i8"),
         ("role", "i8"),
         ("is_up", "i8"),
+        ("seat", "i8"),  # its place in its pool
         ("epoch", "i8"),  # how often it went down
         ("slow", "f8"),  # every step takes this many times as long
         ("lane", "i8"),  # the first of its lanes
@@ -263,6 +265,7 @@ class State(NamedTuple):
     requests: npt.NDArray[np.void]  # (n,) REQUEST
     pools: npt.NDArray[np.int64]  # (2, W) workers that take arrivals, and hand-offs
     score: npt.NDArray[np.float64]  # (W,) routing score of each worker
+    lowest: npt.NDArray[np.float64]  # (2, ...) no score of a group of a pool is below this
     link: npt.NDArray[np.void]  # (1,) LINK
     events: npt.NDArray[np.void]  # (E,) EVENT, in order of time
     limits: npt.NDArray[np.void]  # (K,) LIMIT
@@ -289,8 +292,8 @@ class State(NamedTuple):
 # counters; FRONT and BACK also name the two rows of `pools`, whose lengths follow
 FRONT, BACK = np.int64(0), np.int64(1)
 SIZE, TURN, ROUTING = np.int64(0), np.int64(2), np.int64(4)  # + FRONT or BACK
-ADMITTED, DONE, RUNS, RANDOM_STATE, NEXT_EVENT, LIMBO, LOST, FREED = 6, 7, 8, 9, 10, 11, 12, 13
-COUNTERS = 14
+ADMITTED, DONE, RUNS, RANDOM_STATE, NEXT_EVENT, LIMBO, LOST, FREED, ENTERED = 6, 7, 8, 9, 10, 11, 12, 13, 14
+COUNTERS = 15
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S = range(5)

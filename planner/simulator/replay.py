@@ -192,31 +192,54 @@ def simulate(
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     runs = 8 * n + 1024 if record else 0
     while True:
-        state = _state(fleet, trace, tuple(limits), window_s, runs, closed_loop > 0)
+        state = _state(fleet, trace, tuple(limits), window_s, runs, closed_loop > 0, _fresh_requests(trace))
         _run(state, fleet.policies, closed_loop, stop_early)
         if not record or state.counters[layout.RUNS] <= runs:
             return _results(state, fleet, trace, tuple(limits))
         runs = int(state.counters[layout.RUNS])
 
 
-def keeps(
-    fleet: Fleet, trace: Trace, limits: Sequence[Limit], fresh: npt.NDArray[np.void]
-) -> Simulation | None:
+class Requests:
+    """The kernel's requests of one trace, laid out once for many simulations, from any thread.
+
+    A simulation that is refuted early has touched few of them, and only those are made fresh again.
+    """
+
+    def __init__(self, trace: Trace):
+        self._fresh = _fresh_requests(trace)
+        self._spare: list[npt.NDArray[np.void]] = []
+
+    def take(self) -> npt.NDArray[np.void]:
+        """(n,) layout.REQUEST, as before the first event."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._fresh.copy()
+
+    def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
+        """Nobody looks any more at what `take` gave, of which only the first `touched` may have changed."""
+        requests[:touched].view(np.uint8)[:] = self._fresh[:touched].view(np.uint8)  # not field by field
+        self._spare.append(requests)
+
+
+def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Requests) -> Simulation | None:
     """Simulate only as far as it takes to see a limit broken: None if one is, else the whole simulation.
 
-    `fresh` is `fresh_requests(trace)`, made once for many fleets.
+    `requests` are those of `trace`, laid out once for many fleets.
     """
-    state = _state(fleet, trace, tuple(limits), measured_window(trace), 0, False, fresh)
+    state = _state(fleet, trace, tuple(limits), measured_window(trace), 0, False, requests.take())
     _run(state, fleet.policies, 0, True)
-    watched = state.limits
-    for k, limit in enumerate(limits):
-        if watched[k]["violations"] > spared(limit.percentile_frac, int(watched[k]["counted"])):
-            return None
-    return (
-        _results(state, fleet, trace, tuple(limits))
-        if state.counters[layout.DONE] == len(state.requests)
-        else None
-    )
+    n, found = len(trace), None
+    if state.counters[layout.DONE] == n and not any(
+        watched["violations"] > spared(limit.percentile_frac, int(watched["counted"]))
+        for watched, limit in zip(state.limits, limits, strict=True)
+    ):
+        found = _results(state, fleet, trace, tuple(limits))
+    by_arrival = fleet.policies.batching not in GOES_WITH and not trace.after.size
+    as_given = fleet.policies.prediction_accuracy_frac is None  # else `_predict` has touched them all
+    touched = int(state.counters[layout.ENTERED]) if by_arrival and as_given else n
+    requests.give_back(state.requests, touched)
+    return found
 
 
 def _run(state: State, policies: Policies, closed_loop: int, stop_early: bool) -> None:
@@ -234,7 +257,7 @@ def _run(state: State, policies: Policies, closed_loop: int, stop_early: bool) -
         kernel.run(state, closed_loop, stop_early)
 
 
-def fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
+def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
     """The kernel's requests (n,) before anything has happened to them."""
     requests = np.zeros(len(trace.arrival_s), dtype=layout.REQUEST)
     requests["arrival_s"] = trace.arrival_s
@@ -331,7 +354,7 @@ def _check_prefix_policies(policies: Policies) -> None:
 def fresh_state(fleet: Fleet, trace: Trace) -> State:
     """The kernel's arrays before anything has happened. Raises InputError for policies it does not know."""
     _check_policies(fleet)
-    return _state(fleet, trace, (), measured_window(trace), 0, False)
+    return _state(fleet, trace, (), measured_window(trace), 0, False, _fresh_requests(trace))
 
 
 def _state(
@@ -341,12 +364,11 @@ def _state(
     window_s: tuple[float, float],
     runs: int,
     is_closed_loop: bool,
-    fresh: npt.NDArray[np.void] | None = None,
+    requests: npt.NDArray[np.void],
 ) -> State:
-    """The kernel's arrays at time zero; `fresh` is `fresh_requests(trace)` where it is at hand."""
+    """The kernel's arrays at time zero, around `requests`."""
     pools = [pool for pool in fleet.pools if pool.count]
     policies = fleet.policies
-    requests = fresh_requests(trace) if fresh is None else fresh.copy()
     if is_closed_loop:
         requests["arrival_s"] = 0.0
     if policies.prediction_accuracy_frac is not None:
@@ -414,6 +436,7 @@ def _state(
         requests=requests,
         pools=np.zeros((2, count), dtype=np.int64),
         score=np.zeros(count),
+        lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=_link(fleet.llm, fleet.network),
         events=events,
         limits=watched,
@@ -435,6 +458,7 @@ def _state(
     for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
         members = np.flatnonzero((workers["role"] == layout.DECODE) == is_decode)
         state.pools[pool_index, : len(members)] = members
+        workers["seat"][members] = np.arange(len(members))
         counters[layout.SIZE + pool_index] = len(members)
     if len(events):
         time[-1] = events[0]["time_s"]
@@ -546,27 +570,28 @@ def routing_weights(worker_type: WorkerType, routing: str, *, decode: bool) -> t
 def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
     if ((state.lanes["run_steps"] > 0) & np.isinf(state.time[: len(state.lanes)])).any():
         raise InputError("a step is larger than the tables of its step times; give larger tables")
-    requests, workers = state.requests, state.workers
-    arrival_s, output = requests["arrival_s"], trace.output_tokens
-    finished = requests["status"] == layout.FINISHED
+    workers, output = state.workers, trace.output_tokens
+    arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s, status, preemptions, front, back = (
+        state.requests[name].copy()  # one pass over the records for each
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s", "status",
+                     "preemptions", "prefill_worker", "decode_worker")
+    )  # fmt: skip
+    finished = status == layout.FINISHED
     with_gaps = finished & (output > 1)
-    decoding_s = requests["finish_s"] - requests["first_token_s"]
-    end_s = float(np.nanmax(requests["finish_s"])) if finished.any() else float(arrival_s[-1])
+    end_s = float(np.nanmax(finish_s)) if finished.any() else float(arrival_s[-1])
     return Simulation(
         arrival_s=arrival_s,
-        input_tokens=requests["input"],
+        input_tokens=trace.input_tokens,
         output_tokens=output,
-        queue_s=np.where(requests["scheduled_s"] >= 0, requests["scheduled_s"] - arrival_s, np.nan),
-        ttft_s=requests["first_token_s"] - arrival_s,
-        tpot_s=np.where(with_gaps, decoding_s / np.maximum(output - 1, 1), np.nan),
-        tbt_max_s=np.where(with_gaps, requests["gap_max_s"], np.nan),
-        e2e_s=requests["finish_s"] - arrival_s,
-        prefill_worker=requests["prefill_worker"],
-        decode_worker=np.where(
-            requests["decode_worker"] >= 0, requests["decode_worker"], requests["prefill_worker"]
-        ),
-        preemptions=requests["preemptions"],
-        status=requests["status"],
+        queue_s=np.where(scheduled_s >= 0, scheduled_s - arrival_s, np.nan),
+        ttft_s=first_token_s - arrival_s,
+        tpot_s=np.where(with_gaps, (finish_s - first_token_s) / np.maximum(output - 1, 1), np.nan),
+        tbt_max_s=np.where(with_gaps, gap_max_s, np.nan),
+        e2e_s=finish_s - arrival_s,
+        prefill_worker=front,
+        decode_worker=np.where(back >= 0, back, front),
+        preemptions=preemptions,
+        status=status,
         worker_names=tuple(f"{pool.name}-{i}" for pool in fleet.pools for i in range(pool.count)),
         worker_busy_s=workers["busy_s"],
         worker_steps=workers["steps"],
@@ -576,7 +601,7 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         limits=limits,
         violations=state.limits["violations"],
         counted=state.limits["counted"],
-        complete=bool(state.counters[layout.DONE] == len(requests)),
+        complete=bool(state.counters[layout.DONE] == len(status)),
         runs=state.runs[: state.counters[layout.RUNS]],
         cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit"], 0),
         tenant=trace.tenant,

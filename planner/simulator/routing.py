@@ -12,6 +12,7 @@ from planner.simulator.layout import (
     DECODE,
     FRONT,
     GAMMA,
+    GROUP,
     NONE,
     POWER_OF_TWO,
     RANDOM_STATE,
@@ -36,8 +37,10 @@ def set_pools(state):
             worker = state.workers[w]
             if worker.is_up and (worker.role == DECODE) == (pool == BACK):
                 state.pools[pool, size] = w
+                worker.seat = size
                 size += 1
         state.counters[SIZE + pool] = size
+    state.lowest[:] = -np.inf
 
 
 @kernel_jit
@@ -80,10 +83,17 @@ def choose(state, pool, r, time_s):
 @kernel_jit
 def _smallest_score(state, pool, need):
     best, best_score = NONE, np.inf
-    for i in range(state.counters[SIZE + pool]):
-        w = state.pools[pool, i]
-        if state.score[w] < best_score and fits(state, w, need):
-            best, best_score = w, state.score[w]
+    size = state.counters[SIZE + pool]
+    for first in range(0, size, GROUP):
+        if state.lowest[pool, first // GROUP] >= best_score:
+            continue
+        lowest = np.inf
+        for i in range(first, min(first + GROUP, size)):
+            w = state.pools[pool, i]
+            lowest = min(lowest, state.score[w])
+            if state.score[w] < best_score and fits(state, w, need):
+                best, best_score = w, state.score[w]
+        state.lowest[pool, first // GROUP] = lowest
     return best
 
 

@@ -18,6 +18,7 @@ from planner.simulator.layout import (
     FREED,
     FRONT,
     GAMMA,
+    GROUP,
     LJF,
     NONE,
     ONE,
@@ -70,13 +71,15 @@ def load(state, w, pending_tokens, requests, kv_tokens):
     worker.pending_tokens += pending_tokens
     worker.requests += requests
     worker.kv_tokens += kv_tokens
-    weight = state.types[worker.type].weight[BACK if worker.role == DECODE else FRONT]
+    pool, group = BACK if worker.role == DECODE else FRONT, worker.seat // GROUP
+    weight = state.types[worker.type].weight[pool]
     state.score[w] = (
         weight[0] * worker.pending_tokens
         + weight[1] * worker.requests
         + weight[2] * worker.kv_tokens
         + weight[3] * worker.waits
     )
+    state.lowest[pool, group] = min(state.lowest[pool, group], state.score[w])
 
 
 @kernel_jit

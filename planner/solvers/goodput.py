@@ -27,7 +27,7 @@ import numpy as np
 from planner.domain import Fleet, Slo
 from planner.errors import InputError
 from planner.simulator.metrics import judge, measured
-from planner.simulator.replay import Simulation, fresh_requests, keeps, simulate
+from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.traces import Trace
 
 TOLERANCE_FRAC = 0.02
@@ -100,7 +100,7 @@ class Steady:
 
     def _holds(self, fleet: Fleet, rate_rps: float, seed: int) -> bool:
         def kept(trace: Trace) -> Simulation | None:
-            simulation = keeps(fleet, trace, self.slo.limits, fresh_requests(trace))
+            simulation = keeps(fleet, trace, self.slo.limits, Requests(trace))
             if simulation is None or not judge(simulation, self.slo, values=False).holds:
                 return None
             return simulation
