@@ -307,6 +307,28 @@ def test_e2_replicates_no_more_than_once_in_a_window() -> None:
     assert len(set(workers[trace.arrival_s < 110].tolist())) == 2
 
 
+def test_a_request_that_e2_routes_again_after_its_window_has_not_waited_yet() -> None:
+    """Of two long outputs on worker 0 the second shares a prefix in the window, and its wait is counted; the
+    window of 2 s is long past when the worker dies at 4 s. Worker 1 has to compute both prompts again.
+    At 21.9 s the prefix's requests have waited 0 s in the early half (20.2 s) and 0.4 s in the late half
+    (21.4 s, behind another prompt of 0.5 s), so it is replicated to worker 0, up again since 21.6 s. Were the
+    first wait still counted off when the second window forgets it, nobody would have waited of late.
+    """
+    shared = list(range(32))
+    own = iter(range(1000, 2000))
+    arrival_s = [0.0, 0.5, 20.0, 20.2, 21.3, 21.4, 21.9]
+    blocks = [[*(shared if s != 21.3 else []), *(next(own) for _ in range(8 if s != 21.3 else 32))]
+              for s in arrival_s]  # fmt: skip
+    trace = prefix_trace(arrival_s, blocks, outputs=[3000, 3000, 1, 1, 1, 1, 1])
+    fleet = replace(
+        cached_fleet(2, routing="e2", balance_ratio=np.inf, share_window_s=2.0),
+        disturbances=(Disturbance(4.0, "down"), Disturbance(21.6, "up")),
+    )
+    found = simulate(fleet, trace)
+    assert found.prefill_worker.tolist() == [1, 1, 1, 1, 1, 1, 0]
+    assert found.queue_s[3] == 0.0 and found.queue_s[5] == pytest.approx(0.4, abs=0.01)
+
+
 def test_e2_explores_on_the_worker_that_decodes() -> None:
     """Worker 0 has a prompt of 5/8 s, worker 1 one of 1/32 s and 2,000 tokens of output, 2 s of decodes.
     Prompts of 5/8 s go to worker 0 until it has more than 2 s. Where decodes may be half of a load, the first
