@@ -470,17 +470,29 @@ def test_debt_survives_rejoining() -> None:
 
 
 def test_service_of_tenants_and_jains_index() -> None:
-    """Two tenants, weights 1 and 2, prompts of 32 and 64 tokens every second, one token each: 33 and 65 per
-    second; by weight 33 and 32.5.
+    """Two tenants, weights 1 and 2, prompts of 32 and 64 tokens every second, one token each, which weighs 2:
+    34 and 66 per second; by weight 34 and 33.
     """
     arrival_s = np.repeat(np.arange(20.0), 2)
     blocks = [ids for i in range(20) for ids in ([2 * i, 1], [2 * i + 1, 1, 1, 1])]
     trace = prefix_trace(arrival_s.tolist(), blocks, tenant=[0, 1] * 20)
     fleet = cached_fleet(tenant_weights=(("t1", 2.0),))
     service = tenant_service(simulate(fleet, trace))
-    assert service.tokens_per_s[1] / service.tokens_per_s[0] == pytest.approx(65 / 33, rel=0.06)
+    assert service.tokens_per_s[1] / service.tokens_per_s[0] == pytest.approx(66 / 34, rel=0.06)
     assert service.jain_index == pytest.approx(1.0, abs=0.01)
     assert jain_index(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
+
+
+@pytest.mark.parametrize(("output_weight", "second"), [(1.0, 41), (2.0, 66), (0.0, 16)])
+def test_service_weighs_tokens_as_the_policies_do(output_weight: float, second: float) -> None:
+    """Every second a prompt of 64 tokens with 1 of output, and one of 16 with 25: 64 + w and 16 + 25 w."""
+    first = 64 + output_weight
+    arrival_s = np.repeat(np.arange(60.0), 2)
+    blocks = [ids for i in range(60) for ids in ([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3], [4 * i + 1000])]
+    trace = prefix_trace(arrival_s.tolist(), blocks, outputs=[1, 25] * 60, tenant=[0, 1] * 60)
+    service = tenant_service(simulate(cached_fleet(output_weight=output_weight), trace))
+    assert service.tokens_per_s == pytest.approx([first, second], rel=0.05)
+    assert service.jain_index == pytest.approx(jain_index(np.array([first, second])), abs=0.03)
 
 
 def test_policies_come_back_from_the_file_they_are_written_to(tmp_path: Path) -> None:

@@ -149,7 +149,8 @@ def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TenantService:
-    """Service of each tenant (U,), in tokens of prompts and output per second, while all were served.
+    """Service of each tenant (U,) per second, while all were served: tokens of prompts and of output, each
+    kind with its weight in the policies, as the fair queues count it but for what was cached.
 
     A prompt counts when its first token is out, cached or not, the output when it ends. `window_s` runs from
     the last tenant's first arrival to the first tenant's last completion. `jain_index` is that of service
@@ -169,7 +170,11 @@ def tenant_service(simulation: Simulation) -> TenantService:
     start_s = max(float(simulation.arrival_s[of == u].min(initial=np.inf)) for u in users)
     end_s = min(float(np.nanmax(finish_s[of == u], initial=-np.inf)) for u in users)
     tokens = np.zeros(len(simulation.tenants))
-    for at_s, amount in ((first_token_s, simulation.input_tokens), (finish_s, simulation.output_tokens)):
+    of_prompt, of_output = simulation.token_weights
+    for at_s, amount in (
+        (first_token_s, of_prompt * simulation.input_tokens),
+        (finish_s, of_output * simulation.output_tokens),
+    ):
         inside = (at_s >= start_s) & (at_s <= end_s)
         tokens += np.bincount(of[inside], weights=amount[inside], minlength=len(tokens))
     rate = tokens / (end_s - start_s) if end_s > start_s else np.full(len(tokens), np.nan)

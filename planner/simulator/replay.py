@@ -124,6 +124,7 @@ class Simulation:
     tenants: tuple[str, ...] = ()  # empty where the trace names none
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
     nominal_end_s: float = np.inf  # where requests wait for others: the last arrival if answers took no time
+    token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -608,4 +609,5 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         tenants=trace.tenants,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
         nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
+        token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
     )
