@@ -123,7 +123,7 @@ def test_the_schemas_see_a_wrong_key() -> None:
 
 
 def test_ray_accepts_its_config(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ServeDeploySchema lets unknown keys pass, LLMConfig does not. Ray Serve is heavy: only where it is.
+    """ServeDeploySchema lets unknown keys pass, LLMConfig does not.
 
     The public name of its prefix router needs vLLM to be imported; the class behind it does not.
     """
