@@ -67,11 +67,11 @@ $(VENV)/installed-ui: pyproject.toml $(VENV)/installed
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/installed
-	$(BIN)/pip install --quiet --group dev
+	$(BIN)/pip install --quiet --editable . --group dev
 	touch $@
 
 $(VENV)/installed-docs: pyproject.toml $(VENV)/installed
-	$(BIN)/pip install --quiet --group docs
+	$(BIN)/pip install --quiet --editable . --group docs
 	touch $@
 
 clean:
