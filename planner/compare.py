@@ -56,7 +56,7 @@ class Row:
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
-        """Of the hours until the last answer, which a backlog makes longer; None where no request finished."""
+        """Of the hours until the last answer, longer with a backlog; None where no request finished."""
         per_s = self.summary["output_tokens_per_s"]
         return self.variant.fleet.price_usd_per_h / 3600 / per_s * 1e6 if per_s else None
 

@@ -90,8 +90,8 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
 
 def _of_two(folder: Path, simulated: str, written: str) -> str:
     return (
-        f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: they "
-        "are not of one plan, or of another version of the planner; plan again"
+        f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: "
+        "they are not of one plan, or of another version of the planner; plan again"
     )
 
 

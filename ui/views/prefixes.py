@@ -57,8 +57,8 @@ def page() -> None:
             loads = simulated["simulated_load"]
             st.write(
                 f"Simulated from cold caches, {draw.escaped(name)}: "
-                f"{_percent(simulated['simulated_hit_frac'])} "
-                f"hit of {_percent(simulated['possible_hit_frac'])} possible; the busiest worker has "
+                f"{_percent(simulated['simulated_hit_frac'])} hit of "
+                f"{_percent(simulated['possible_hit_frac'])} possible from cold; the busiest worker has "
                 f"{max(loads):.4g} s of work per second, the idlest {min(loads):.4g} s."
             )
     draw.tenants(found["tenant_rows"])
