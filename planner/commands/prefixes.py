@@ -20,6 +20,7 @@ from planner.commands.common import (
     print_rows,
     stdout_console,
 )
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.prefixes.placing import PoolPrefixes, PrefixPlan, WarmUp
@@ -31,7 +32,7 @@ ESTIMATE = "estimated before any simulation"
 
 
 def plan_prefixes(
-    trace: Annotated[Path, typer.Argument(readable=False, help=TRACE_HELP)],
+    trace: Annotated[Path | None, typer.Argument(readable=False, help=TRACE_HELP)] = None,
     fleet: Annotated[
         Path | None,
         typer.Option(
@@ -39,6 +40,12 @@ def plan_prefixes(
         ),
     ] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="Which pool, if several prefill.")] = None,
+    tree: Annotated[
+        Path | None,
+        typer.Option(
+            "--tree", readable=False, help="Instead of a trace: prefixes with known rates (docs/prefixes.md)."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", readable=False, help="Folder for the plan, hit curve and warm-up lists."),
@@ -52,7 +59,8 @@ def plan_prefixes(
 ) -> None:
     """What the prompts of a trace share; with a fleet, which worker should keep which prefix.
 
-    Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse.
+    Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse; or,
+    instead of a trace, a tree of prefixes whose rates are known.
     """
     import numpy as np
 
@@ -65,6 +73,11 @@ def plan_prefixes(
     from planner.simulator.replay import simulate
     from planner.tracefile import read_trace
 
+    if tree is not None and trace is None and fleet is None and pool is None and out is None:
+        _place(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
+        return
+    if tree is not None or trace is None:
+        raise InputError("plan prefixes: give a trace, or --tree FILE without --fleet, --pool and --out")
     if out is not None:
         files.check_output_directory(out)
         keep_inputs([out / name for name in NAMES], trace, fleet)
@@ -114,6 +127,41 @@ def plan_prefixes(
         _print_simulated(each)
     if out is not None:
         stdout_console().print(f"written to {out}: {', '.join(content)}", markup=False)
+
+
+def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> None:
+    """The prefixes of a tree on replicas, written down in one object or two tables."""
+    import numpy as np
+
+    from planner.prefixes.treefile import place_tree, read_tree, tree_document
+
+    asked = read_tree(tree)
+    with Progress() as progress:
+        progress(f"placing {len(asked.names)} prefixes")
+        found = place_tree(asked, time_limit_s=time_limit_s, rng=np.random.default_rng(seed))
+    document = tree_document(asked, found)
+    if json_output:
+        print_json(document)
+        return
+    rows = [
+        {
+            "prefix": row["name"], "requests/s": row["rate_rps"],
+            "on replicas": ", ".join(map(str, row["replicas"])) or "none",
+            "routed there, requests/s": ", ".join(f"{rate:.4g}" for rate in row["routed_rps"]),
+            "hits": "-" if row["hit_frac"] is None else f"{100 * row['hit_frac']:.1f} %",
+        }
+        for row in document["nodes"]
+    ]  # fmt: skip
+    print_rows(rows, f"prefixes on {document['replicas']} replicas, {document['status']}")
+    print_mapping(
+        {
+            "work per second of each": ", ".join(f"{load:.4g} s" for load in document["load"]),
+            "of the busiest": f"{document['largest_load']:.4g} s; no less than {document['bound']:.4g} s in "
+            f"any way, {document['relaxed_bound']:.4g} s by memory alone",
+            "without caches": f"{document['load_without_caches']:.4g} s",
+        },
+        "load",
+    )
 
 
 def _curve_csv(summary: PrefixSummary) -> str:
