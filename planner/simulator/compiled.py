@@ -4,7 +4,8 @@ Nothing here allocates, so no array needs a reference counted: without `_nrt` th
 into counters. Inner functions get no wrapper for Python, which halves the time to compile.
 
 Numba looks at one file to see whether its cache is stale, and the kernel has several. What a function closes
-over is part of its key, so an entry closes over `SOURCES`.
+over is part of its key, so an entry closes over `SOURCES`. Each version of Numba has a folder of its own: it
+throws away what another one has left, and environments may share these sources.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit, types
+import numba
+from numba import config, njit, types
 from numba.extending import overload
+
+if not config.CACHE_DIR:  # NUMBA_CACHE_DIR
+    config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}")
 
 _jit: Any = njit
 _INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
