@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba import config, njit, types
+from numba import njit, types
 from numba.extending import overload
 
-if not config.CACHE_DIR:  # NUMBA_CACHE_DIR
-    config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}")
+_config: Any = numba.config
+if not _config.CACHE_DIR:  # NUMBA_CACHE_DIR
+    _config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}")
 
 _jit: Any = njit
 _INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
