@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from planner.traces import FloatArray, IntArray, Trace
 
@@ -41,6 +39,9 @@ def nominal(trace: Trace) -> Trace:
 
 def sessions(trace: Trace) -> IntArray:
     """(n,): the number of each request's session."""
+    from scipy.sparse import coo_array  # here: a tenth of a second, for every command
+    from scipy.sparse.csgraph import connected_components
+
     n = len(trace)
     waits = coo_array((np.ones(len(trace.after)), tuple(trace.after.T)), shape=(n, n))
     return np.asarray(connected_components(waits, directed=False)[1], dtype=np.int64)
