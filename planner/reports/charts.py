@@ -277,8 +277,13 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
     )  # fmt: skip
 
 
-def stacked_chart(series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str) -> Any:
-    """One area per name upon the ones before it: a value for every window of time, all from time 0."""
+def stacked_chart(
+    series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, among: Sequence[str] = ()
+) -> Any:
+    """One area per name upon the ones before it: a whole number for every window of time, all from time 0.
+
+    `among` are the names that share the colours, where several charts are to give each the same.
+    """
     import altair as alt
 
     names = list(series)
@@ -288,9 +293,11 @@ def stacked_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
-            y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6), stack="zero"),
+            y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1), stack="zero"),
             order="rank:O",
-            color=alt.Color("what:N", sort=names, legend=legend(names, "square"), scale=colours(names)),
+            color=alt.Color(
+                "what:N", sort=names, legend=legend(names, "square"), scale=colours(among or names)
+            ),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )

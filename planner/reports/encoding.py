@@ -54,7 +54,14 @@ def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
     if len(names) < 2:
         return None
     columns = max(1, min(4, LEGEND_WIDTH // (28 + 6 * max(len(name) for name in names))))
-    return alt.Legend(title=None, orient="top", columns=columns, symbolType=symbol, labelLimit=LEGEND_WIDTH)
+    return alt.Legend(
+        title=None,
+        orient="top",
+        columns=columns,
+        symbolType=symbol,
+        labelLimit=LEGEND_WIDTH,
+        values=list(names),
+    )
 
 
 def colours(names: Sequence[str]) -> Any:

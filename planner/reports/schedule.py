@@ -107,7 +107,7 @@ def figures(answer: Answer) -> list[Figure]:
             "spot": spot * windows,
         }
         if used := {way: counts for way, counts in ways.items() if counts.any()}:
-            chart = charts.stacked_chart(used, window_s, f"{offer.gpu} [GPUs]")
+            chart = charts.stacked_chart(used, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
             every.append(Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used))}, stacked."))
     for m, llm in enumerate(demand.llms):
         workers = {
