@@ -214,7 +214,7 @@ def test_prompts_hit_the_prefix_cache_as_simulated(
 ) -> None:
     """80 prompts over 6 documents on two workers, by prefix-affinity: all but the first of a document go
     where its 4 or 5 blocks are. Tokens found in the cache: as simulated, as the step log says, and as vLLM's
-    own counters say, but for a few blocks, where a prompt came while the first of its document was computed."""
+    own counters say, but for a few blocks: a prompt may come while the first of its document is computed."""
     policies = Policies(routing="prefix-affinity", prefix_cache=True)
     fleet = fleet_of(llm, latency, ("mixed", "mixed", 2), policies=policies)
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
