@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from plans import LLM, a_pool, mixed, pairs
 
@@ -306,3 +307,8 @@ def run_script(script: str, *words: str, stubs: tuple[str, ...], folder: Path, *
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SAID": str(said), **variables}
     subprocess.run(["bash", "-c", script, *words], env=environment, check=True, timeout=30)
     return said.read_text().split("\0")[:-1]
+
+
+each_fleet = pytest.mark.parametrize("fleet", list(FLEETS.values()), ids=list(FLEETS))
+_ON_NODES = {name: fleet for name, fleet in FLEETS.items() if fleet != spanning()}
+each_on_nodes = pytest.mark.parametrize("fleet_on_nodes", list(_ON_NODES.values()), ids=list(_ON_NODES))

@@ -19,6 +19,8 @@ from manifest_commands import (
     commands,
     composed,
     documents,
+    each_fleet,
+    each_on_nodes,
     piped,
     quantised,
     rendered,
@@ -42,17 +44,6 @@ FLAGS: dict[str, Any] = yaml.safe_load((DATA / "vllm_flags.yaml").read_text())["
 RFC1123 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Document = dict[str, Any]
-
-
-@pytest.fixture(params=list(FLEETS.values()), ids=list(FLEETS))
-def fleet(request: pytest.FixtureRequest) -> Fleet:
-    found: Fleet = request.param
-    return found
-
-
-@pytest.fixture(params=[name for name, fleet in FLEETS.items() if fleet != spanning()])
-def fleet_on_nodes(request: pytest.FixtureRequest) -> Fleet:
-    return FLEETS[request.param]
 
 
 def test_every_target_writes_what_it_can_and_says_why_not() -> None:
@@ -100,6 +91,7 @@ def engines(fleet: Fleet) -> Iterator[tuple[str, Command]]:
             yield target, command
 
 
+@each_fleet
 def test_every_number_of_the_plan_is_in_every_command(fleet: Fleet) -> None:
     """Per target one engine per pool, each with the pool's settings; a follower has its leader's."""
     for target, found in commands(rendered(fleet)).items():
@@ -115,6 +107,7 @@ def test_every_number_of_the_plan_is_in_every_command(fleet: Fleet) -> None:
         assert all("--enable-prefix-caching" in command.args for command in found)
 
 
+@each_fleet
 def test_every_target_starts_the_workers_of_the_plan(fleet: Fleet) -> None:
     """Workers times the GPUs of each is the fleet's GPUs, and each has TP * PP of them."""
     for target, found in commands(rendered(fleet)).items():
@@ -128,6 +121,7 @@ def test_every_target_starts_the_workers_of_the_plan(fleet: Fleet) -> None:
             assert command.gpus == tp * pp, target
 
 
+@each_fleet
 def test_flags_are_vllms_with_values_it_takes(fleet: Fleet) -> None:
     """Against the committed list of flags; tests/with_vllm asks vLLM's parser itself."""
     types: dict[str | None, Callable[[str], object]]
@@ -265,6 +259,7 @@ def test_what_is_no_plan_ends_in_one_line(
     assert not (tmp_path / "m").exists()
 
 
+@each_on_nodes
 def test_ports_of_workers_that_share_a_host_differ(fleet_on_nodes: Fleet) -> None:
     for document in composed(fleet_on_nodes).values():
         hosted = [s for s in workers_of(document).values() if s.get("network_mode") == "host"]
@@ -275,6 +270,7 @@ def test_ports_of_workers_that_share_a_host_differ(fleet_on_nodes: Fleet) -> Non
         assert len(set(side)) == len(side)
 
 
+@each_on_nodes
 def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:
     names = [(d["kind"], d["metadata"]["name"]) for d in kubernetes.documents(fleet_on_nodes, 5000)]
     assert len(set(names)) == len(names)

@@ -16,9 +16,10 @@ from manifest_commands import (
     FLEETS,
     composed,
     documents,
+    each_fleet,
+    each_on_nodes,
     rendered,
     run_script,
-    spanning,
 )
 from plans import LLM, mixed, pairs
 
@@ -31,17 +32,6 @@ from planner.simulator import replay
 Document = dict[str, Any]
 
 
-@pytest.fixture(params=list(FLEETS.values()), ids=list(FLEETS))
-def fleet(request: pytest.FixtureRequest) -> Fleet:
-    found: Fleet = request.param
-    return found
-
-
-@pytest.fixture(params=[name for name, fleet in FLEETS.items() if fleet != spanning()])
-def fleet_on_nodes(request: pytest.FixtureRequest) -> Fleet:
-    return FLEETS[request.param]
-
-
 def test_the_routers_shell_line_starts_the_router(tmp_path: Path) -> None:
     for document in documents(rendered(FLEETS["both roles and mixed"])["kubernetes.yaml"]):
         if document["kind"] == "Deployment" and document["metadata"]["labels"]["fleetplan/role"] == "router":
@@ -52,6 +42,7 @@ def test_the_routers_shell_line_starts_the_router(tmp_path: Path) -> None:
             assert said[said.index("--service-discovery-namespace") + 1] == "my ns"
 
 
+@each_on_nodes
 def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
     routers = [
         service
@@ -68,6 +59,7 @@ def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
         assert command.count("--decode ") == sum(p.count for p in fleet_on_nodes.pools if p.role == "decode")
 
 
+@each_fleet
 def test_the_routers_own_parser_takes_its_command_lines(fleet: Fleet) -> None:
     router_args = pytest.importorskip("vllm_router.router_args", reason=f"needs {engine.ROUTER_PACKAGE}")
     parser = argparse.ArgumentParser(exit_on_error=False)

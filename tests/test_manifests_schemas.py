@@ -16,11 +16,11 @@ import pytest
 import yaml
 from manifest_commands import (
     EXAMPLES,
-    FLEETS,
     composed,
     documents,
+    each_fleet,
+    each_on_nodes,
     rendered,
-    spanning,
     workers_of,
 )
 from plans import LLM, mixed, pairs
@@ -32,17 +32,6 @@ DATA = Path(__file__).parent / "data"
 SCHEMAS: dict[str, Any] = yaml.safe_load((DATA / "manifest_schemas.yaml").read_text())
 
 Document = dict[str, Any]
-
-
-@pytest.fixture(params=list(FLEETS.values()), ids=list(FLEETS))
-def fleet(request: pytest.FixtureRequest) -> Fleet:
-    found: Fleet = request.param
-    return found
-
-
-@pytest.fixture(params=[name for name, fleet in FLEETS.items() if fleet != spanning()])
-def fleet_on_nodes(request: pytest.FixtureRequest) -> Fleet:
-    return FLEETS[request.param]
 
 
 def validate(document: Document, schema: Document, version: str = "1.31") -> None:
@@ -66,6 +55,7 @@ def validate(document: Document, schema: Document, version: str = "1.31") -> Non
     jsonschema.Draft202012Validator(schema, format_checker=checker).validate(document)
 
 
+@each_fleet
 @pytest.mark.parametrize("version", ["1.31", "1.35"])
 def test_kubernetes_accepts_every_object(fleet: Fleet, version: str) -> None:
     """Built-in kinds by the API's schema; custom kinds by ours outside and the API's for their pods."""
@@ -82,6 +72,7 @@ def test_kubernetes_accepts_every_object(fleet: Fleet, version: str) -> None:
     assert {"LeaderWorkerSet", "PodDisruptionBudget", "Service", "Role"} <= seen
 
 
+@each_fleet
 def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
     files = rendered(fleet)
     for path, text in files.items():
@@ -122,6 +113,7 @@ def test_the_schemas_see_a_wrong_key() -> None:
         validate(values, SCHEMAS["production-stack"])
 
 
+@each_fleet
 def test_ray_accepts_its_config(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """ServeDeploySchema lets unknown keys pass, LLMConfig does not.
 
@@ -144,6 +136,7 @@ def test_ray_accepts_its_config(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -
             llm_config.LLMConfig.model_validate(each)
 
 
+@each_on_nodes
 def test_compose_files_follow_the_compose_specification(fleet_on_nodes: Fleet) -> None:
     pytest.importorskip("check_jsonschema")
     jsonschema = pytest.importorskip("jsonschema")

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from instances import instance, is_monotone, is_within
+from instances import instance
 from plans import CATALOG
 from questions import question
-from test_brute_force import answer, cheapest, no_bound_is_above_any_fleet
+from test_brute_force import answer, cheapest, level_0_is_the_cheapest, no_bound_is_above_any_fleet
 from test_simulator import random_case
 
 from planner.domain import Limit, Policies, Slo
@@ -25,7 +25,6 @@ from planner.searching import Problem, asked_traffic, lower_bound, pose, with_po
 from planner.sessions import nominal, sessions
 from planner.simulator import simulate
 from planner.solvers.goodput import poisson
-from planner.solvers.level0 import objective
 from planner.traces import Trace
 from planner.traffic import rescale, window
 from planner.workload import distinct_lengths
@@ -208,18 +207,7 @@ def test_who_waits_for_a_request_of_the_warm_up_is_held_to_nothing() -> None:
 
 @pytest.mark.parametrize("first", range(0, INSTANCES, IN_ONE))
 def test_level_0_is_the_cheapest_of_all_fleets(first: int) -> None:
-    """Every count vector simulated. Only where more workers hurt somewhere may there be a cheaper one."""
-    surprises = 0
-    for seed in range(first, first + IN_ONE):
-        problem = session_instance(seed)
-        best, value = answer(problem)
-        if best is not None:
-            assert is_within(problem, best) and problem.oracle.holds([best])[0]
-            assert objective(best) == pytest.approx(value)
-        if cheapest(problem) < value * (1 - 1e-9):
-            surprises += 1
-            assert not is_monotone(problem), f"instance {seed}"
-    assert surprises <= IN_ONE // 5
+    level_0_is_the_cheapest(session_instance(seed) for seed in range(first, first + IN_ONE))
 
 
 @pytest.mark.parametrize("first", range(0, INSTANCES // 3, IN_ONE // 2))
