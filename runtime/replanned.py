@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from planner.domain import Fleet, Slo
 from planner.manifests.engine import running
@@ -41,8 +42,9 @@ def replanned(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned 
     """`before` and `after` are the plan's fleet with either fits; None where nothing was promised."""
     if not slo.limits:
         return None
-    requests = Requests(trace)
+    requests, before, after = Requests(trace), _times(before, 1), _times(after, 1)
 
+    @cache
     def holds(fleet: Fleet) -> bool:
         simulation = keeps(fleet, trace, slo.limits, requests)
         return simulation is not None and judge(simulation, slo, values=False).holds
