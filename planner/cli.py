@@ -112,7 +112,7 @@ def main() -> None:
         if "--json" in sys.argv:
             print_json(
                 {
-                    "status": "infeasible",
+                    "status": "infeasible" if error.is_proved else "not found",
                     "kind": error.kind,
                     "constraint": error.constraint,
                     "relaxation": error.relaxation,

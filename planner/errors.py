@@ -5,7 +5,7 @@
         TraceError          ... in a trace
         CatalogError        ... in a catalog
       ExtrapolationError    a fitted model was asked beyond what it was fitted on
-      InfeasibleError       no fleet keeps the promise: exit code 3
+      InfeasibleError       no fleet keeps the promise: exit code 3; none was found in time: 4
 
 A message says what was asked, what was found and what to change, in one line. Anything that is not a
 `PlannerError` is our own mistake and keeps its traceback.
@@ -35,7 +35,7 @@ class ExtrapolationError(PlannerError):
 
 
 class InfeasibleError(PlannerError):
-    """No fleet meets the SLO within the limits.
+    """No fleet meets the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
 
     `kind` is "latency" (no number of workers cures it) or "capacity" (stock, power or budget runs out);
     `constraint` names what binds and `relaxation` the smallest change that helps.
@@ -43,6 +43,11 @@ class InfeasibleError(PlannerError):
 
     exit_code = 3
 
-    def __init__(self, message: str, *, kind: str, constraint: str, relaxation: str) -> None:
+    def __init__(
+        self, message: str, *, kind: str, constraint: str, relaxation: str, is_proved: bool = True
+    ) -> None:
         super().__init__(message)
         self.kind, self.constraint, self.relaxation = kind, constraint, relaxation
+        self.is_proved = is_proved
+        if not is_proved:
+            self.exit_code = 4

@@ -40,6 +40,7 @@ from planner.simulator.replay import Simulation
 from planner.slo import Robust, Task
 from planner.solvers.level0 import (
     Counts,
+    Search,
     objective,
 )
 from planner.solvers.master import Limits
@@ -396,7 +397,7 @@ def dying_away(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
     )
 
 
-def _of_sessions(problem: Problem, *, trusts_separation: bool) -> list[str]:
+def _of_sessions(problem: Problem) -> list[str]:
     """What is assumed where requests wait for others."""
     if not problem.trace.after.size:
         return []
@@ -406,12 +407,10 @@ def _of_sessions(problem: Problem, *, trusts_separation: bool) -> list[str]:
         "bound: with every request that a percentile lets go, all of its session is given up; of the others "
         "each begins as late as the limits let the ones before it end",
     ]
-    if trusts_separation:
-        sentences.append("a prefill pool too small before instant decode is too small before any decode pool")
     return sentences
 
 
-def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: bool) -> tuple[str, ...]:
+def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tuple[str, ...]:
     task, trace = problem.task, problem.trace
     work = problem.trusted
     window_s, residences = _residences(simulation)
@@ -450,11 +449,7 @@ def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: 
             "caches are cold at the start of the trace; with them monotonicity is no more than likely, since "
             "more workers may hit less: the neighbours with one worker fewer and one more were simulated"
         )
-    if trusts_separation:
-        sentences.append(
-            "a decode pool too small behind instant prefill is too small behind any prefill pool"
-        )
-    sentences += _of_sessions(problem, trusts_separation=trusts_separation)
+    sentences += _of_sessions(problem)
     return tuple(sentences + ([problem.slo_note] if problem.slo_note else []))
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import bdtr
 
-from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo, WorkerType
-from planner.models.latency import StepLatency
+from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.slo import Spot
@@ -26,9 +25,7 @@ from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.traces import Trace
 
-# Stands for prefill that takes no time and a link that never delays.
-INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
-NO_LINK = Network(bandwidth_bytes_per_s=1e30)
+LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 
@@ -93,7 +90,8 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
-        self._requests, self._only_prompts = Requests(self.trace), Requests(self._prompts)
+        self._requests = Requests(self.trace)
+        self._only_prompts = Requests(self._prompts, predicted_tokens=self.trace.output_tokens)
         self._others = tuple(replace(self, trace=trace, draws=()) for trace in self.draws)
 
     def fleet(self, counts: Counts) -> Fleet:
@@ -118,6 +116,12 @@ class Oracle:
     def simulations(self) -> int:
         """How many different simulations were asked for, whoever had asked for them before."""
         return len(self._asked) + self._verdicts + sum(other.simulations for other in self._others)
+
+    def effort(self) -> int:
+        """Requests that were simulated so far, and LEAST_EFFORT for every simulation."""
+        own = self._requests.entered + self._only_prompts.entered
+        own += LEAST_EFFORT * (self._requests.runs + self._only_prompts.runs)
+        return own + sum(other.effort() for other in self._others)
 
     @property
     def has_losses(self) -> bool:
@@ -149,14 +153,11 @@ class Oracle:
     def leads(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
 
-        Its answer bounds the prefill pool of a pair from below: hand-offs can only hold it up. Not so where
-        requests wait for others, as answers that take no time bring the next ones earlier.
+        Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
+        (solvers/assumed.py), and a false one where requests wait for others, as answers that take no time
+        bring the next ones earlier.
         """
         return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]
-
-    def follows(self, fleets: Sequence[Counts]) -> list[bool]:
-        """Whether decode pools keep the limits other than TTFT if every prompt arrives prefilled at once."""
-        return [self._follows_alone(option, self.left(option, count)) for ((option, count),) in fleets]
 
     def left(self, option: Option, count: int) -> int:
         """Fewest workers of one option that may be left of `count`."""
@@ -238,23 +239,6 @@ class Oracle:
 
         key = ("leads", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self._prompts, self._only_prompts, slo)
-
-    def _follows_alone(self, option: Option, count: int) -> bool:
-        # a prompt that keeps TTFT comes so much later, so the backlog test may see that much less of a wait
-        slo = Slo(
-            tuple(
-                replace(limit, limit_s=2 * limit.limit_s) if limit.metric == "ttft" else limit
-                for limit in self.slo.limits
-            )
-        )
-
-        def fleet() -> Fleet:
-            instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256)
-            pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
-            return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
-
-        key = ("follows", _machine(option), count)
-        return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)
 
     def _answer(
         self,

@@ -73,7 +73,7 @@ def plan(
         asked=asked,
     )  # fmt: skip
     progress("lower bound over all fleets")
-    problem = replace(problem, lower=lower_bound(problem))
+    problem = replace(problem, lower=lower_bound(problem), bounded=True)
     return certified(search_policies(problem), trace, catalog, seed=seed, throughput=throughput)
 
 
@@ -123,9 +123,7 @@ def certified(
             *(each.sentence() for each in repeats if each is not None),
             *([draws.SAME] if repeats[0] is None else []),
         ),
-        assumptions=evidence.assumptions(
-            problem, simulation, trusts_separation=level0.search.trusts_separation
-        ),
+        assumptions=evidence.assumptions(problem, simulation, level0.search),
         simulations=sum(each.oracle.simulations for each, _ in searched),
         cuts=found.cuts,
         seed=seed,

@@ -207,7 +207,7 @@ def _share(option: Option, scratch: Answer) -> float:
     """Share of the traffic one worker is expected to carry."""
     level0 = scratch.found.level0
     if option.name in level0.bounded:
-        return expected_share(option, level0)
+        return expected_share(option, level0, {})
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
 
 

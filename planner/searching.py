@@ -8,9 +8,11 @@ A search may start from fleets that are known, and know what other searches simu
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +30,7 @@ from planner.domain import (
     Slo,
     WorkerType,
 )
-from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.errors import InfeasibleError, InputError
 from planner.models.memory import kv_cache_tokens
 from planner.obliged import Obliged, due, obliged
 from planner.options import (
@@ -40,23 +42,27 @@ from planner.options import (
     unreachable,
     worker_types,
 )
-from planner.oracle import Answers, Oracle, side_by_side
+from planner.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
 from planner.prefixes.hits import PrefixHits
 from planner.prefixes.router_fit import fitted
 from planner.sessions import nominal
 from planner.slo import Objective, Task
-from planner.solvers import master
+from planner.solvers import assumed, master
 from planner.solvers.demand import demand
 from planner.solvers.level0 import (
     Bounded,
     Counts,
+    Holds,
     Search,
     first_incumbent,
+    largest_below,
+    least_that_holds,
     objective,
     search_one_pool,
 )
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
 from planner.solvers.two_pools import search_two_pools
+from planner.solvers.walk import known, walk
 from planner.traces import Trace, no_edges, spread
 from planner.traffic import rescale, same_requests, window
 from planner.units import show_s
@@ -66,6 +72,10 @@ Progress = Callable[[str], None]
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 24  # fleets it may try at most
 DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
+WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
+ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
+ANY_MOST = 100  # of which so many are tried at most,
+ANY_SHARE = 0.6  # and none that is expected to carry less of the traffic
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
 
 
@@ -141,7 +151,8 @@ class Problem:
     progress: Progress
     watch: Watch
     draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
-    lower: float | None = None  # what any fleet costs at least, None if no bound was found
+    lower: float | None = None  # what any fleet costs at least, None if none is within the limits
+    bounded: bool = False  # `lower` has been looked for
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline
@@ -219,18 +230,20 @@ def pose(
     )  # fmt: skip
 
 
-def search(problem: Problem, start: Sequence[Fleet] = ()) -> Found:
+def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False) -> Found:
     """The best fleet. Those of `start` that still hold are what others must beat.
 
-    Raises InfeasibleError if no fleet within the limits keeps the SLO.
+    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. Raises
+    InfeasibleError if no fleet within the limits was found, which says whether that is proved.
     """
-    level0 = search_level0(problem, start)
-    if level0.search.best is None:
-        raise _infeasible(problem, level0)
-    _prefer_uncapped(problem, level0)
-    _check_minimal(level0.search, problem.oracle)
-    best, value, cuts, beyond_exact = _beyond(problem, level0)
-    return Found(best, value, level0, cuts, beyond_exact)
+    level0 = search_level0(problem, start, prove=prove)
+    if level0.search.best is not None:
+        _prefer_uncapped(problem, level0)
+        _check_minimal(level0.search, problem.oracle)
+    beyond = search_beyond(problem, level0)
+    if beyond.best is None:
+        raise _infeasible(problem, level0, beyond)
+    return Found(beyond.best, beyond.value, level0, beyond.cuts, beyond.is_exhausted)
 
 
 def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:
@@ -387,8 +400,13 @@ class Level0:
     one_gpu: tuple[Counts | None, float]
 
 
-def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool = False) -> Level0:
-    """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds."""
+def search_level0(
+    problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool = False, prove: bool = False
+) -> Level0:
+    """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds.
+
+    With `prove` every cheaper fleet is simulated, however many there are.
+    """
     task = problem.task
     mixed = mixed_options(problem.types, task.objective)
     prefill = prefill_options(problem.types, task.objective)
@@ -442,26 +460,56 @@ def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do:
     search_one_pool(ordered, holds, search, side_by_side, enough)
     best_mixed = (search.best, search.value)
 
-    # TTFT is decided in the prefill pool alone, so that its least count under unlimited decode bounds it
-    pairs = (
-        ("one GPU type", lambda p, d: p.type.gpu.name == d.type.gpu.name),
-        ("two GPU types", lambda p, d: p.type.gpu.name != d.type.gpu.name),
-    )
+    pairs: list[tuple[Bounded, Bounded]] = []
     best_one_gpu = best_mixed
     if reason := _link_too_slow(problem):
         search.refuted["prefill + decode"] = reason
-        return Level0(search, tuple(mixed), bounded, best_mixed, best_one_gpu)
-    ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
-    ordered_decode = [bounded[option.name] for option in decode]
-    for label, allowed in pairs:
-        problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
-        search_two_pools(
-            ordered_prefill, ordered_decode, holds, oracle.leads, search, side_by_side,
-            enough, allowed, oracle.follows, leads_prove=not problem.trace.after.size,
-        )  # fmt: skip
-        if label == "one GPU type":
-            best_one_gpu = (search.best, search.value)
+        search.assumed.add(assumed.LINK)
+    else:
+        ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
+        ordered_decode = [bounded[option.name] for option in decode]
+        pairs = list(itertools.product(ordered_prefill, ordered_decode))
+        # answers that take no time bring the next requests of a session earlier: nothing to learn from them
+        leads = None if problem.trace.after.size else oracle.leads
+        for label, compare in (("one GPU type", operator.eq), ("two GPU types", operator.ne)):
+            problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
+
+            def allowed(p: Option, d: Option, compare: Callable[[str, str], bool] = compare) -> bool:
+                return compare(p.type.gpu.name, d.type.gpu.name)
+
+            search_two_pools(
+                ordered_prefill, ordered_decode, holds, leads, search, side_by_side, enough, allowed
+            )
+            if label == "one GPU type":
+                best_one_gpu = (search.best, search.value)
+    if search.is_exhausted and not enough():
+        _walk(problem, search, ordered, pairs, holds, prove=prove)
     return Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
+
+
+def _walk(
+    problem: Problem,
+    search: Search,
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    holds: Holds,
+    *,
+    prove: bool,
+) -> None:
+    """Simulate every cheaper fleet, where they are few enough or `prove` is asked for."""
+    oracle = problem.oracle
+    spent = oracle.effort()
+
+    def may_go_on(done: int, left: int) -> bool:
+        """By what the fleets so far have cost, the first of them being a sample of all."""
+        if prove or problem.out_of_time():
+            return not problem.out_of_time()
+        effort = oracle.effort() - spent
+        each = max(effort / done, LEAST_EFFORT) if done else LEAST_EFFORT
+        return effort + left * each <= WALK_EFFORT
+
+    problem.progress("level 0: every cheaper fleet, one by one")
+    walk(mixed, pairs, holds, known(oracle.told), search, side_by_side, may_go_on)
 
 
 def _shape(option: Option) -> tuple[str, int, int]:
@@ -495,31 +543,52 @@ def _bounded(problem: Problem, option: Option, usual: Obliged) -> Bounded:
     return Bounded(option, least, problem.limits.most(option.type), likely)
 
 
-def _beyond(problem: Problem, level0: Level0) -> tuple[Counts, float, int, bool]:
-    """Search fleets of any mix under level 0's value; returns (best, value, cuts, exhausted).
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What fleets of any mix brought: the best fleet, None if none was found, and how the search ended.
 
-    Each GPU and TP degree takes part with the token budget that did best at level 0. The master proposes the
-    fleet expected to carry most for less than the incumbent; a fleet that fails is cut away with everything
-    below it, one that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted
-    in simulated requests, not in seconds, so that the answer does not depend on the machine.
+    `is_exhausted`: every fleet of these options is below one that failed. `is_hopeless`: what is left is
+    expected to carry far less than the traffic. Neither: time or effort was spent.
+    """
+
+    best: Counts | None
+    value: float
+    cuts: int
+    is_exhausted: bool
+    is_hopeless: bool
+
+
+def search_beyond(problem: Problem, level0: Level0) -> Beyond:
+    """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
+
+    Each GPU and TP degree takes part with the settings that did best. The master proposes the fleet expected
+    to carry most for less than the incumbent; a fleet that fails is cut away with everything below it, one
+    that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted in simulated
+    requests, not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
     best, value = level0.search.best, level0.search.value
-    assert best is not None
-    options = _best_settings(problem, level0)
-    shares = [expected_share(option, level0) for option in options]
+    if best is None and any(math.isinf(problem.limits.most(worker)) for worker in problem.types):
+        return Beyond(None, math.inf, 0, False, False)  # there may be any number, and none is enough
+    capacities = _stock_bound_counts(problem, level0)
+    options = _best_settings(problem, level0, capacities)
+    shares = [expected_share(option, level0, capacities) for option in options]
     cuts: list[tuple[int, ...]] = []
-    tries = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST))
-    exhausted = False
-    while tries > 0 and not problem.out_of_time():
-        tries -= 1
+    is_exhausted = is_hopeless = False
+    most, tries = (BEYOND_MOST, BEYOND_REQUESTS) if best is not None else (ANY_MOST, ANY_REQUESTS)
+    left = int(np.clip(tries / len(problem.trace), 4, most))
+    hopeless = BEYOND_SHARE if best is not None else ANY_SHARE
+    while left > 0 and not problem.out_of_time():
+        left -= 1
         problem.progress(f"beyond level 0: {len(cuts)} cuts, best {value:.6g}")
-        proposal = promising(options, shares, problem.limits, below=value * (1 - 1e-6), cuts=cuts)
+        below = value * (1 - 1e-6) if math.isfinite(value) else None
+        proposal = promising(options, shares, problem.limits, below=below, cuts=cuts)
         if proposal is None:
-            exhausted = True
+            is_exhausted = True
             break
         counts, share = proposal
-        if share < BEYOND_SHARE:
+        if share < hopeless:
+            is_hopeless = True
             break
         fleet = tuple(zip(options, counts, strict=True))
         if oracle.holds([fleet])[0]:
@@ -528,8 +597,48 @@ def _beyond(problem: Problem, level0: Level0) -> tuple[Counts, float, int, bool]
         else:
             cuts.append(counts)
         problem.watch(Standing(value, problem.lower, oracle.simulations))
-    best = tuple((option, count) for option, count in best if count)
-    return best, value, len(cuts), exhausted
+    if best is not None:
+        best = tuple((option, count) for option, count in best if count)
+    return Beyond(best, value, len(cuts), is_exhausted, is_hopeless)
+
+
+def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
+    """Least counts that hold, by option, of mixed workers of which there are too few to serve all alone.
+
+    They are simulated as if there were more: their share of a fleet of several types follows from that, and
+    which settings suit them.
+    """
+    search, limits = level0.search, problem.limits
+    if not limits.rows():
+        return {}
+    found: dict[str, int] = {}
+    for alike in _by_shape(option for option in level0.options if option.role == "mixed").values():
+        most = limits.most(alike[0].type)
+        if any(o.name in search.smallest for o in alike) or not 1 <= most < math.inf:
+            continue
+        if largest_below(alike[0], search.value) <= most:
+            continue  # it is the price that leaves it out
+        least = math.inf
+        for option in sorted(alike, key=lambda o: _rank_late(problem, o)):
+            if problem.out_of_time():
+                return found
+            item = replace(level0.bounded[option.name], most=math.inf)
+            failed = max(item.least - 1, search.beyond.get(option.name, 0))
+            n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, item)
+            if n is not None:
+                found[option.name], least = n, n
+    return found
+
+
+def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
+    return lambda count: oracle.holds([((option, count),)])[0]
+
+
+def _by_shape(options: Iterable[Option]) -> dict[tuple[str, tuple[str, int, int]], list[Option]]:
+    groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.role, _shape(option)), []).append(option)
+    return groups
 
 
 def _envelopes(options: Sequence[Option]) -> list[Option]:
@@ -538,9 +647,6 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
     The largest budget has the least u, min f(N)/N being over more N, and so have the most sequences; the most
     KV tokens are the smallest's.
     """
-    groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
-    for option in options:
-        groups.setdefault((option.role, _shape(option)), []).append(option)
     return [
         replace(alike[0], type=replace(
             alike[0].type,
@@ -548,34 +654,45 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
             max_num_seqs=max(option.type.max_num_seqs for option in alike),
             kv_tokens=max(option.type.kv_tokens for option in alike),
         ))
-        for alike in groups.values()
+        for alike in _by_shape(options).values()
     ]  # fmt: skip
 
 
-def _best_settings(problem: Problem, level0: Level0) -> list[Option]:
-    """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known."""
-    chosen: dict[tuple[str, tuple[str, int, int]], Option] = {}
-    search = level0.search
-    tbt_s = min((limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"), default=math.inf)
+def _best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
+    """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known.
 
-    def rank(option: Option) -> tuple[float, float, float]:
+    Where nothing is known, those of the best fleet so far, and steps that keep the limits on gaps.
+    """
+    smallest = level0.search.smallest
+    liked = {
+        (option.role, option.type.max_num_batched_tokens, option.type.max_num_seqs)
+        for option, _ in level0.search.best or ()
+    }
+
+    def rank(option: Option) -> tuple[float, bool, bool, int]:
         worker = option.type
-        late = float(worker.latency.step_s(worker.max_num_batched_tokens)) > 0.9 * tbt_s
-        known = search.smallest.get(option.name, math.inf)
-        return known, float(late and option.role == "mixed"), -worker.max_num_batched_tokens
+        known = smallest.get(option.name, capacities.get(option.name, math.inf))
+        is_late, fewer = _rank_late(problem, option)
+        is_liked = (option.role, worker.max_num_batched_tokens, worker.max_num_seqs) in liked
+        return known, is_late, not is_liked, fewer
 
-    for option in level0.options:
-        key = (option.role, _shape(option))
-        if key not in chosen or rank(option) < rank(chosen[key]):
-            chosen[key] = option
-    return list(chosen.values())
+    return [min(alike, key=rank) for alike in _by_shape(level0.options).values()]
 
 
-def expected_share(option: Option, level0: Level0) -> float:
+def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
+    """Whether a full step of a mixed worker breaks the tightest limit on gaps; larger budgets first."""
+    gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric in ("tbt", "tpot")]
+    worker = option.type
+    full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
+    is_late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
+    return is_late and option.role == "mixed", -worker.max_num_batched_tokens
+
+
+def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]) -> float:
     """Share of the traffic one worker is expected to carry, from what level 0 learned."""
     search, bounded = level0.search, level0.bounded
-    if option.name in search.smallest:
-        return 1.0 / search.smallest[option.name]
+    if (known := search.smallest.get(option.name, capacities.get(option.name))) is not None:
+        return 1.0 / known
     ratios = [search.smallest[name] / bounded[name].likely for name in search.smallest]
     typical = float(np.median(ratios)) if ratios else 1.5
     least = max(typical * bounded[option.name].likely, search.beyond.get(option.name, 0) + 0.5)
@@ -685,14 +802,55 @@ def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError
     )  # fmt: skip
 
 
-def _infeasible(problem: Problem, level0: Level0) -> PlannerError:
-    """Name what binds and the smallest relaxation.
+def _infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleError:
+    """Name what binds and the smallest relaxation, and say whether that no fleet holds is proved.
 
     Each limit is lifted alone, and the fleet that needs least of it looked for; if no single one is enough,
-    all are lifted. If that does not help either, it is latency that binds.
+    all are lifted. What is found is a fleet that was simulated, so the question with that much more has a
+    plan. Proved is what the bound over all fleets proves; else the searches say it that came to their end.
     """
-    if not level0.search.is_exhausted:
-        return PlannerError("no fleet was found within the time limit; raise --time-limit")
+    rows = problem.limits.rows()
+    names = ", ".join(name for name, _ in rows)
+    is_proved = problem.lower is None and problem.bounded
+    has_ended = level0.search.is_exhausted and (beyond.is_exhausted or beyond.is_hopeless)
+    if not rows or (not is_proved and not has_ended):
+        return _not_found(problem, level0, names)
+    ways, constraints = _relaxations(problem)
+    if not ways:
+        return _not_found(problem, level0, names)
+    relaxation = ", or ".join(dict.fromkeys(ways))
+    how = (
+        "not even the least work that the SLO obliges fits within the limits"
+        if is_proved
+        else f"all {problem.oracle.simulations} fleets that were simulated miss it, of one worker type per "
+        "pool and of several"
+    )
+    return InfeasibleError(
+        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {relaxation}",
+        kind="capacity", constraint=", ".join(dict.fromkeys(constraints)), relaxation=relaxation,
+    )  # fmt: skip
+
+
+def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
+    """Neither a fleet was found nor that there is none."""
+    within = f"within the limits ({names}) " if names else ""
+    if problem.out_of_time():
+        why, help_ = "the time limit came first", "raise --time-limit"
+    else:
+        failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
+        why = f"nothing proves that there is none ({failing})"
+        help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
+    return InfeasibleError(
+        f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
+        f"{why}; {help_}",
+        kind="capacity" if names else "latency",
+        constraint=names or ", ".join(limit.name for limit in problem.slo.limits),
+        relaxation=f"unknown: {help_}", is_proved=False,
+    )  # fmt: skip
+
+
+def _relaxations(problem: Problem) -> tuple[list[str], list[str]]:
+    """The least more of each limit alone, else of all, with which a fleet was found; and which limits."""
     rows = problem.limits.rows()
     lifted = [(problem.limits.without(name), name) for name, _ in rows]
     if len(rows) > 1:
@@ -700,35 +858,19 @@ def _infeasible(problem: Problem, level0: Level0) -> PlannerError:
     ways: list[str] = []
     constraints: list[str] = []
     for limits, name in lifted:
-        if ways and limits.rows() == []:
+        if (ways and limits.rows() == []) or problem.out_of_time():
             break
         problem.progress("infeasible; looking for the smallest relaxation")
         wanted: Objective = "power" if name == "power" else "cost" if name == "cost" else "gpus"
-        wider = search_level0(replace(problem, limits=limits, task=replace(problem.task, objective=wanted)))
-        if wider.search.best is not None:
-            broken = _beyond_limits(problem.limits, wider.search.best)
-            constraints += [limit for limit, _ in broken]
-            ways.append(" and ".join(change for _, change in broken))
-        elif not wider.search.is_exhausted:
-            names = ", ".join(limit for limit, _ in rows)
-            return InfeasibleError(
-                f"capacity: no fleet within the limits ({names}) keeps the SLO, and the time limit left no "
-                "room to find out what would; raise --time-limit",
-                kind="capacity", constraint=names, relaxation="unknown: raise --time-limit",
-            )  # fmt: skip
-    if ways:
-        relaxation = ", or ".join(dict.fromkeys(ways))
-        return InfeasibleError(
-            f"capacity: no fleet within the limits keeps the SLO. Raise {relaxation}",
-            kind="capacity", constraint=", ".join(dict.fromkeys(constraints)), relaxation=relaxation,
-        )  # fmt: skip
-    failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
-    return InfeasibleError(
-        f"latency: no number of workers keeps the SLO on this trace, though each limit alone is within reach "
-        f"({failing}). Relax a limit on gaps, or add a faster GPU",
-        kind="latency", constraint=", ".join(limit.name for limit in problem.slo.limits),
-        relaxation="a looser limit on tbt or ttft",
-    )  # fmt: skip
+        wider = replace(problem, limits=limits, task=replace(problem.task, objective=wanted))
+        level0 = search_level0(wider)
+        best = search_beyond(wider, level0).best
+        if best is None:
+            continue
+        broken = _beyond_limits(problem.limits, best)
+        constraints += [limit for limit, _ in broken]
+        ways.append(" and ".join(change for _, change in broken))
+    return ways, constraints
 
 
 def _beyond_limits(limits: Limits, best: Counts) -> list[tuple[str, str]]:

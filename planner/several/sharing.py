@@ -215,7 +215,7 @@ def _searched(
             part.task, part.trace, catalog, seed=seed, deadline=until, answers=answers,
             progress=lambda message: progress(f"{part.name}: {message}"),
         )  # fmt: skip
-        return search_policies(replace(problem, lower=lower_bound(problem)))
+        return search_policies(replace(problem, lower=lower_bound(problem), bounded=True))
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{part.name}, even with all of the fleet for itself: {error}",
@@ -312,7 +312,7 @@ def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, d
             cost_limit_usd_per_h=left.cost_usd_per_h, gpu_limit=left.gpus,
         )  # fmt: skip
         problem = replace(problem, task=task, limits=left, deadline=_slice(deadline, len(parts) - k))
-        problem = replace(problem, lower=lower_bound(problem))
+        problem = replace(problem, lower=lower_bound(problem), bounded=True)
         found = search(problem, [problem.oracle.fleet(chosen[k])])
         chosen[k] = found.best
         plan = certified([(problem, found)], part.trace, catalog, seed=seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -206,9 +207,14 @@ class Requests:
     A simulation that is refuted early has touched few of them, and only those are made fresh again.
     """
 
-    def __init__(self, trace: Trace):
+    def __init__(self, trace: Trace, predicted_tokens: Ints | None = None):
+        """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
         self._fresh = _fresh_requests(trace)
+        if predicted_tokens is not None:
+            self._fresh["predicted"] = self._fresh["predicted_later"] = predicted_tokens
         self._spare: list[npt.NDArray[np.void]] = []
+        self._lock = threading.Lock()
+        self.runs = self.entered = 0  # simulations, and the requests that they got to see
 
     def take(self) -> npt.NDArray[np.void]:
         """(n,) layout.REQUEST, as before the first event."""
@@ -221,6 +227,8 @@ class Requests:
         """Nobody looks any more at what `take` gave, of which only the first `touched` may have changed."""
         requests[:touched].view(np.uint8)[:] = self._fresh[:touched].view(np.uint8)  # not field by field
         self._spare.append(requests)
+        with self._lock:
+            self.runs, self.entered = self.runs + 1, self.entered + touched
 
 
 def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Requests) -> Simulation | None:

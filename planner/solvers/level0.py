@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from planner.solvers import assumed
 from planner.solvers.master import Limits, Option
 
 Item = TypeVar("Item")
@@ -73,7 +74,9 @@ class Search:
     beyond: dict[str, int] = field(default_factory=dict)  # option name -> largest count known to fail
     learned: dict[str, Learned] = field(default_factory=dict)  # option name -> of its pool alone
     is_exhausted: bool = True
-    trusts_separation: bool = False  # decode pools were cut by their least count behind instant prefill
+    is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
+    capped: bool = False  # an unlimited search gave up at far too many workers
+    assumed: set[str] = field(default_factory=set)  # what was taken for granted (solvers/assumed.py)
 
     def offer(self, counts: Counts) -> None:
         if len(counts) == 1:
@@ -172,6 +175,7 @@ def search_one_pool(
                 search.refuted[name] = by_bound(item, value)
                 return
             start = max(item.least, search.beyond.get(name, 0) + 1)
+            search.assumed.add(assumed.MORE_MIXED)
             least = least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item)
             if least is None:
                 simulated = int(most) if math.isfinite(most) else item.too_many

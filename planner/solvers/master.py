@@ -267,12 +267,13 @@ def promising(
     shares: Sequence[float],
     limits: Limits,
     *,
-    below: float,
+    below: float | None,
     cuts: Sequence[Sequence[int]],
     time_limit_s: float = 20.0,
 ) -> tuple[tuple[int, ...], float] | None:
-    """The fleet under the value `below` expected to carry most, and that share; None if all are excluded.
+    """The fleet under the value `below` (None: any) expected to carry most, and that share.
 
+    None if all fleets are excluded.
     If the solver finds no fleet in time, an empty one of share 0: nothing is known then.
     """
     problem, n = _counts("promising", options, limits, cuts, is_integer=True)
@@ -285,8 +286,9 @@ def promising(
     problem += shared["mixed"] + pair, "share"
     problem += pair <= shared["prefill"], "pair_prefill"
     problem += pair <= shared["decode"], "pair_decode"
-    cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
-    problem += cost <= below, "value_to_beat"
+    if below is not None:
+        cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
+        problem += cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
     status = run(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC).status
     if status == "infeasible":

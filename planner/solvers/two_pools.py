@@ -1,28 +1,35 @@
-"""Level 0 with two pools: the cheapest p workers of a prefill option with d of a decode option, exactly.
+"""Level 0 with two pools: the cheapest p workers of a prefill option with d of a decode option.
 
-The counts that hold are the cells above a falling staircase. Two relaxations bound a pair from below, pool by
-pool: a prefill pool that misses TTFT when every request leaves with its first token (`leads`) misses it
-beside any decode pool; a decode pool that fails when every prompt arrives prefilled (`follows`) is taken to
-fail behind any prefill pool. The second takes for granted that a queue before prefill does not help decode,
-so it is asked only where there are more than MANY_PAIRS pairs, and the certificate then names it. Where
-requests wait for others, so does the first: that later requests do not help prefill.
+More prefill workers hand requests over in larger bursts, so a pair that holds with p of them may fail with
+p + 1, and p + 1 may need more decode workers than p: the counts that hold are no staircase. What is searched
+is therefore every prefill count by itself:
 
-So every pool has a least count that lies between one known to fail and one known to hold, and the sum of the
-least objectives bounds a pair. The search always works on the pair with the lowest bound: it asks whether the
-most workers that could still pay do (one failure then ends the pair, and all that are dearer), narrows their
-count by bisection, and where both are known walks the staircase from there. It ends when no bound is below
-the best fleet's objective.
+    for each pair of options, for each p from the least that can keep TTFT:
+        do the most decode workers that could still pay hold beside p?     no: p is out for this pair
+        yes: the least d that holds beside p, by bisection
+
+It takes for granted
+
+    MORE_DECODE   beside the same prefill pool, what holds with d decode workers holds with d + 1
+    LEADS         a prefill pool that misses TTFT when every request leaves with its first token (`leads`)
+                  misses it beside any decode pool, and so do smaller ones
+
+Both are assumptions (planner/solvers/assumed.py has how often they failed in tests). Where a decode pool can
+change what prefill does by more than holding it up, `leads` is None, and p begins at what the work obliges.
+
+The search always works on the pair whose next p has the lowest price, and ends when none is below the best
+fleet's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
+from planner.solvers import assumed
 from planner.solvers.level0 import (
     WAVE,
     Bounded,
@@ -33,73 +40,53 @@ from planner.solvers.level0 import (
     by_bound,
     largest_below,
     least_that_holds,
-    objective,
 )
 from planner.solvers.master import Option
 
-MANY_PAIRS = 200
 LOOK = 4 * WAVE  # pairs among which the next questions are found
+LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
 
 
 def search_two_pools(
     prefills: Sequence[Bounded],
     decodes: Sequence[Bounded],
     holds: Holds,
-    leads: Holds,
+    leads: Holds | None,
     search: Search,
     run: Callable[[Sequence[Callable[[], None]]], None],
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool],
-    follows: Holds | None = None,
-    *,
-    leads_prove: bool = True,
 ) -> None:
     """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
 
-    `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode, `follows`
-    whether a decode pool alone keeps the others if every prompt arrives prefilled. Unless `leads_prove`, the
-    first is taken for granted as the second is. Of pairs with equal bounds those named first are looked at
-    first.
+    `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode, None: nobody
+    knows. Of pairs with equal prices those named first are looked at first.
     """
-    is_open = np.array([[allowed(p.option, d.option) for d in decodes] for p in prefills], dtype=bool)
-    if not is_open.any():
-        return
-    if is_open.sum() <= MANY_PAIRS:
-        follows = None
-    search.trusts_separation |= follows is not None
-    proof = leads if leads_prove or follows is not None else None
-    front = [_Pool(item, search, proof) for item in prefills]
-    back = [_Pool(item, search, follows) for item in decodes]
+    front = [_Lead(item, search, leads) for item in prefills]
+    pairs = [_Pair(p, d, holds, search) for p in front for d in decodes if allowed(p.item.option, d.option)]
     while True:
-        bounds = np.add.outer(
-            np.array([pool.least_objective for pool in front], float),
-            np.array([pool.least_objective for pool in back], float),
-        )
-        bounds[~is_open] = math.inf
-        pairs = np.argwhere(bounds < search.value * (1 - 1e-9))
-        if not len(pairs):
+        prices = np.array([pair.least_objective for pair in pairs])
+        below = np.flatnonzero(prices < search.value * (1 - 1e-9))
+        if not len(below):
             break
         if out_of_time():
             search.is_exhausted = False
             return
-        ordered = pairs[np.argsort(bounds[tuple(pairs.T)], kind="stable")]
         questions: list[_Question] = []
-        for i, j in ordered[:LOOK].tolist():
-            p, d = front[i], back[j]
-            asked = _in_doubt(p, d, search.value)
-            if asked is None:
-                questions.append(_Walk(p, d, holds, search))
-                is_open[i, j] = False
-            elif all(asked is not question for question in questions):
-                asked.consider(search.value, (d if asked is p else p).least_objective)
-                questions.append(asked)
+        for k in below[np.argsort(prices[below], kind="stable")][:LOOK].tolist():
+            pair = pairs[k]
+            if pair.lead.is_known:
+                questions.append(pair)
+            elif all(pair.lead is not question for question in questions):
+                pair.lead.consider(search.value, pair.decode.least_objective)
+                questions.append(pair.lead)
             if len(questions) == WAVE:
                 break
         run([question.ask for question in questions])
         for question in questions:
             question.conclude()
-    for pool in (*front, *back):
-        pool.explain()
+    for lead in front:
+        lead.explain()
 
 
 class _Question(Protocol):
@@ -110,8 +97,8 @@ class _Question(Protocol):
         """Put the answer where the search finds it."""
 
 
-class _Pool:
-    """One option, what is known of its least count, and how to ask for more; None: nobody to ask."""
+class _Lead:
+    """One prefill option, and what is known of the least count that keeps TTFT with unlimited decode."""
 
     def __init__(self, item: Bounded, search: Search, alone: Holds | None):
         self.item, self.search, self.alone = item, search, alone
@@ -123,23 +110,17 @@ class _Pool:
         return self.learned.failed + 1
 
     @property
-    def least_objective(self) -> float:
-        within = self.least <= min(self.item.most, self.item.too_many)
-        return self.least * self.item.option.objective if within else math.inf
+    def most(self) -> float:
+        return min(self.item.most, self.item.too_many)
 
     @property
     def is_known(self) -> bool:
         return self.alone is None or self.learned.held == self.least
 
-    def most_below(self, value: float, beside: float) -> int:
-        """The most workers that are within the limits and together with `beside` below the value."""
-        most = min(self.item.most, largest_below(self.item.option, value, beside), self.item.too_many)
-        return max(int(most), self.least)
-
     def consider(self, value: float, beside: float) -> None:
         """Choose the count to ask for: whether any could pay at all, else how few it may be."""
         failed, held = self.learned.failed, self.learned.held
-        self.count = self.most_below(value, beside)
+        self.count = max(int(min(self.most, largest_below(self.item.option, value, beside))), self.least)
         if held <= self.count:
             likely = self.item.likely  # far too few fail fast, so it pays to look low first
             self.count = likely if failed < likely < held else (failed + int(held)) // 2
@@ -150,6 +131,7 @@ class _Pool:
 
     def conclude(self) -> None:
         name = self.item.option.name
+        self.search.assumed.add(assumed.LEADS)
         if self.answer:
             self.learned.held = min(self.learned.held, self.count)
         else:
@@ -163,95 +145,78 @@ class _Pool:
         option, failed = self.item.option, self.learned.failed
         if self.search.best is not None and option in [each for each, _ in self.search.best]:
             self.search.refuted.pop(option.name, None)
-        elif failed < self.item.least:
-            self.search.refuted[option.name] = by_bound(self.item, self.search.value)
-        elif option.role == "prefill":
+        elif failed >= self.item.least:
             self.search.refuted[option.name] = f"{failed} workers miss TTFT even with unlimited decode"
-        else:
-            self.search.refuted[option.name] = f"{failed} workers fail even with instant prefill"
+        elif self.least * option.objective >= self.search.value or self.item.least > self.item.most:
+            self.search.refuted[option.name] = by_bound(self.item, self.search.value)
 
 
-def _in_doubt(p: _Pool, d: _Pool, value: float) -> _Pool | None:
-    """Which of the two to ask next, None if both are known."""
-    doubtful = [(pool, beside) for pool, beside in ((p, d), (d, p)) if not pool.is_known]
-    for pool, beside in doubtful:
-        if pool.learned.held > pool.most_below(value, beside.least_objective):
-            return pool
-    widths = [((pool.learned.held - pool.least) * pool.item.option.objective, pool) for pool, _ in doubtful]
-    return max(widths, key=lambda width: width[0])[1] if widths else None
+class _Pair:
+    """One prefill with one decode option, and the prefill count that is looked at next."""
 
+    def __init__(self, lead: _Lead, decode: Bounded, holds: Holds, search: Search):
+        self.lead, self.decode, self.holds, self.search = lead, decode, holds, search
+        self.next, self.is_open = 0, True
+        self.leaps: int | None = None  # the count looked at next as long as no fleet is known
+        self.found: Counts | None = None
 
-class _Walk:
-    """The staircase of one pair, from the least counts that are known of its pools."""
+    @property
+    def prefill_count(self) -> int:
+        """p: of the next question."""
+        if self.leaps is not None and self.search.best is None:
+            return max(self.leaps, self.lead.least)
+        return max(self.next, self.lead.least)
 
-    def __init__(self, p: _Pool, d: _Pool, holds: Holds, search: Search):
-        self.p = replace(p.item, least=p.least, likely=p.least) if p.alone else p.item
-        self.d = replace(d.item, least=d.least, likely=d.least + 1) if d.alone else d.item
-        self.starts_at_corner = d.alone is None
-        self.holds, self.search, self.value = holds, search, search.value
-        self.best: Counts | None = None
+    @property
+    def least_objective(self) -> float:
+        """No count that is still open costs less."""
+        p = self.prefill_count
+        if not self.is_open or p > self.lead.most or self.decode.least > self.decode.most:
+            return math.inf
+        return p * self.lead.item.option.objective + self.decode.least_objective
 
     def ask(self) -> None:
-        least = self._fleet(self.p.least, self.d.least)
-        if not self.starts_at_corner and self._pays(least) and self.holds([least])[0]:
-            self.best = least
-        else:
-            self.best = self._walk()
+        p, decode = self.prefill_count, self.decode
+        most = self._most_beside(p)
+        self.found, n = None, None
+        if most >= decode.least:
+            n = least_that_holds(lambda n: self.holds([self._fleet(p, n)])[0], decode.least, most, decode)
+        if n is not None:
+            self.found = self._fleet(p, n)
 
     def conclude(self) -> None:
-        if self.best is not None:
-            self.search.offer(self.best)
+        p, search = self.prefill_count, self.search
+        search.assumed.add(assumed.MORE_DECODE)
+        label = f"{self.lead.item.option.name} + {self.decode.option.name}"
+        if self._most_beside(p) < self.decode.least:
+            self.is_open = False  # more prefill workers leave even less
+        if search.best is None and self.found is None and not math.isfinite(self.lead.item.most):
+            self.leaps = math.ceil(LEAP * p)
+            if self.leaps > self.lead.most:
+                self.is_open = False
+                search.refuted[label] = f"fails with {p} prefill workers and more were not tried"
+                search.capped = True
         else:
-            label = f"{self.p.option.name} + {self.d.option.name}"
-            self.search.refuted[label] = "no counts below the best fleet's objective hold in simulation"
+            self.next = p + 1
+        if self.found is not None:
+            search.offer(self.found)
+        elif self.is_open:
+            search.refuted[label] = (
+                f"no count of decode workers below the best fleet's objective holds beside {p} "
+                "prefill workers or, where TTFT is kept, fewer"
+            )
 
     def _fleet(self, n_p: int, n_d: int) -> Counts:
-        return ((self.p.option, n_p), (self.d.option, n_d))
+        return ((self.lead.item.option, n_p), (self.decode.option, n_d))
 
-    def _pays(self, counts: Counts) -> bool:
-        within = self.search.limits.broken([(option.type, count) for option, count in counts]) is None
-        return within and objective(counts) < self.value * (1 - 1e-9)
-
-    def _most_p(self, n_d: int) -> int:
-        """Largest prefill pool beside n_d decode workers, below the value and within the limits."""
-        p, d = self.p, self.d
-        most = int(min(p.most, largest_below(p.option, self.value, n_d * d.option.objective), p.too_many))
-        while most > 0 and self.search.limits.broken([(p.option.type, most), (d.option.type, n_d)]):
-            most -= 1
+    def _most_beside(self, n_p: int) -> float:
+        """The most decode workers beside n_p prefill workers, below the value and within the limits."""
+        p, d = self.lead.item.option, self.decode.option
+        most = min(self.decode.most, largest_below(d, self.search.value, n_p * p.objective))
+        for name, amount in self.search.limits.rows():
+            if (use := self.search.limits.use(name, d.type)) > 0:
+                left = amount * (1 + 1e-9) - n_p * self.search.limits.use(name, p.type)
+                most = min(most, math.floor(left / use))
+            elif n_p * self.search.limits.use(name, p.type) > amount * (1 + 1e-9):
+                return -1
         return most
-
-    def _most_d(self, n_p: int) -> int:
-        p, d = self.p, self.d
-        return int(min(d.most, largest_below(d.option, self.value, n_p * p.option.objective), d.too_many))
-
-    def _holds_beside(self, n_d: int) -> Callable[[int], bool]:
-        return lambda n_p: self.holds([self._fleet(n_p, n_d)])[0]
-
-    def _walk(self) -> Counts | None:
-        """The corner of most prefill and most decode workers dominates every pair below the value, so its
-        failure refutes them all. Else the least d beside most p, then for each d the least p."""
-        p, d = self.p, self.d
-        corner = self._fleet(self._most_p(d.least), self._most_d(p.least))
-        if corner[0][1] < p.least or corner[1][1] < d.least or not self.holds([corner])[0]:
-            return None
-        high = corner[0][1]
-        widest = high
-        n_d = least_that_holds(
-            lambda n: self.holds([self._fleet(widest, n)])[0], d.least, self._most_d(p.least), d
-        )
-        if n_d is None:
-            return None
-        best: Counts | None = None
-        while n_d <= self._most_d(p.least):
-            high = min(high, self._most_p(n_d))
-            n_p = None
-            if high >= p.least:
-                n_p = least_that_holds(self._holds_beside(n_d), p.least, high, p)
-            if n_p is not None:
-                best = self._fleet(n_p, n_d)
-                self.value = objective(best)
-                high = n_p - 1
-            if high < p.least:
-                break
-            n_d += 1
-        return best

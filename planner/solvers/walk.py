@@ -1,0 +1,133 @@
+"""Every fleet of level 0 that is cheaper than the best one found, simulated one by one: what "exact" means.
+
+A search leaves fleets out because of what it takes for granted (solvers/assumed.py). Where the cheaper fleets
+are few enough they are all simulated, and nothing is taken for granted any more. Left out are only counts
+below `Bounded.least`, with which no policy can do the work that the SLO obliges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.solvers.level0 import Bounded, Counts, Holds, Search, largest_below, objective
+
+TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """How many fleets of level 0 are cheaper than the best, and how many of those were simulated."""
+
+    cheaper: int
+    simulated: int
+
+
+def count_cheaper(
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    search: Search,
+    value: float,
+) -> float:
+    """How many fleets within the limits, from the least counts on, cost less than `value`."""
+    total = 0.0
+    for item in mixed:
+        most = min(item.most, largest_below(item.option, value))
+        total += max(most - item.least + 1, 0)
+    for p, d in pairs:
+        total += float(_decode_counts(p, d, search, value)[1].sum())
+    return total
+
+
+def _decode_counts(
+    p: Bounded, d: Bounded, search: Search, value: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Prefill counts (P,), and beside each how many decode counts are within the limits and below `value`."""
+    none = np.zeros(0)
+    most_p = min(p.most, largest_below(p.option, value, d.least_objective))
+    if most_p < p.least or d.least > d.most:
+        return none, none
+    if not np.isfinite(most_p):
+        return np.array([float(p.least)]), np.array([np.inf])
+    n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
+    most = np.full(len(n_p), d.most)
+    if np.isfinite(value):
+        room = value * (1 - 1e-9) - n_p * p.option.objective
+        if d.option.objective > 0:
+            most = np.minimum(most, np.ceil(room / d.option.objective) - 1)
+        else:
+            most[room <= 0] = -1
+    for name, amount in search.limits.rows():
+        left = amount * (1 + 1e-9) - n_p * search.limits.use(name, p.option.type)
+        if (use := search.limits.use(name, d.option.type)) > 0:
+            most = np.minimum(most, np.floor(left / use))
+        else:
+            most[left < 0] = -1
+    return n_p, np.maximum(most - d.least + 1, 0)
+
+
+def cheaper_fleets(
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
+) -> Iterator[Counts]:
+    """Those fleets."""
+    for item in mixed:
+        most = int(min(item.most, largest_below(item.option, value)))
+        for n in range(item.least, most + 1):
+            yield ((item.option, n),)
+    for p, d in pairs:
+        for n_p, count in zip(*_decode_counts(p, d, search, value), strict=True):
+            for n_d in range(d.least, d.least + int(count)):
+                yield ((p.option, int(n_p)), (d.option, n_d))
+
+
+def walk(
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    holds: Holds,
+    told: Callable[[Counts], bool | None],
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    may_go_on: Callable[[int, int], bool],
+) -> None:
+    """Simulate all cheaper fleets as long as `may_go_on` with so many done and left; updates `search`.
+
+    A sample of all of them comes first, then the dearest. `told` says what is known of a fleet already. One
+    that holds becomes the best, and only cheaper ones are walked from then on. Ends with `search.is_exact`
+    where nothing cheaper is left.
+    """
+    left = count_cheaper(mixed, pairs, search, search.value)
+    if not np.isfinite(left) or not may_go_on(0, int(left)):
+        return
+    fleets = [
+        counts for counts in cheaper_fleets(mixed, pairs, search, search.value) if told(counts) is not False
+    ]
+    fleets.sort(key=lambda counts: -objective(counts))
+    every = max(len(fleets) // TOGETHER, 1)
+    fleets = [*fleets[::every], *(counts for k, counts in enumerate(fleets) if k % every)]
+    for at in range(0, len(fleets), TOGETHER):
+        if not may_go_on(at, len(fleets) - at):
+            return
+        below = search.value * (1 - 1e-9)
+        wave = [counts for counts in fleets[at : at + TOGETHER] if objective(counts) < below]
+        found: list[Counts] = []
+        parts = [wave[k::2] for k in (0, 1)]
+
+        def look(part: Sequence[Counts], found: list[Counts] = found) -> None:
+            found += [counts for counts, is_held in zip(part, holds(part), strict=True) if is_held]
+
+        run([lambda part=part: look(part) for part in parts if part])  # type: ignore[misc]
+        for counts in sorted(found, key=lambda counts: (objective(counts), _names(counts))):
+            search.offer(counts)
+    search.is_exact = True
+
+
+def _names(counts: Counts) -> tuple[tuple[str, int], ...]:
+    return tuple((option.name, count) for option, count in counts)
+
+
+def known(told: dict[tuple[tuple[str, int], ...], bool]) -> Callable[[Counts], bool | None]:
+    """Looks a fleet up in what an oracle was asked."""
+    return lambda counts: told.get(_names(counts))
