@@ -337,7 +337,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
             (o.objective * search.smallest[o.name], o.name, o) for o in mixed if o.name in search.smallest
         ]
         cost, _, option = min(known, default=(math.inf, "", mixed[0]))
-        if cost <= least * (1 + 1e-9):  # nothing cheaper is left open
+        if known and cost <= least * (1 + 1e-9):  # nothing cheaper is left open
             counts = ((option, search.smallest[option.name]),)
             rows.append(Alternative(f"{gpu}, mixed", oracle.fleet(counts), cost, _more(cost, value)))
         else:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import bdtr
 
-from planner.domain import Fleet, Llm, Network, Policies, Pool, Slo
+from planner.domain import Fleet, Limit, Llm, Network, Policies, Pool, Slo, WorkerType
+from planner.models.latency import StepLatency
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.slo import Spot
@@ -25,6 +26,9 @@ from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.traces import Trace
 
+# Stands for prefill that takes no time and a link that never delays.
+INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
+NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
@@ -159,6 +163,10 @@ class Oracle:
         """
         return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]
 
+    def follows(self, fleets: Sequence[Counts]) -> list[bool]:
+        """Whether decode pools keep up if every prompt arrives prefilled at once: the backlog test alone."""
+        return [self._follows_alone(option, self.left(option, count)) for ((option, count),) in fleets]
+
     def left(self, option: Option, count: int) -> int:
         """Fewest workers of one option that may be left of `count`."""
         on_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
@@ -239,6 +247,22 @@ class Oracle:
 
         key = ("leads", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self._prompts, self._only_prompts, slo)
+
+    def _follows_alone(self, option: Option, count: int) -> bool:
+        # a prompt that keeps TTFT comes so much later, so the backlog test may see that much less of a wait
+        slo = Slo(
+            tuple(
+                Limit("ttft", 0.0, 2 * limit.limit_s) for limit in self.slo.limits if limit.metric == "ttft"
+            )
+        )
+
+        def fleet() -> Fleet:
+            instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256)
+            pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
+            return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
+
+        key = ("follows", _machine(option), count)
+        return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)
 
     def _answer(
         self,

@@ -470,7 +470,7 @@ def search_level0(
         ordered_decode = [bounded[option.name] for option in decode]
         pairs = list(itertools.product(ordered_prefill, ordered_decode))
         # answers that take no time bring the next requests of a session earlier: nothing to learn from them
-        leads = None if problem.trace.after.size else oracle.leads
+        leads, follows = (None, None) if problem.trace.after.size else (oracle.leads, oracle.follows)
         for label, compare in (("one GPU type", operator.eq), ("two GPU types", operator.ne)):
             problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
 
@@ -478,7 +478,7 @@ def search_level0(
                 return compare(p.type.gpu.name, d.type.gpu.name)
 
             search_two_pools(
-                ordered_prefill, ordered_decode, holds, leads, search, side_by_side, enough, allowed
+                ordered_prefill, ordered_decode, holds, leads, search, side_by_side, enough, allowed, follows
             )
             if label == "one GPU type":
                 best_one_gpu = (search.best, search.value)
@@ -575,11 +575,12 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
     shares = [expected_share(option, level0, capacities) for option in options]
     cuts: list[tuple[int, ...]] = []
     is_exhausted = is_hopeless = False
-    most, tries = (BEYOND_MOST, BEYOND_REQUESTS) if best is not None else (ANY_MOST, ANY_REQUESTS)
-    left = int(np.clip(tries / len(problem.trace), 4, most))
-    hopeless = BEYOND_SHARE if best is not None else ANY_SHARE
-    while left > 0 and not problem.out_of_time():
-        left -= 1
+    tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST)), 0
+    tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), 4, ANY_MOST))
+    while not problem.out_of_time():
+        if wasted == (tries if best is not None else tries_for_any):
+            break
+        wasted += 1
         problem.progress(f"beyond level 0: {len(cuts)} cuts, best {value:.6g}")
         below = value * (1 - 1e-6) if math.isfinite(value) else None
         proposal = promising(options, shares, problem.limits, below=below, cuts=cuts)
@@ -587,16 +588,17 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
             is_exhausted = True
             break
         counts, share = proposal
-        if share < hopeless:
+        if share < (BEYOND_SHARE if best is not None else ANY_SHARE):
             is_hopeless = True
             break
         fleet = tuple(zip(options, counts, strict=True))
         if oracle.holds([fleet])[0]:
+            wasted = wasted if best is not None else 0
             best = stripped(fleet, oracle)
             value = objective(best)
         else:
             cuts.append(counts)
-        problem.watch(Standing(value, problem.lower, oracle.simulations))
+        problem.watch(Standing(value if best is not None else None, problem.lower, oracle.simulations))
     if best is not None:
         best = tuple((option, count) for option, count in best if count)
     return Beyond(best, value, len(cuts), is_exhausted, is_hopeless)

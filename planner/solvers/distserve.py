@@ -33,19 +33,15 @@ from planner.catalog import Catalog
 from planner.domain import MAX_PP, Fleet, Gpu, Llm, Network, Policies, Pool, Role, Slo, WorkerType
 from planner.errors import InputError
 from planner.models.forms import DistServeSteps
-from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
-from planner.oracle import side_by_side
+from planner.oracle import INSTANT, NO_LINK, side_by_side
 from planner.solvers.goodput import Rule, Steady, Traffic, goodput
 from planner.solvers.level0 import Bounded, Counts, Search
 from planner.solvers.master import Limits, Option
 from planner.solvers.two_pools import search_two_pools
 from planner.traces import Trace
 
-# Stands for prefill that takes no time and a link that never delays.
-INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
-NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 NO_TIME = DistServeSteps((1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), 1, 0.0, 0.0, 0.0)
 GROWTH = 1.15  # of a start that does not hold, until it does
 MOST_GROWTHS = 20

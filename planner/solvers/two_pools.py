@@ -14,7 +14,12 @@ It takes for granted
     LEADS         a prefill pool that misses TTFT when every request leaves with its first token (`leads`)
                   misses it beside any decode pool, and so do smaller ones
 
-Both are assumptions (planner/solvers/assumed.py has how often they failed in tests). Where a decode pool can
+and, if there are more than MANY_PAIRS pairs,
+
+    FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`follows`) has a
+                  growing backlog behind any prefill pool, and so have smaller ones
+
+These are assumptions (planner/solvers/assumed.py has how often they failed in tests). Where a decode pool can
 change what prefill does by more than holding it up, `leads` is None, and p begins at what the work obliges.
 
 The search always works on the pair whose next p has the lowest price, and ends when none is below the best
@@ -43,6 +48,7 @@ from planner.solvers.level0 import (
 )
 from planner.solvers.master import Option
 
+MANY_PAIRS = 1000
 LOOK = 4 * WAVE  # pairs among which the next questions are found
 LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
 
@@ -56,14 +62,20 @@ def search_two_pools(
     run: Callable[[Sequence[Callable[[], None]]], None],
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool],
+    follows: Holds | None = None,
 ) -> None:
     """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
 
-    `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode, None: nobody
-    knows. Of pairs with equal prices those named first are looked at first.
+    `leads` says whether a prefill pool alone keeps the limits on TTFT with unlimited decode, `follows`
+    whether a decode pool alone keeps up if every prompt arrives prefilled; None: nobody knows. Of pairs with
+    equal prices those named first are looked at first.
     """
-    front = [_Lead(item, search, leads) for item in prefills]
-    pairs = [_Pair(p, d, holds, search) for p in front for d in decodes if allowed(p.item.option, d.option)]
+    is_open = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
+    if len(is_open) <= MANY_PAIRS:
+        follows = None
+    front = {item.option: _Alone(item, search, leads, assumed.LEADS) for item in prefills}
+    back = {item.option: _Alone(item, search, follows, assumed.FOLLOWS) for item in decodes}
+    pairs = [_Pair(front[p.option], back[d.option], holds, search) for p, d in is_open]
     while True:
         prices = np.array([pair.least_objective for pair in pairs])
         below = np.flatnonzero(prices < search.value * (1 - 1e-9))
@@ -75,18 +87,20 @@ def search_two_pools(
         questions: list[_Question] = []
         for k in below[np.argsort(prices[below], kind="stable")][:LOOK].tolist():
             pair = pairs[k]
-            if pair.lead.is_known:
+            doubtful = pair.in_doubt()
+            if doubtful is None:
                 questions.append(pair)
-            elif all(pair.lead is not question for question in questions):
-                pair.lead.consider(search.value, pair.decode.least_objective)
-                questions.append(pair.lead)
+            elif all(doubtful is not question for question in questions):
+                beside = pair.decode if doubtful is pair.lead else pair.lead
+                doubtful.consider(search.value, beside.least_objective)
+                questions.append(doubtful)
             if len(questions) == WAVE:
                 break
         run([question.ask for question in questions])
         for question in questions:
             question.conclude()
-    for lead in front:
-        lead.explain()
+    for alone in (*front.values(), *back.values()):
+        alone.explain()
 
 
 class _Question(Protocol):
@@ -97,11 +111,14 @@ class _Question(Protocol):
         """Put the answer where the search finds it."""
 
 
-class _Lead:
-    """One prefill option, and what is known of the least count that keeps TTFT with unlimited decode."""
+class _Alone:
+    """One option, and what is known of the least count that does beside a perfect partner.
 
-    def __init__(self, item: Bounded, search: Search, alone: Holds | None):
-        self.item, self.search, self.alone = item, search, alone
+    `alone` asks for it; None: it cannot be asked for.
+    """
+
+    def __init__(self, item: Bounded, search: Search, alone: Holds | None, assumption: str):
+        self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
         self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
         self.count, self.answer = 0, False
 
@@ -114,13 +131,21 @@ class _Lead:
         return min(self.item.most, self.item.too_many)
 
     @property
+    def least_objective(self) -> float:
+        return self.least * self.item.option.objective if self.least <= self.most else math.inf
+
+    @property
     def is_known(self) -> bool:
         return self.alone is None or self.learned.held == self.least
+
+    def most_below(self, value: float, beside: float) -> int:
+        """The most workers that are within the limits and together with `beside` below the value."""
+        return max(int(min(self.most, largest_below(self.item.option, value, beside))), self.least)
 
     def consider(self, value: float, beside: float) -> None:
         """Choose the count to ask for: whether any could pay at all, else how few it may be."""
         failed, held = self.learned.failed, self.learned.held
-        self.count = max(int(min(self.most, largest_below(self.item.option, value, beside))), self.least)
+        self.count = self.most_below(value, beside)
         if held <= self.count:
             likely = self.item.likely  # far too few fail fast, so it pays to look low first
             self.count = likely if failed < likely < held else (failed + int(held)) // 2
@@ -131,7 +156,7 @@ class _Lead:
 
     def conclude(self) -> None:
         name = self.item.option.name
-        self.search.assumed.add(assumed.LEADS)
+        self.search.assumed.add(self.assumption)
         if self.answer:
             self.learned.held = min(self.learned.held, self.count)
         else:
@@ -146,7 +171,11 @@ class _Lead:
         if self.search.best is not None and option in [each for each, _ in self.search.best]:
             self.search.refuted.pop(option.name, None)
         elif failed >= self.item.least:
-            self.search.refuted[option.name] = f"{failed} workers miss TTFT even with unlimited decode"
+            self.search.refuted[option.name] = (
+                f"{failed} workers miss TTFT even with unlimited decode"
+                if option.role == "prefill"
+                else f"{failed} workers fall behind even with instant prefill"
+            )
         elif self.least * option.objective >= self.search.value or self.item.least > self.item.most:
             self.search.refuted[option.name] = by_bound(self.item, self.search.value)
 
@@ -154,7 +183,7 @@ class _Lead:
 class _Pair:
     """One prefill with one decode option, and the prefill count that is looked at next."""
 
-    def __init__(self, lead: _Lead, decode: Bounded, holds: Holds, search: Search):
+    def __init__(self, lead: _Alone, decode: _Alone, holds: Holds, search: Search):
         self.lead, self.decode, self.holds, self.search = lead, decode, holds, search
         self.next, self.is_open = 0, True
         self.leaps: int | None = None  # the count looked at next as long as no fleet is known
@@ -171,23 +200,37 @@ class _Pair:
     def least_objective(self) -> float:
         """No count that is still open costs less."""
         p = self.prefill_count
-        if not self.is_open or p > self.lead.most or self.decode.least > self.decode.most:
+        if not self.is_open or p > self.lead.most:
             return math.inf
         return p * self.lead.item.option.objective + self.decode.least_objective
 
+    def in_doubt(self) -> _Alone | None:
+        """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do."""
+        doubtful = [
+            (pool, other) for pool, other in ((self.lead, self.decode), (self.decode, self.lead))
+            if not pool.is_known
+        ]  # fmt: skip
+        for pool, other in doubtful:
+            if pool.learned.held > pool.most_below(self.search.value, other.least_objective):
+                return pool
+        widths = [
+            ((pool.learned.held - pool.least) * pool.item.option.objective, pool) for pool, _ in doubtful
+        ]
+        return max(widths, key=lambda width: width[0])[1] if widths else None
+
     def ask(self) -> None:
-        p, decode = self.prefill_count, self.decode
-        most = self._most_beside(p)
+        p, item = self.prefill_count, self.decode.item
+        most, least = self._most_beside(p), self.decode.least
         self.found, n = None, None
-        if most >= decode.least:
-            n = least_that_holds(lambda n: self.holds([self._fleet(p, n)])[0], decode.least, most, decode)
+        if most >= least:
+            n = least_that_holds(lambda n: self.holds([self._fleet(p, n)])[0], least, most, item)
         if n is not None:
             self.found = self._fleet(p, n)
 
     def conclude(self) -> None:
         p, search = self.prefill_count, self.search
         search.assumed.add(assumed.MORE_DECODE)
-        label = f"{self.lead.item.option.name} + {self.decode.option.name}"
+        label = f"{self.lead.item.option.name} + {self.decode.item.option.name}"
         if self._most_beside(p) < self.decode.least:
             self.is_open = False  # more prefill workers leave even less
         if search.best is None and self.found is None and not math.isfinite(self.lead.item.most):
@@ -200,6 +243,8 @@ class _Pair:
             self.next = p + 1
         if self.found is not None:
             search.offer(self.found)
+            name, n_d = self.decode.item.option.name, self.found[1][1]
+            search.smallest[name] = min(n_d, search.smallest.get(name, n_d))
         elif self.is_open:
             search.refuted[label] = (
                 f"no count of decode workers below the best fleet's objective holds beside {p} "
@@ -207,12 +252,12 @@ class _Pair:
             )
 
     def _fleet(self, n_p: int, n_d: int) -> Counts:
-        return ((self.lead.item.option, n_p), (self.decode.option, n_d))
+        return ((self.lead.item.option, n_p), (self.decode.item.option, n_d))
 
     def _most_beside(self, n_p: int) -> float:
         """The most decode workers beside n_p prefill workers, below the value and within the limits."""
-        p, d = self.lead.item.option, self.decode.option
-        most = min(self.decode.most, largest_below(d, self.search.value, n_p * p.objective))
+        p, d = self.lead.item.option, self.decode.item.option
+        most = min(self.decode.item.most, largest_below(d, self.search.value, n_p * p.objective))
         for name, amount in self.search.limits.rows():
             if (use := self.search.limits.use(name, d.type)) > 0:
                 left = amount * (1 + 1e-9) - n_p * self.search.limits.use(name, p.type)
