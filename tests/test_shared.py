@@ -43,12 +43,25 @@ class Truth:
         return any(all(a <= b for a, b in zip(corner, vector, strict=True)) for corner in self.corners)
 
 
+@dataclass(slots=True)
+class RowsOfTruth(Truth):
+    """A pair that holds beside p prefill workers from `corners[k] = (p, d)` on, and beside no other p."""
+
+    def reaches(self, vector: tuple[int, ...]) -> bool:
+        return any(vector[0] == p and vector[1] >= d for p, d in self.corners)
+
+
 def a_pool(option: Option, least: int) -> Bounded:
     return Bounded(option, least, math.inf, least)
 
 
-def instance(rng: np.random.Generator) -> tuple[list[list[Truth]], list[list[Shape]], Limits]:
-    """Two or three LLMs with mixed types and pairs on two or three kinds of GPU, random staircases."""
+def instance(
+    rng: np.random.Generator, *, rows: bool = False
+) -> tuple[list[list[Truth]], list[list[Shape]], Limits]:
+    """Two or three LLMs with mixed types and pairs on two or three kinds of GPU, random staircases.
+
+    With `rows` what a pair needs to decode follows no order of its prefill counts.
+    """
     kinds = KINDS[: rng.integers(2, 4)]
     price = {kind: float(rng.integers(2, 12)) for kind in kinds}
     watts = {kind: 100.0 * float(rng.integers(2, 9)) for kind in kinds}
@@ -75,6 +88,9 @@ def instance(rng: np.random.Generator) -> tuple[list[list[Truth]], list[list[Sha
             steps = sorted({int(p) for p in rng.integers(lead_least, MOST + 1, 3)})
             falls = sorted({int(d) for d in rng.integers(1, MOST + 1, len(steps))}, reverse=True)
             truth = Truth((prefill, decode), tuple(zip(steps, falls, strict=False)), [])
+            if rows:
+                needs = tuple((p, int(rng.integers(1, MOST + 1))) for p in steps)
+                truth = RowsOfTruth((prefill, decode), needs, [])
             mine.append(truth)
             shapes.append(Shape((a_pool(prefill, 1), a_pool(decode, 1)), truth.holds, lead))
         truths.append(mine)
@@ -114,23 +130,27 @@ def by_objective(option: Option) -> float:
     return option.objective
 
 
+@pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("seed", range(150))
-def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int) -> None:
-    truths, llms, limits = instance(np.random.default_rng(seed))
-    rows = rows_of(limits)
-    found = share(llms, rows)
-    expected = least_by_force(truths, rows, by_objective)
+def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bool) -> None:
+    """Also where more prefill workers need more decode workers, or none is enough."""
+    truths, llms, limits = instance(np.random.default_rng(seed), rows=rows)
+    stocked = {gpu: 12 if count is None else count for gpu, count in limits.stock.items()}
+    limits = replace(limits, stock=stocked) if rows else limits
+    limited = rows_of(limits)
+    found = share(llms, limited)
+    expected = least_by_force(truths, limited, by_objective)
     assert found.value == pytest.approx(expected) and found.is_exact
     assert (found.best is None) == math.isinf(expected)
     if found.best is not None:
         assert found.bound == pytest.approx(expected)
-        _keeps_all(found, truths, rows)
+        _keeps_all(found, truths, limited)
     for mine in truths:
         for truth in mine:
             assert len(set(truth.asked)) == len(truth.asked)  # nothing is simulated twice
 
-    for row in rows:  # the least of one limit with which the others can be kept, asked of the same shapes
-        others = [other for other in rows if other is not row]
+    for row in limited:  # the least of one limit with which the others can be kept, asked of the same shapes
+        others = [other for other in limited if other is not row]
         again = share(llms, others, weigh=row.use)
         assert again.value == pytest.approx(least_by_force(truths, others, row.use))
 

@@ -1,7 +1,8 @@
 """Several LLMs on one stock: the cheapest fleet of each, all of them within limits that they share.
 
 Sets   i  LLM       s  shape of a fleet of i: a worker type, or a prefill and a decode type
-       f  corner of a shape: counts of its workers that are not refuted, while all smaller ones are
+       f  corner of a shape: counts of its workers, of which the last is the least that is not refuted
+          beside the others
        y  limit: GPUs of a kind, power, cost, GPUs
 Data   w_f   objective of the corner's workers;   a_yf  what they take of limit y;   A_y  what there is
 Vars   x_f in {0, 1}  the LLM of f is served by the workers of f
@@ -11,11 +12,13 @@ Vars   x_f in {0, 1}  the LLM of f is served by the workers of f
         limit_y   sum_f a_yf x_f <= A_y         for all y
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so the subproblem falls
-apart: does each fleet that was chosen keep the SLO of its LLM (the simulator says). Counts that fail cut off
-all smaller ones of their shape, and the corner moves up its staircase; counts that hold are a fleet to be
-had. A shape begins at the least counts that the SLO obliges (master.least_workers), so nothing is cut that
-could hold, and the optimum of the master bounds every choice of shapes and counts. Once all its corners hold
-it is the answer: exact over these shapes, given that more workers never hurt.
+apart: does each fleet that was chosen keep the SLO of its LLM (the simulator says). A shape has a row for
+every count of its prefill workers (one row if it has one pool): more of them hand over in larger bursts, so
+counts that fail say nothing of other rows. In its row they cut off all smaller counts of the last pool, and
+the corner of the row moves up; counts that hold are a fleet to be had. Rows beyond those looked at have one
+corner in common, the next row with the least workers. A shape begins at the least counts that the SLO obliges
+(master.least_workers), so the optimum of the master bounds every choice of shapes and counts, given that in a
+row more workers never hurt and that `lead` is right. Once all its corners hold it is the answer.
 """
 
 from __future__ import annotations
@@ -64,56 +67,61 @@ class Shape:
 
     `holds` says whether counts keep the SLO. `lead` is the prefill pool alone, which must keep the limits on
     TTFT with unlimited decode; the pairs of one prefill type have it in common. `kind` is the caller's.
+    Of every row, the counts of all pools but the last, `failed` has the largest last count known to fail, and
+    `held` the least known to hold.
     """
 
     pools: tuple[Bounded, ...]
     holds: Callable[[Counts], bool]
     lead: Shape | None = None
     kind: object = None
-    failed: list[Vector] = field(default_factory=list)  # none below another
-    held: list[Vector] = field(default_factory=list)  # none above another
-    _start: Vector = ()
-    _corners: list[Vector] = field(default_factory=list)
+    failed: dict[Vector, int] = field(default_factory=dict)
+    held: dict[Vector, int] = field(default_factory=dict)
+    version: int = 0  # grows with whatever is learned
 
     def counts(self, vector: Vector) -> Counts:
         return tuple((pool.option, count) for pool, count in zip(self.pools, vector, strict=True))
 
     def ask(self, vector: Vector) -> bool:
-        """Whether so many workers hold; simulated only where no earlier answer implies it."""
-        if any(_is_below(known, vector) for known in self.held):
+        """Whether so many workers hold; simulated only where no earlier answer of the row implies it."""
+        row, count = vector[:-1], vector[-1]
+        if count >= self.held.get(row, math.inf):
             return True
-        if any(_is_below(vector, known) for known in self.failed):
+        if count <= self.failed.get(row, 0):
             return False
         answer = self.holds(self.counts(vector))
         self.learn(vector, holds=answer)
         return answer
 
     def learn(self, vector: Vector, *, holds: bool) -> None:
+        row, count = vector[:-1], vector[-1]
+        self.version += 1
         if holds:
-            self.held = [known for known in self.held if not _is_below(vector, known)] + [vector]
+            self.held[row] = min(count, self.held.get(row, count))
         else:
-            self.failed = [known for known in self.failed if not _is_below(known, vector)] + [vector]
-            self._start = ()
+            self.failed[row] = max(count, self.failed.get(row, count))
+
+    @property
+    def known(self) -> int:
+        """Grows with whatever is learned of this shape or its lead."""
+        return self.version + (0 if self.lead is None else self.lead.version)
+
+    def fleets(self) -> list[Vector]:
+        """The least counts of each row that are known to hold."""
+        return [(*row, count) for row, count in self.held.items()]
 
     def corners(self) -> list[Vector]:
-        """The least counts that are not refuted; the same list until something is learned."""
-        start = tuple(pool.least for pool in self.pools)
+        """Of each row the least counts that are not refuted, and of all rows beyond."""
+        last = self.pools[-1].least
+        if len(self.pools) == 1:
+            return [(max(last, self.failed.get((), 0) + 1),)]
+        first = self.pools[0].least
         if self.lead is not None:
-            start = (max(start[0], self.lead.corners()[0][0]), *start[1:])
-        if self._start != start:
-            corners = {start}
-            for failed in self.failed:
-                cut = {corner for corner in corners if _is_below(corner, failed)}
-                raised = {(*c[:k], failed[k] + 1, *c[k + 1 :]) for c in cut for k in range(len(start))}
-                corners = (corners - cut) | raised
-                corners = {c for c in corners if not any(_is_below(o, c) for o in corners if o != c)}
-            self._start, self._corners = start, sorted(corners)
-        return self._corners
-
-
-def _is_below(vector: Vector, other: Vector) -> bool:
-    """Nowhere larger."""
-    return all(a <= b for a, b in zip(vector, other, strict=True))
+            first = max(first, self.lead.corners()[0][0])
+        looked = [row[0] for row in (*self.failed, *self.held) if row[0] >= first]
+        beyond = max(looked, default=first - 1) + 1
+        rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
+        return [*rows, (beyond, last)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +219,7 @@ class _Table:
         self.amounts = [row.amount * (1 + SLACK) for row in rows]
         self.weights = {s: [weigh(pool.option) for pool in s.pools] for s in shapes}
         self.uses = {s: [[row.use(pool.option) for pool in s.pools] for row in rows] for s in shapes}
-        self.known: dict[Shape, tuple[list[Vector], list[Vector], list[_Column]]] = {}
+        self.known: dict[Shape, tuple[int, list[_Column]]] = {}
 
     def columns(self, ceiling: float) -> list[_Column]:
         """Corners, and fleets that hold, within the limits and of a weight strictly below `ceiling`.
@@ -235,12 +243,12 @@ class _Table:
 
     def _of(self, shape: Shape) -> list[_Column]:
         """The columns of one shape, made anew where something was learned."""
-        corners, held = shape.corners(), shape.held
         known = self.known.get(shape)
-        if known is None or known[0] is not corners or known[1] is not held:
-            found = [(vector, True) for vector in held]
+        if known is None or known[0] != shape.known:
+            fleets = shape.fleets()
+            found = [(vector, True) for vector in fleets]
             found += [
-                (vector, False) for vector in corners if vector not in held
+                (vector, False) for vector in shape.corners() if vector not in fleets
                 and all(count <= pool.too_many for count, pool in zip(vector, shape.pools, strict=True))
             ]  # fmt: skip
             columns = [
@@ -251,35 +259,20 @@ class _Table:
                 column for column in columns
                 if all(used <= amount for used, amount in zip(column.uses, self.amounts, strict=True))
             ]  # fmt: skip
-            known = self.known[shape] = (corners, held, columns)
-        return known[2]
+            known = self.known[shape] = (shape.known, columns)
+        return known[1]
 
     def refine(self, column: _Column, ceiling: float) -> None:
-        """Find out whether a corner holds, and if it does not, where the next one is, below `ceiling`.
-
-        Of a pair, most prefill beside most decode workers refute all of it if they fail; else the least
-        decode pool beside most prefill workers is found and, once that is the corner's, its least prefill
-        pool.
-        """
+        """Find out whether a corner holds; if it does not, which is the least of its row below `ceiling`."""
         shape, corner = column.shape, column.vector
-        pools = shape.pools
-        most = [self._most(shape, k, corner, ceiling) for k in range(len(corner))]
-        if shape.lead is not None:
-            lead = shape.lead
-            if not lead.ask(corner[:1]):
-                least_that_holds(lambda n: lead.ask((n,)), corner[0] + 1, most[0], pools[0])
-                return
-        if shape.ask(corner):
+        pools, last = shape.pools, len(corner) - 1
+        if (lead := shape.lead) is not None and not lead.ask(corner[:1]):
+            most = self._most(shape, 0, corner, ceiling)
+            least_that_holds(lambda n: lead.ask((n,)), corner[0] + 1, most, pools[0])
             return
-        if len(corner) == 1:
-            least_that_holds(lambda n: shape.ask((n,)), corner[0] + 1, most[0], pools[0])
-            return
-        p = int(min(most[0], pools[0].too_many))
-        d = least_that_holds(
-            lambda n: shape.ask((p, n)), corner[1], int(min(most[1], pools[1].too_many)), pools[1]
-        )
-        if d == corner[1]:
-            least_that_holds(lambda n: shape.ask((n, d)), corner[0] + 1, p, pools[0])
+        if not shape.ask(corner):
+            most = self._most(shape, last, corner, ceiling)
+            least_that_holds(lambda n: shape.ask((*corner[:-1], n)), corner[-1] + 1, most, pools[last])
 
     def _most(self, shape: Shape, k: int, vector: Vector, ceiling: float) -> float:
         """Most workers of one pool beside those of the other, within the limits and below `ceiling`."""
