@@ -162,6 +162,12 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Plan again around every limit: what does each one cost?")
     ] = False,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove", help="Simulate every cheaper fleet of one worker type per pool, however many."
+        ),
+    ] = False,
     png: PngOption = False,
     json_output: JsonOption = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -189,6 +195,8 @@ def plan(
             raise InputError(
                 "--explain: is for one LLM; what more of a shared limit saves is said without it"
             )
+        if prove:
+            raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
         plan_together(
             slo, trace, out, catalog=catalog, seed=seed, time_limit_s=time_limit, png=png,
             json_output=json_output,
@@ -213,12 +221,15 @@ def plan(
         progress(f"read {len(requests)} requests from {trace.name}")
         answers = Answers()
         found = planning.plan(
-            task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress, answers=answers
-        )
+            task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress, answers=answers,
+            prove=prove,
+        )  # fmt: skip
         if explain:
             found = _explained(found, task, Study(requests, known, seed, time_limit, progress, answers))
         progress("writing the report")
-        command = command_line(slo, trace, catalog, seed=seed, time_limit_s=time_limit, explain=explain)
+        command = command_line(
+            slo, trace, catalog, seed=seed, time_limit_s=time_limit, explain=explain, prove=prove
+        )
         pictures = output.pictures(figures.every(found)) if png else {}
         written: dict[str, str | bytes] = {**output.render(found, command=command), **pictures}
         files.write_files(out, written, outdated=output.OUTDATED)
@@ -226,7 +237,7 @@ def plan(
         print_json(output.to_json(found) | {"directory": str(out)})
     else:
         _print_plan(found, out, written, explain=explain)
-    if not found.certificate.level0_exact:
+    if not found.certificate.level0_exhausted:
         raise typer.Exit(4)
 
 

@@ -424,6 +424,7 @@ def _csv_field(text: str) -> str:
 def _certificate(plan: Plan) -> Document:
     certificate = plan.certificate
     return dataclasses.asdict(certificate) | {
+        "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
         "gap_frac": certificate.gap_frac,
         "level0_gap_frac": certificate.level0_gap_frac,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -54,7 +55,11 @@ class Certificate:
     """What was proved, over what, and what was assumed. Written as certificate.json.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
-    fleets with one worker type per pool, `level0_exact` whether that search was exhausted. `shadow_prices`
+    fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
+    fleets of level 0 was simulated and fails, or has too few workers for the work that the SLO obliges, so
+    nothing was taken for granted. Else, where `level0_exhausted`, the search came to its end by what it
+    `assumed`, sentences with how often each was false; `cheaper_simulated` is how many were simulated all the
+    same. `cheaper` is None where there are fleets without end. `shadow_prices`
     say by how much a GPU, Watt or USD/h more of a limit lowers the bound, workers not being whole: the duals
     of its linear program, in the objective's unit. Gaps are shares of the plan's objective. `universe` says
     what level 0 ranged over.
@@ -77,6 +82,10 @@ class Certificate:
     seed: int
     shadow_prices: Mapping[str, float] = field(default_factory=dict)  # by limit, of the relaxed bound
     repeats: tuple[Repeats, ...] = ()  # the plan's fleet on other draws, under histories of interruptions
+    level0_exhausted: bool = True
+    cheaper: int | None = 0
+    cheaper_simulated: int = 0
+    assumed: tuple[str, ...] = ()
 
     @property
     def gap_frac(self) -> float:
@@ -85,7 +94,7 @@ class Certificate:
     @property
     def level0_gap_frac(self) -> float:
         """How much the plan saves against the best fleet of level 0 (0 if it is that fleet)."""
-        return (self.level0 - self.value) / self.level0 if self.level0 else 0.0
+        return (self.level0 - self.value) / self.level0 if 0 < self.level0 < math.inf else 0.0
 
 
 @dataclass(frozen=True, slots=True)

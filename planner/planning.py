@@ -36,6 +36,7 @@ from planner.searching import (
     with_policies,
 )
 from planner.slo import Task
+from planner.solvers import assumed
 from planner.traces import Trace
 from planner.traffic import same_requests
 
@@ -55,13 +56,14 @@ def plan(
     watch: Watch = unwatched,
     answers: Answers | None = None,
     asked: tuple[Trace, str] | None = None,
+    prove: bool = False,
 ) -> Plan:
     """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
     `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
     clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow.
-    `answers` and `asked` as for `pose`.
+    `answers` and `asked` as for `pose`. With `prove` every cheaper fleet of level 0 is simulated.
     """
     deadline = time.monotonic() + time_limit_s
     answers, throughput = answers or Answers(), None
@@ -74,7 +76,7 @@ def plan(
     )  # fmt: skip
     progress("lower bound over all fleets")
     problem = replace(problem, lower=lower_bound(problem), bounded=True)
-    return certified(search_policies(problem), trace, catalog, seed=seed, throughput=throughput)
+    return certified(search_policies(problem, prove=prove), trace, catalog, seed=seed, throughput=throughput)
 
 
 def certified(
@@ -90,7 +92,9 @@ def certified(
     task, progress = problem.task, problem.progress
     other_policies = evidence.other_policies(searched)
     level0, best, oracle = found.level0, found.best, problem.oracle
-    is_exact = all(each.level0.search.is_exhausted for _, each in searched)
+    searches = [each.level0.search for _, each in searched]
+    is_exhausted = all(search.is_exhausted for search in searches)
+    is_exact = is_exhausted and all(search.is_exact for search in searches)
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
     simulation, verdict = oracle.verdict(fleet, record=True)
@@ -129,9 +133,15 @@ def certified(
         seed=seed,
         shadow_prices=prices,
         repeats=tuple(each for each in repeats if each is not None),
+        level0_exhausted=is_exhausted,
+        cheaper=level0.search.cheaper,
+        cheaper_simulated=level0.search.cheaper_simulated,
+        assumed=assumed.sentences(
+            set().union(*(search.assumed for search in searches)), problem.oracle.told
+        ),
     )  # fmt: skip
     return Plan(
-        status="certified" if is_exact else "best found",
+        status="certified" if is_exhausted else "best found",
         fleet=fleet,
         slo=problem.slo,
         trace=problem.trace,

@@ -62,7 +62,7 @@ from planner.solvers.level0 import (
 )
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
 from planner.solvers.two_pools import search_two_pools
-from planner.solvers.walk import known, walk
+from planner.solvers.walk import known, note_cheaper, walk
 from planner.traces import Trace, no_edges, spread
 from planner.traffic import rescale, same_requests, window
 from planner.units import show_s
@@ -268,7 +268,9 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
     return replace(problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies))
 
 
-def search_policies(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
+def search_policies(
+    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
+) -> list[tuple[Problem, Found]]:
     """`search` under each choice of policies there is, where it finds a fleet.
 
     Of the draws on which the SLO must be kept, only those count on which a best fleet failed: the search
@@ -276,7 +278,7 @@ def search_policies(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple
     the best for all. Raises InfeasibleError if no choice finds a fleet.
     """
     while True:
-        answers = _each_policy(problem, start)
+        answers = _each_policy(problem, start, prove=prove)
         chosen, found = best_of(answers)
         failed = next(
             (draw for draw in problem.draws if not _holds_on(chosen.oracle, found.best, draw)), None
@@ -303,7 +305,7 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     )
 
 
-def _each_policy(problem: Problem, start: Sequence[Fleet]) -> list[tuple[Problem, Found]]:
+def _each_policy(problem: Problem, start: Sequence[Fleet], *, prove: bool) -> list[tuple[Problem, Found]]:
     """Each choice's search begins with the best fleets of those before."""
     answers: list[tuple[Problem, Found]] = []
     errors: list[InfeasibleError] = []
@@ -316,7 +318,7 @@ def _each_policy(problem: Problem, start: Sequence[Fleet]) -> list[tuple[Problem
             problem.progress(policies_label(policies, choices))
         known = [*start, *(asked.oracle.fleet(found.best) for _, found in answers)]
         try:
-            answers.append((asked, search(asked, known)))
+            answers.append((asked, search(asked, known, prove=prove)))
         except InfeasibleError as error:
             errors.append(error)
     if not answers:
@@ -484,6 +486,7 @@ def search_level0(
                 best_one_gpu = (search.best, search.value)
     if search.is_exhausted and not enough():
         _walk(problem, search, ordered, pairs, holds, prove=prove)
+    note_cheaper(ordered, pairs, oracle.told, search)
     return Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
 
 
@@ -510,6 +513,8 @@ def _walk(
 
     problem.progress("level 0: every cheaper fleet, one by one")
     walk(mixed, pairs, holds, known(oracle.told), search, side_by_side, may_go_on)
+    if not search.is_exact and problem.out_of_time():
+        search.is_exhausted = False  # what was begun depends on the clock
 
 
 def _shape(option: Option) -> tuple[str, int, int]:

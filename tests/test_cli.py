@@ -219,10 +219,9 @@ def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
 def test_no_plan_in_time_is_one_clear_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ticking(monkeypatch, 1)
     outcome = run("--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out")
-    assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.splitlines()[-1] == (
-        "plan: no fleet was found within the time limit; raise --time-limit"
-    )
+    assert (outcome.code, outcome.out) == (4, "")
+    assert outcome.err.splitlines()[-1].startswith("plan: no fleet within the limits (stock of a100-80g, ")
+    assert outcome.err.splitlines()[-1].endswith("the time limit came first; raise --time-limit")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -265,18 +264,18 @@ def test_a_relaxation_cut_short_is_never_called_latency(
             ticking(patch, looks)
             outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--json")
         codes.add(outcome.code)
-        assert outcome.code in (1, 3) and not (here / "out").exists()
-        if outcome.code == 3:
-            assert json.loads(outcome.out)["kind"] == "capacity"
-    assert 3 in codes
+        assert outcome.code in (3, 4) and not (here / "out").exists()
+        said = json.loads(outcome.out)
+        assert said["kind"] == "capacity"
+        assert said["status"] == ("infeasible" if outcome.code == 3 else "not found")
+    assert codes == {3, 4}
 
 
 def test_the_shortest_time_limit_ends_with_a_plan_or_a_clear_line(tmp_path: Path) -> None:
     """On a real clock either may come first."""
     outcome = script("plan", "--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out", "--time-limit", 0.1)
-    assert outcome.code in (1, 4)
-    if outcome.code == 1:
-        assert outcome.err.splitlines()[-1].endswith("raise --time-limit")
+    assert outcome.code == 4
+    if outcome.err.splitlines()[-1].endswith("raise --time-limit"):
         assert list(tmp_path.iterdir()) == []
 
 

@@ -44,7 +44,7 @@ def plan_together(
         print_json(summary(found) | {"directory": str(out)})
     else:
         _print(found, out)
-    if not found.is_exact:
+    if not found.is_exhausted:
         raise typer.Exit(4)
 
 

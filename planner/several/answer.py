@@ -119,6 +119,7 @@ def _certificate(plan: SharedPlan) -> Document:
         "level0": plan.level0,
         "level0_bound": plan.level0_bound,
         "level0_exact": plan.is_exact,
+        "level0_exhausted": plan.is_exhausted,
         "llms": {
             name: {"value": one.certificate.value, "alone": plan.alone[name]}
             for name, one in plan.plans.items()
@@ -142,7 +143,10 @@ def proof_lines(plan: SharedPlan) -> list[str]:
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
         level0 += f"{amount(plan.level0, plan.unit)} {plan.unit}"
-        level0 += "" if plan.is_exact else f", none has less than {least}; the search was stopped"
+        if not plan.is_exhausted:
+            level0 += f", none has less than {least}; the search was stopped"
+        elif not plan.is_exact:
+            level0 += ", by a search that rests on the assumptions of the LLMs' certificates"
     return [
         f"Plan: {value} {plan.unit}. Status: {plan.status}.",
         f"With one worker type per pool for every LLM, {level0}.",
@@ -174,7 +178,7 @@ def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
         ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
         ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
         ("Promises", f"{kept} of {len(plan.plans)}", "kept in the simulations"),
-        ("Certificate", "proved" if plan.is_exact else "not closed",
+        ("Certificate", "exact" if plan.is_exact else "searched" if plan.is_exhausted else "not closed",
          "best with one worker type per pool" if plan.is_exact
          else f"gap to the bound {percent(plan.gap_frac)}"),
     ]  # fmt: skip

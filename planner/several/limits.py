@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import InfeasibleError
 from planner.oracle import side_by_side
 from planner.solvers.shared import Row, Shape, Shared, Weigh, share
 
@@ -70,14 +70,18 @@ def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[s
     return tuple(sentences)
 
 
-def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool) -> PlannerError:
-    """Name the limits that bind, and the least more of each alone that would do."""
+def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool, is_proved: bool) -> InfeasibleError:
+    """Name the limits that bind, and the least more of each alone that would do.
+
+    Only one worker type per pool was looked at, so that nothing would do is seldom proved.
+    """
     names = ", ".join(row.name for row in rows)
     if not is_exact:
-        return PlannerError(
+        return InfeasibleError(
             f"no fleets of all LLMs within the limits they share ({names}) were found within the time limit; "
-            "raise --time-limit"
-        )
+            "raise --time-limit",
+            kind="capacity", constraint=names, relaxation="unknown: raise --time-limit", is_proved=False,
+        )  # fmt: skip
     ways: dict[str, str] = {}
     for row in rows:
         ask.progress(f"infeasible; looking for the least {row.name} that would do")
@@ -95,13 +99,13 @@ def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool) -> PlannerEr
         return InfeasibleError(
             f"capacity: the LLMs do not fit together within the limits they share ({names}), and the time "
             "limit left no room to find out what would do; raise --time-limit",
-            kind="capacity", constraint=names, relaxation="unknown: raise --time-limit",
+            kind="capacity", constraint=names, relaxation="unknown: raise --time-limit", is_proved=is_proved,
         )  # fmt: skip
     relaxation = ", or ".join(ways.values())
     return InfeasibleError(
         "capacity: each LLM can be served alone, but no fleets of one worker type per pool serve all of them "
         f"within the limits they share. Raise {relaxation}",
-        kind="capacity", constraint=", ".join(ways), relaxation=relaxation,
+        kind="capacity", constraint=", ".join(ways), relaxation=relaxation, is_proved=is_proved,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ that gives way to others does so at a stated price.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,10 +22,11 @@ from planner.catalog import Catalog
 from planner.domain import Fleet, Pool
 from planner.errors import InfeasibleError, PlannerError
 from planner.options import OBJECTIVE_UNITS
-from planner.oracle import Answers, side_by_side
+from planner.oracle import LEAST_EFFORT, Answers, side_by_side
 from planner.plan import Plan
 from planner.planning import certified
 from planner.searching import (
+    WALK_EFFORT,
     Found,
     Problem,
     Progress,
@@ -39,10 +41,11 @@ from planner.searching import (
 )
 from planner.several.limits import CHEAPER_FRAC, Asking, infeasible, prices
 from planner.several.questions import Part, Question
-from planner.solvers.level0 import Counts
+from planner.solvers.level0 import Counts, Search
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement
 from planner.solvers.shared import Shape, Shared, rows_of, share
+from planner.solvers.walk import cheaper_fleets, count_cheaper
 
 Searched = list[tuple[Problem, Found]]
 
@@ -61,9 +64,9 @@ class SharedPlan:
     """A plan for every LLM, within limits that they share.
 
     `alone` is the objective of each with all of the fleet for itself. No fleets with one worker type per pool
-    have less than `level0_bound`, which is proved where `is_exact`; `level0` is the best such value found,
-    None where it was not looked for because fleets of several types have less. No fleets whatever have less
-    than `bound`.
+    have less than `level0_bound`, by the search where it `is_exhausted`, by simulation of all such fleets
+    where it `is_exact`; `level0` is the best such value found, None where it was not looked for because
+    fleets of several types have less. No fleets whatever have less than `bound`.
     """
 
     plans: Mapping[str, Plan]
@@ -73,6 +76,7 @@ class SharedPlan:
     level0: float | None
     level0_bound: float
     bound: float
+    is_exhausted: bool
     is_exact: bool
     limits: tuple[Used, ...]
     binding: tuple[str, ...]
@@ -89,7 +93,7 @@ class SharedPlan:
 
     @property
     def status(self) -> str:
-        return "certified" if self.is_exact else "best found"
+        return "certified" if self.is_exhausted else "best found"
 
     @property
     def gap_frac(self) -> float:
@@ -131,6 +135,7 @@ def plan_together(
             certified(each, part.trace, catalog, seed=seed) for part, each in zip(parts, alone, strict=True)
         ]
         shared = _all_fit(alone, limits)
+        is_walked = all(found.level0.search.is_exact for each in alone for _, found in each)
         binding: tuple[str, ...] = ("no shared limit binds: every LLM has the fleet it would have alone",)
     else:
         on_all = [[(on_all_draws(problem), found) for problem, found in searched] for searched in alone]
@@ -143,7 +148,14 @@ def plan_together(
             progress=progress,
         )  # fmt: skip
         if shared.best is None:
-            raise infeasible(ask, rows_of(limits), is_exact=shared.is_exact)
+            raise infeasible(
+                ask, rows_of(limits), is_exact=shared.is_exact,
+                is_proved=_fewest_are_too_many(on_all, limits),
+            )  # fmt: skip
+        is_walked = shared.is_exact and _walk(on_all, llms, shared, deadline)
+        if is_walked:
+            better = ask.cheapest(rows_of(limits), below=shared.value)
+            is_walked, shared = (True, shared) if better.best is None else (False, better)
         plans = _plans(parts, shared, catalog, seed, deadline)
         binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), shared.value, unit))
         # a smaller fleet that holds after all, where more workers have hurt
@@ -163,7 +175,8 @@ def plan_together(
             sum(searched[0][0].lower or 0.0 for searched in alone),
             sum(plan.certificate.value for plan in plans),
         ),
-        is_exact=shared.is_exact,
+        is_exhausted=shared.is_exact,
+        is_exact=shared.is_exact and is_walked,
         limits=tuple(
             Used(name, amount, sum(limits.use(name, worker) * count for worker, count in counts))
             for name, amount in limits.rows()
@@ -198,6 +211,50 @@ def _all_fit(alone: Sequence[Searched], limits: Limits) -> Shared:
     is_known = least <= sum(found.value for found in best) * (1 + 1e-9)
     is_known |= not has_draws and _fit(limits, (search.best for search in level0))
     return Shared(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+
+
+def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
+    """Whether a limit is too little even for one worker of each LLM, the one that takes least of it."""
+    return any(
+        sum(min(limits.use(name, worker) for worker in each[0][0].types) for each in searched) > amount
+        for name, amount in limits.rows()
+    )
+
+
+def _walk(
+    searched: Sequence[Searched], llms: Sequence[Sequence[Shape]], shared: Shared, deadline: float
+) -> bool:
+    """Simulate every fleet of level 0 that a better choice could have; the shapes learn what holds.
+
+    Beside the least that the other LLMs need alone, each of which must be exact, a fleet of an LLM may have
+    no more than what is left of the value. Returns whether all were simulated.
+    """
+    alone = [min(found.level0.search.value for _, found in each) for each in searched]
+    if any(not found.level0.search.is_exact or problem.draws for each in searched for problem, found in each):
+        return False
+    effort = 0
+    for i, each in enumerate(searched):
+        ceiling = shared.value - (sum(alone) - alone[i])
+        rows = {(*(pool.option.name for pool in shape.pools), id(shape.kind)): shape for shape in llms[i]}
+        for problem, found in each:
+            of_role = {
+                role: [found.level0.bounded[o.name] for o in found.level0.options if o.role == role]
+                for role in ("mixed", "prefill", "decode")
+            }
+            pairs = list(itertools.product(of_role["prefill"], of_role["decode"]))
+            search = Search(problem.limits)
+            count = count_cheaper(of_role["mixed"], pairs, search, ceiling)
+            if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
+                return False
+            before = problem.oracle.effort()
+            for counts in cheaper_fleets(of_role["mixed"], pairs, search, ceiling):
+                if time.monotonic() > deadline or effort + problem.oracle.effort() - before > WALK_EFFORT:
+                    return False
+                shape = rows[(*(option.name for option, _ in counts), id(problem))]
+                if problem.oracle.holds([counts])[0]:
+                    shape.learn(tuple(n for _, n in counts), holds=True)
+            effort += problem.oracle.effort() - before
+    return True
 
 
 def _slice(deadline: float, shares: int) -> float:

@@ -7,8 +7,8 @@ below `Bounded.least`, with which no policy can do the work that the SLO obliges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,6 @@ import numpy.typing as npt
 from planner.solvers.level0 import Bounded, Counts, Holds, Search, largest_below, objective
 
 TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
-
-
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """How many fleets of level 0 are cheaper than the best, and how many of those were simulated."""
-
-    cheaper: int
-    simulated: int
 
 
 def count_cheaper(
@@ -121,7 +113,25 @@ def walk(
         run([lambda part=part: look(part) for part in parts if part])  # type: ignore[misc]
         for counts in sorted(found, key=lambda counts: (objective(counts), _names(counts))):
             search.offer(counts)
-    search.is_exact = True
+    search.is_exact, search.assumed = True, set()
+
+
+def note_cheaper(
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    told: Mapping[tuple[tuple[str, int], ...], bool],
+    search: Search,
+) -> None:
+    """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
+    count = count_cheaper(mixed, pairs, search, search.value)
+    search.cheaper = int(count) if np.isfinite(count) else None
+    price = {item.option.name: item.option.objective for item in (*mixed, *itertools.chain(*pairs))}
+    search.cheaper_simulated = sum(
+        sum(price[name] * n for name, n in fleet) < search.value * (1 - 1e-9)
+        for fleet in told
+        if all(name in price and n > 0 for name, n in fleet)
+        and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
+    )
 
 
 def _names(counts: Counts) -> tuple[tuple[str, int], ...]:
