@@ -463,6 +463,7 @@ def search_level0(
     best_mixed = (search.best, search.value)
 
     pairs: list[tuple[Bounded, Bounded]] = []
+    options: tuple[Option, ...] = tuple(mixed)
     best_one_gpu = best_mixed
     if reason := _link_too_slow(problem):
         search.refuted["prefill + decode"] = reason
@@ -471,6 +472,7 @@ def search_level0(
         ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
         ordered_decode = [bounded[option.name] for option in decode]
         pairs = list(itertools.product(ordered_prefill, ordered_decode))
+        options = (*mixed, *prefill, *decode)
         # answers that take no time bring the next requests of a session earlier: nothing to learn from them
         leads, follows = (None, None) if problem.trace.after.size else (oracle.leads, oracle.follows)
         for label, compare in (("one GPU type", operator.eq), ("two GPU types", operator.ne)):
@@ -487,7 +489,7 @@ def search_level0(
     if search.is_exhausted and not enough():
         _walk(problem, search, ordered, pairs, holds, prove=prove)
     note_cheaper(ordered, pairs, oracle.told, search)
-    return Level0(search, (*mixed, *prefill, *decode), bounded, best_mixed, best_one_gpu)
+    return Level0(search, options, bounded, best_mixed, best_one_gpu)
 
 
 def _walk(
@@ -668,20 +670,13 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
 def _best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
     """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known.
 
-    Where nothing is known, those of the best fleet so far, and steps that keep the limits on gaps.
+    Where nothing is known, the largest steps that keep the limits on gaps.
     """
     smallest = level0.search.smallest
-    liked = {
-        (option.role, option.type.max_num_batched_tokens, option.type.max_num_seqs)
-        for option, _ in level0.search.best or ()
-    }
 
-    def rank(option: Option) -> tuple[float, bool, bool, int]:
-        worker = option.type
+    def rank(option: Option) -> tuple[float, bool, int]:
         known = smallest.get(option.name, capacities.get(option.name, math.inf))
-        is_late, fewer = _rank_late(problem, option)
-        is_liked = (option.role, worker.max_num_batched_tokens, worker.max_num_seqs) in liked
-        return known, is_late, not is_liked, fewer
+        return known, *_rank_late(problem, option)
 
     return [min(alike, key=rank) for alike in _by_shape(level0.options).values()]
 
