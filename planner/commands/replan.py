@@ -10,6 +10,7 @@ import typer
 from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     SeedOption,
@@ -43,6 +44,7 @@ def replan(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Keep what runs while it holds; else the smallest change that pays over the horizon.
@@ -65,7 +67,7 @@ def replan(
         known = read_catalog(catalog)
         running = read_fleet(file, known)
         task = read_task(slo, known)
-        study = study_of(trace, known, seed, time_limit, progress)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
         moved = drift(read_trace(planned_on), study.traffic(task)[0]) if planned_on.exists() else None
@@ -73,7 +75,7 @@ def replan(
             files.write_file(out, files.to_yaml(output.fleet_document(found.best.fleet)))
     document = to_json(found, moved, horizon_h)
     if json_output:
-        print_json(document)
+        print_json(document, study.trace.warnings)
     else:
         _print(document, str(planned_on))
 
