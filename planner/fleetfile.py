@@ -42,7 +42,7 @@ from planner.models.memory import memory
 from planner.models.parallel import pipelined
 from planner.simulator.replay import ADMISSION, BATCHING, POOLS, QUEUE, ROUTING
 from planner.units import LARGEST, quantity
-from planner.values import refuse_unknown
+from planner.values import at_least_0, positive, refuse_unknown
 
 Section = Mapping[str, Any]
 
@@ -393,14 +393,11 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
 def _network(document: object, where: str) -> Network:
     section = _section(document, NETWORK_KEYS, where)
     default = Network()
-    bandwidth = quantity(
-        section.get("bandwidth", default.bandwidth_bytes_per_s), "bytes_per_s", where=f"{where}: bandwidth"
-    )
-    latency_s = quantity(section.get("latency", default.latency_s), "s", where=f"{where}: latency")
-    if bandwidth <= 0:
-        raise InputError(f"{where}: bandwidth: must be > 0, found {section['bandwidth']!r}")
-    if latency_s < 0:
-        raise InputError(f"{where}: latency: must be >= 0, found {section['latency']!r}")
+    bandwidth, latency_s = default.bandwidth_bytes_per_s, default.latency_s
+    if "bandwidth" in section:
+        bandwidth = positive(section["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
+    if "latency" in section:
+        latency_s = at_least_0(section["latency"], "s", f"{where}: latency")
     transfer = _one_of(section.get("transfer", default.transfer), TRANSFERS, f"{where}: transfer")
     return Network(
         bandwidth,

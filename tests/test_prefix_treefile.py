@@ -22,7 +22,7 @@ nodes:
   - {name: sys, tokens: 500}
   - {name: A, after: sys, tokens: 2000, rate: 4}
   - {name: B, after: sys, tokens: 1500, prefill: 150 ms, rate: 6 req/s}
-  - {name: C, after: sys, tokens: 3000, rate: 2, rest: 0.04}
+  - {name: C, after: sys, tokens: 3000, rate: 2, rest: 40 ms}
   - {name: A1, after: A, tokens: 1200, rate: 30}
   - {name: A2, after: A, tokens: 800, rate: 3}
 """

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
@@ -32,6 +31,7 @@ from planner.commands.common import (
 )
 from planner.domain import Fleet
 from planner.errors import InputError
+from planner.files import yaml_value
 
 OWN = "own"
 
@@ -145,7 +145,7 @@ def _parsed(said: str) -> dict[str, Any]:
                 f"expected different KEY=VALUE such as routing=round-robin, or {OWN!r}; found {word!r}"
             )
         try:
-            found[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            raise InputError(f"{key}: {value!r} is no value of a fleet file") from None
+            found[key] = yaml_value(value)
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
     return found

@@ -49,7 +49,7 @@ def read_tree(path: Path) -> TreeQuestion:
     rows = document.get("nodes")
     if not isinstance(rows, list) or not rows:
         raise InputError(f"{where}: nodes: expected a list of nodes, found {rows!r}")
-    token_s = at_least_0(document.get("token_s", 0.0), "s", f"{where}: token_s")
+    token_s = at_least_0(document.get("token_s", 0.0), "s", f"{where}: token_s", bare=True)
     place: dict[str, int] = {}
     columns: list[tuple[int, int, float, float, float]] = []
     for number, row in enumerate(rows):
@@ -64,7 +64,9 @@ def read_tree(path: Path) -> TreeQuestion:
             )
         above = -1 if after is None else place[str(after)]
         tokens = whole(row.get("tokens"), f"{here}: tokens", least=0)
-        prefill_s = at_least_0(row.get("prefill", token_s * tokens), "s", f"{here}: prefill")
+        prefill_s = (
+            at_least_0(row["prefill"], "s", f"{here}: prefill") if "prefill" in row else token_s * tokens
+        )
         rate_rps = at_least_0(row.get("rate", 0.0), "rps", f"{here}: rate")
         rest_s = at_least_0(row.get("rest", document.get("rest", 0.0)), "s", f"{here}: rest")
         place[name] = number

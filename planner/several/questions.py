@@ -91,7 +91,9 @@ def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[E
         )
     shared = {key: document[key] for key in SHARED if key in document}
     # alone with some LLM first, so that what is wrong with it is not said of an entry
-    parse_task({"llm": min(catalog.llms), "slo": {"ttft": {"p90": 1}}, **shared}, catalog, where=str(path))
+    parse_task(
+        {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}, **shared}, catalog, where=str(path)
+    )
     return [
         _entry(name, given, shared, path, catalog)
         for name, given in _named(document.get("llms"), f"{path}: llms")
