@@ -380,6 +380,8 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
     for name, field in POLICY_NUMBERS.items():
         if name in section:
             chosen[field] = _positive(section[name], f"{where}: {name}")
+    if section.get("headroom") == 0:
+        raise InputError(f"{where}: headroom: of 0 no request would ever be packed; must be > 0")
     for name in ("vidur_restarts", "prefix_cache"):
         chosen[name] = _flag(section, name, where, default=False)
     weights = _section(section.get("tenant_weights"), None, f"{where}: tenant_weights")

@@ -519,6 +519,16 @@ def test_a_terminal_gets_its_cursor_back_after_an_error(here: Path) -> None:
     assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") > -1
 
 
+@pytest.mark.parametrize("usd", ["inf", "nan", "1e300"])
+@pytest.mark.parametrize("option", ["--stop-cost", "--start-cost"])
+def test_a_cost_without_end_is_refused(run: Run, here: Path, option: str, usd: str) -> None:
+    """With an infinite one the solver was asked for the impossible, and said so with a traceback."""
+    line = ("replan", "--current", "fleet.yaml", "--slo", "slo.yaml", "--trace", "trace.csv", option, usd)
+    outcome = run(*line)
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert f"plan: {option}: expected USD per worker, 0 to 1e+09, found {float(usd):g}" in outcome.err
+
+
 def failing(share: int) -> str:
     """The small trace, with no output in one of so many rows."""
     head, *rows = SMALL_TRACE.splitlines()

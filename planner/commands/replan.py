@@ -20,10 +20,13 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, study_of
+from planner.errors import InputError
 from planner.units import quantity, show_s
 
 if TYPE_CHECKING:
     from planner.replan import Drift, Replan
+
+MOST_USD = 1e9
 
 
 def replan(
@@ -58,6 +61,9 @@ def replan(
     from planner.slo import read_task
     from planner.tracefile import read_trace
 
+    for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
+        if not 0 <= usd < MOST_USD:
+            raise InputError(f"{name}: expected USD per worker, 0 to {MOST_USD:g}, found {usd:g}")
     horizon_h = quantity(horizon, "s", where="--horizon") / 3600
     file = current / "plan.yaml" if current.is_dir() else current
     if out is not None:

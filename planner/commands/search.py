@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 LEAST_REQUESTS = 100  # of a trace at the lowest rate that is tried
 MACHINE_TP = 8
 MOST_MACHINES = 256
+MOST_GPUS = 1024  # of a deployment in Vidur's search
 
 
 class Arrivals(StrEnum):
@@ -279,6 +280,10 @@ def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) ->
     from planner.solvers.vidur_search import search as over
 
     _needs_seconds(task)
+    if gpus > MOST_GPUS:
+        raise InputError(
+            f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
+        )
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
     fleets = configurations(
         known.llm(task.llm), task.gpus(known), known, total_gpus=gpus, least_kv_tokens=longest,
