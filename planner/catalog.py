@@ -250,7 +250,7 @@ def _llm(name: str, document: Mapping[str, Row], where: str) -> Llm:
         tied_embeddings=_flag(row, "tied_embeddings", where, default=False),
         experts=_whole(row, "experts", where, default=1),
         experts_per_token=_whole(row, "experts_per_token", where, default=1),
-        kv_dtype_bytes=_number(row, "kv_dtype_bytes", where) if "kv_dtype_bytes" in row else None,
+        kv_dtype_bytes=_number(row, "kv_dtype_bytes", where, default=2.0),
     )
 
 

@@ -25,6 +25,7 @@ from planner.commands import validate as validation
 from planner.commands.allocate import allocate
 from planner.commands.common import (
     CatalogOption,
+    DropOption,
     JsonOption,
     PngOption,
     Progress,
@@ -35,6 +36,7 @@ from planner.commands.common import (
     keep_inputs,
     print_json,
     print_rows,
+    read_requests,
     stdout_console,
 )
 from planner.commands.compare import compare
@@ -168,6 +170,7 @@ def plan(
             "--prove", help="Simulate every cheaper fleet of one worker type per pool, however many."
         ),
     ] = False,
+    drop_invalid: DropOption = False,
     png: PngOption = False,
     json_output: JsonOption = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -199,7 +202,7 @@ def plan(
             raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
         plan_together(
             slo, trace, out, catalog=catalog, seed=seed, time_limit_s=time_limit, png=png,
-            json_output=json_output,
+            drop_invalid=drop_invalid, json_output=json_output,
         )  # fmt: skip
         return
     assert trace is not None
@@ -209,7 +212,6 @@ def plan(
     from planner.reports import figures
     from planner.reports.words import command_line
     from planner.slo import read_task
-    from planner.tracefile import read_trace
     from planner.whatif import Study
 
     files.check_output_directory(out)
@@ -217,7 +219,7 @@ def plan(
     with Progress() as progress:
         known = read_catalog(catalog)
         task = read_task(slo, known)
-        requests = read_trace(trace, seed=None)
+        requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
         progress(f"read {len(requests)} requests from {trace.name}")
         answers = Answers()
         found = planning.plan(
@@ -228,8 +230,9 @@ def plan(
             found = _explained(found, task, Study(requests, known, seed, time_limit, progress, answers))
         progress("writing the report")
         command = command_line(
-            slo, trace, catalog, seed=seed, time_limit_s=time_limit, explain=explain, prove=prove
-        )
+            slo, trace, catalog, seed=seed, time_limit_s=time_limit, explain=explain, prove=prove,
+            drop_invalid=drop_invalid,
+        )  # fmt: skip
         pictures = output.pictures(figures.every(found)) if png else {}
         written: dict[str, str | bytes] = {**output.render(found, command=command), **pictures}
         files.write_files(out, written, outdated=output.OUTDATED)

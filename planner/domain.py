@@ -66,8 +66,8 @@ class Llm:
 
     `ffn` is the width of one expert in a mixture of experts, of the only one in a dense LLM;
     `context_tokens` is the longest prompt + output it accepts. `dtype_bytes` is of the layers' weights.
-    `kv_dtype_bytes` is None where keys and values are kept as the weights are; with quantised weights they
-    are not, unless the engine is told to.
+    `kv_dtype_bytes` is of keys and values, which engines keep in 16 bits whatever the weights are, unless
+    they are told otherwise (vLLM's --kv-cache-dtype auto).
     """
 
     name: str
@@ -84,15 +84,13 @@ class Llm:
     tied_embeddings: bool = False
     experts: int = 1
     experts_per_token: int = 1
-    kv_dtype_bytes: float | None = None
+    kv_dtype_bytes: float = 2.0
 
     def __post_init__(self) -> None:
         for count in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_tokens",
-                      "experts", "experts_per_token", "dtype_bytes"):  # fmt: skip
+                      "experts", "experts_per_token", "dtype_bytes", "kv_dtype_bytes"):  # fmt: skip
             if not getattr(self, count) > 0:
                 raise CatalogError(f"LLM {self.name}: {count} is {getattr(self, count)}, must be > 0")
-        if self.kv_dtype_bytes is not None and not self.kv_dtype_bytes > 0:
-            raise CatalogError(f"LLM {self.name}: kv_dtype_bytes is {self.kv_dtype_bytes}, must be > 0")
         if self.heads % self.kv_heads:
             raise CatalogError(f"LLM {self.name}: {self.heads} heads do not share {self.kv_heads} KV heads")
 
@@ -134,8 +132,7 @@ class Llm:
     @property
     def kv_bytes_per_token(self) -> float:
         """Keys and values of one token in all layers, over all GPUs of a worker whose TP <= kv_heads."""
-        kv_dtype_bytes = self.dtype_bytes if self.kv_dtype_bytes is None else self.kv_dtype_bytes
-        return 2 * self.layers * self.kv_heads * self.head_dim * kv_dtype_bytes
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)

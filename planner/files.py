@@ -151,6 +151,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
+def yaml_value(text: str) -> Any:
+    """One value as YAML files have it; raises InputError for what is none."""
+    try:
+        _check_yaml(text)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{text!r} is no value that YAML can read ({_first_line(error)})") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file whose top level is an object; a key given twice or a number that is none is refused."""
     with open_text(path) as stream:
@@ -187,6 +196,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
             value = None
         else:
+            if isinstance(node, yaml.ScalarNode) and (meant := _misread(node, value)):
+                raise yaml.constructor.ConstructorError(None, None, meant, node.start_mark)
             if not isinstance(value, int) or abs(value) < 10**100:
                 return value
         problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]} that can be read"
@@ -203,6 +214,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
+
+
+def _misread(node: yaml.ScalarNode, value: object) -> str:
+    """What to write where YAML 1.1 takes a number for another than people do: 010 for 8, 1:30 for 90."""
+    written = str(node.value)
+    if not isinstance(value, int | float) or isinstance(value, bool) or node.style:
+        return ""
+    if ":" in written:
+        return f"{written!r} would be read as {value}; write the number, or a time with its unit"
+    digits = written.lstrip("+-").replace("_", "")
+    if isinstance(value, int) and len(digits) > 1 and digits[0] == "0" and digits.isdigit():
+        return f"{written!r} would be read as the octal number {value}; write {digits.lstrip('0') or 0}"
+    return ""
 
 
 def _check_yaml(text: str) -> None:

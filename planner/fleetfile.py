@@ -36,13 +36,13 @@ from planner.domain import (
 from planner.errors import InputError
 from planner.files import read_yaml
 from planner.models.correction import CorrectedFormula
-from planner.models.forms import DistServeSteps, SplitwiseLookup, StepForm
+from planner.models.forms import DistServeSteps, SplitwiseLookup
 from planner.models.latency import StepLatency
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
 from planner.simulator.replay import ADMISSION, BATCHING, POOLS, QUEUE, ROUTING
 from planner.units import LARGEST, quantity
-from planner.values import refuse_unknown
+from planner.values import at_least_0, positive, refuse_unknown
 
 Section = Mapping[str, Any]
 
@@ -205,7 +205,8 @@ def _pool(
         raise InputError(f"{where}: pp: {llm.name} has {llm.layers} layers, found {pp}")
     kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, seats, where)
     written = row.get("latency")
-    form = _form(written, f"{where}: latency") if isinstance(written, Mapping) and "form" in written else None
+    has_form = isinstance(written, Mapping) and "form" in written
+    form = _form(cast(Section, written), f"{where}: latency") if has_form else None
     try:
         latency, fitted = _latency(written if form is None else None, llm, gpu, tp, catalog, directory)
         if written is None:
@@ -213,6 +214,13 @@ def _pool(
     except InputError as error:
         raise InputError(f"{where}: latency: {error}") from None
     count = _count(row, "count", where, default=1)
+    for own in (form, fitted):
+        shortest_s, key = (1.0, "") if own is None else own.shortest_s(tokens + seats, seats, kv_tokens)
+        if not shortest_s > 0:
+            raise InputError(
+                f"{where}: latency: {key}: some step of up to {tokens} tokens and {seats} decodes would take "
+                f"{shortest_s:.3g} s, must be > 0 and never fall with the context"
+            )
     try:
         worker_type = WorkerType(gpu, tp, latency, kv_tokens, tokens, seats, pp, form or fitted)
     except InputError as error:
@@ -252,7 +260,7 @@ def _kv_tokens(
 
 def _latency(
     value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, directory: Path
-) -> tuple[StepLatency, StepForm | None]:
+) -> tuple[StepLatency, CorrectedFormula | None]:
     """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the fit
     says the simulator is to take instead.
     """
@@ -301,7 +309,7 @@ def _simulated(row: Section, where: str) -> CorrectedFormula | None:
     return form
 
 
-def _form(section: Section, where: str) -> StepForm:
+def _form(section: Section, where: str) -> Form:
     """Step times that are not five numbers, by the name of their form."""
     try:
         kind, tuples, numbers = FORMS[str(section.get("form"))]
@@ -314,6 +322,10 @@ def _form(section: Section, where: str) -> StepForm:
     for name in numbers:
         if name in section:
             values[name] = _numbers([section[name]], f"{where}: {name}")[0]
+    if "threshold" in values:
+        values["threshold"] = (
+            int(values["threshold"]) if values["threshold"] % 1 == 0 else values["threshold"]
+        )
     try:
         return kind(**values)
     except InputError as error:
@@ -368,6 +380,8 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
     for name, field in POLICY_NUMBERS.items():
         if name in section:
             chosen[field] = _positive(section[name], f"{where}: {name}")
+    if section.get("headroom") == 0:
+        raise InputError(f"{where}: headroom: of 0 no request would ever be packed; must be > 0")
     for name in ("vidur_restarts", "prefix_cache"):
         chosen[name] = _flag(section, name, where, default=False)
     weights = _section(section.get("tenant_weights"), None, f"{where}: tenant_weights")
@@ -381,14 +395,11 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
 def _network(document: object, where: str) -> Network:
     section = _section(document, NETWORK_KEYS, where)
     default = Network()
-    bandwidth = quantity(
-        section.get("bandwidth", default.bandwidth_bytes_per_s), "bytes_per_s", where=f"{where}: bandwidth"
-    )
-    latency_s = quantity(section.get("latency", default.latency_s), "s", where=f"{where}: latency")
-    if bandwidth <= 0:
-        raise InputError(f"{where}: bandwidth: must be > 0, found {section['bandwidth']!r}")
-    if latency_s < 0:
-        raise InputError(f"{where}: latency: must be >= 0, found {section['latency']!r}")
+    bandwidth, latency_s = default.bandwidth_bytes_per_s, default.latency_s
+    if "bandwidth" in section:
+        bandwidth = positive(section["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
+    if "latency" in section:
+        latency_s = at_least_0(section["latency"], "s", f"{where}: latency")
     transfer = _one_of(section.get("transfer", default.transfer), TRANSFERS, f"{where}: transfer")
     return Network(
         bandwidth,

@@ -23,15 +23,18 @@ def llm_from_config(path: Path) -> Llm:
     """The shape in a Hugging Face config.json, or in the folder that holds one.
 
     Raises CatalogError for a key that is missing and for what our formulas do not describe: `_UNMODELLED`,
-    layers that are not alike, weights of other than 16 bits or fp8. With fp8 weights the KV cache stays 16
-    bits wide, as vLLM keeps it with --kv-cache-dtype auto, unless the checkpoint brings a
-    `kv_cache_scheme`. A window of attention is not used: keys and values are counted as if every layer looked
-    at all tokens.
+    layers that are not alike, weights of other than 16 bits or fp8. How weights are quantised stands in the
+    config or, as ModelOpt leaves it, in hf_quant_config.json beside it. With fp8 weights the KV cache stays
+    16 bits wide, as vLLM keeps it with --kv-cache-dtype auto, unless the checkpoint says otherwise. A window
+    of attention is not used: keys and values are counted as if every layer looked at all tokens.
     """
     file = path / "config.json" if path.is_dir() else path
     where, config = str(file), _read_config(file)
     if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
-        config = config["text_config"]  # an LLM with eyes: its language half
+        # an LLM with eyes: its language half, quantised as the whole where it does not say
+        whole = {key: config[key] for key in (*_QUANTISED, "torch_dtype", "dtype") if key in config}
+        config = whole | config["text_config"]
+    dtype_bytes, kv_dtype_bytes = _bytes_per_number(file, config)
     kind = str(config.get("model_type", ""))
     if found := _unmodelled(config):
         key, what = found
@@ -62,14 +65,14 @@ def llm_from_config(path: Path) -> Llm:
         context_tokens=_config_count(
             config, where, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len"
         ),
-        dtype_bytes=_config_dtype_bytes(config, where),
+        dtype_bytes=dtype_bytes,
         gated_ffn=_config_is_gated(config, kind, where),
         tied_embeddings=_config_flag(config, "tie_word_embeddings", where, default=kind in _TIED),
         experts=experts,
         experts_per_token=_config_count(
             config, where, "num_experts_per_tok", "num_experts_per_token", default=None if experts > 1 else 1
         ),
-        kv_dtype_bytes=_config_kv_dtype_bytes(config),
+        kv_dtype_bytes=kv_dtype_bytes,
     )
 
 
@@ -86,6 +89,11 @@ _UNMODELLED = {
     ),
     "layers that share keys and values": ("num_kv_shared_layers", "cla_share_factor"),
 }  # fmt: skip
+_QUANTISED = ("quantization_config", "compression_config", "quantization")
+MODELOPT_FILE = "hf_quant_config.json"
+_OTHER_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ
+_FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
+_FP8_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB")  # of ModelOpt
 _EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval")  # 1: each has experts
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _FFN_4X = ("bloom", "gpt2")  # leave the width out: it is four times hidden
@@ -156,24 +164,84 @@ def _unmodelled(config: Row) -> tuple[str, str] | None:
     return ("layer_types", f"layers without attention, {strange[0]!r} among them") if strange else None
 
 
-def _config_dtype_bytes(config: Row, where: str) -> float:
-    """As vLLM serves it: float32 checkpoints run in 16 bits, fp8 in 8."""
-    quantised = config.get("quantization_config")
-    if isinstance(quantised, dict):
-        method = str(quantised.get("quant_method", quantised.get("quant_algo", "?"))).lower()
-        if "fp8" not in method and not _has_fp8_groups(quantised):
-            raise CatalogError(
-                f"{where}: quantization_config: {method!r} is not modelled; expected fp8, or 16 bits"
-            )
-        return 1.0
+def _bytes_per_number(file: Path, config: Row) -> tuple[float, float]:
+    """Of the weights, and of keys and values. As vLLM serves them: float32 checkpoints run in 16 bits."""
+    said = [
+        (f"{file}: {key}", _quantised(config[key], f"{file}: {key}"))
+        for key in _QUANTISED
+        if config.get(key) is not None
+    ]
+    if file.name == "config.json":
+        if (modelopt := file.with_name(MODELOPT_FILE)).exists():
+            section = _read_config(modelopt).get("quantization")
+            where = f"{modelopt}: quantization"
+            said.append((where, _quantised(section, where)))
+        for name in _OTHER_FILES:
+            if not said and file.with_name(name).exists():
+                raise CatalogError(f"{file.with_name(name)}: such weights are not modelled; {_INSTEAD}")
+    if len({found for _, found in said}) > 1:
+        (one, (a, kv_a)), (other, (b, kv_b)) = said[:2]
+        raise CatalogError(
+            f"{one} counts {a or 2:g} byte(s) per weight and {kv_a:g} per key, "
+            f"{other} {b or 2:g} and {kv_b:g}; remove what is out of date"
+        )
+    dtype_bytes, kv_dtype_bytes = said[0][1] if said else (None, 2.0)
+    if dtype_bytes is not None:
+        return dtype_bytes, kv_dtype_bytes
     dtype = _config_dtype(config)
     if dtype in ("float16", "bfloat16", "half", "float32", "float"):
-        return 2.0
+        return 2.0, kv_dtype_bytes
     if dtype.startswith("float8"):
-        return 1.0
-    raise CatalogError(
-        f"{where}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}"
-    )
+        return 1.0, kv_dtype_bytes
+    raise CatalogError(f"{file}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}")
+
+
+_INSTEAD = (
+    "expected fp8 or 16 bits: name such a checkpoint, or describe this one in a llms.yaml of your own with "
+    "its dtype_bytes"
+)
+
+
+def _quantised(section: object, where: str) -> tuple[float | None, float]:
+    """Bytes of a weight (None: not quantised) and of a key, as Hugging Face or ModelOpt write it down."""
+    if isinstance(section, dict) and isinstance(section.get("quantization"), dict):
+        where, section = f"{where}: quantization", section["quantization"]
+    if not isinstance(section, dict):
+        raise CatalogError(
+            f"{where}: expected keys and values such as quant_method: fp8, found {section!r:.80}"
+        )
+    kv_dtype_bytes = _kv_bytes(section, where)
+    method, algorithm = section.get("quant_method"), section.get("quant_algo")
+    if algorithm is not None:
+        if str(algorithm).upper() not in _FP8_ALGORITHMS:
+            raise CatalogError(f"{where}: quant_algo: {algorithm!r} is not modelled; {_INSTEAD}")
+        return 1.0, kv_dtype_bytes
+    if str(method).lower() in _FP8_METHODS or _has_fp8_groups(section):
+        return 1.0, kv_dtype_bytes
+    if method is None and "quant_algo" in section and not section.get("config_groups"):
+        return None, kv_dtype_bytes  # ModelOpt, of keys and values alone
+    name = "bits" if method is None and "bits" in section else "quant_method"
+    raise CatalogError(f"{where}: {name}: {section.get(name)!r} is not modelled; {_INSTEAD}")
+
+
+def _kv_bytes(section: Row, where: str) -> float:
+    """Of a key: as compressed-tensors write it (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
+    (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
+    """
+    scheme, algorithm = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
+    if algorithm is not None and str(algorithm).upper() != "FP8":
+        raise CatalogError(
+            f"{where}: kv_cache_quant_algo: {algorithm!r} is not modelled; expected FP8, or none for 16 bits"
+        )
+    if scheme is None:
+        return 2.0 if algorithm is None else 1.0
+    bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
+    if bits != 8 or isinstance(bits, bool) or (isinstance(scheme, dict) and scheme.get("type") == "int"):
+        raise CatalogError(
+            f"{where}: kv_cache_scheme: expected num_bits: 8 of floats, or none for 16 bits, found "
+            f"{scheme!r:.80}"
+        )
+    return 1.0
 
 
 def _has_fp8_groups(quantised: Row) -> bool:
@@ -187,22 +255,6 @@ def _has_fp8_groups(quantised: Row) -> bool:
         isinstance(each, dict) and each.get("num_bits") == 8 and each.get("type") == "float"
         for each in weights
     )
-
-
-def _config_kv_dtype_bytes(config: Row) -> float | None:
-    """Of keys and values where the weights are quantised, None (as the weights) where they are not.
-
-    A checkpoint says so as compressed-tensors do (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
-    (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
-    """
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, dict):
-        return 2.0 if _config_dtype(config).startswith("float8") else None
-    scheme = quantised.get("kv_cache_scheme")
-    bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
-    algorithm = quantised.get("kv_cache_quant_algo")
-    is_8_bit = bits == 8 or (isinstance(algorithm, str) and "fp8" in algorithm.lower())
-    return 1.0 if is_8_bit else 2.0
 
 
 def _config_dtype(config: Row) -> str:

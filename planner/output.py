@@ -242,10 +242,13 @@ def _images(fleet: Fleet) -> list[str]:
     return sorted({image_of(gpu) if is_rocm(gpu) else IMAGE for gpu in gpus})
 
 
-def _quantity(value: float, factor: float, unit: str) -> str | float:
-    """'50 GB/s' where units.quantity reads the same number from it, else the bare number."""
+_OWN_UNITS = {"GB/s": "B/s", "ms": "s"}
+
+
+def _quantity(value: float, factor: float, unit: str) -> str:
+    """'50 GB/s' where units.quantity reads the same number from it, else in the library's own unit."""
     text = _shortest(value / factor)
-    return f"{text} {unit}" if float(text) * factor == value else value
+    return f"{text} {unit}" if float(text) * factor == value else f"{value!r} {_OWN_UNITS[unit]}"
 
 
 def _shortest(value: float) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -15,11 +16,11 @@ from planner.errors import InputError
 from planner.evidence import placement
 from planner.files import read_json
 from planner.fleetfile import fleet_of, read_fleet
-from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted, Throughput
+from planner.plan import Alternative, Certificate, Plan, Throughput
 from planner.planning import PREFIXES_S
 from planner.prefixes.placing import pool_prefixes
 from planner.promise import parse_slo
-from planner.repeats import Interval, Repeats
+from planner.repeats import Interval
 from planner.simulator.metrics import judge
 from planner.simulator.replay import simulate
 from planner.tracefile import read_trace
@@ -27,6 +28,11 @@ from planner.traces import Trace
 
 Section = Mapping[str, Any]
 
+Written = TypeVar("Written")
+TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
+REST = {
+    "status": str, "prices": str, "command": str, "max_model_len": int, "warnings": tuple[str, ...],
+}  # fmt: skip
 NEAR_FRAC = 1e-9  # figures are written with ten digits
 
 
@@ -41,13 +47,16 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
     fleet = read_fleet(path, catalog)
     written = read_json(folder / "certificate.json")
     try:
-        traffic, proved = written["traffic"], written["certificate"]
+        traffic = {
+            key: _value(kind, written["traffic"][key], f"traffic: {key}") for key, kind in TRAFFIC.items()
+        }
+        rest = {key: _value(kind, written[key], key) for key, kind in REST.items()}
         slo = parse_slo(written["slo"], where=f"{path}: slo")
         trace = replace(
             _traffic(folder),
             name=traffic["trace"],
             dropped=traffic["dropped"],
-            notes=tuple(traffic["notes"]),
+            notes=traffic["notes"],
         )
         if len(trace) != traffic["requests"]:
             raise InputError(_of_two(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
@@ -57,9 +66,9 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
             if not _is_near(line.value_s, said["simulated_s"]):
                 here = f"{line.limit.name} at {line.value_s:.10g} s"
                 raise InputError(_of_two(folder, here, f"{said['simulated_s']} s"))
-        certificate = _certificate(proved)
+        certificate = _of(Certificate, written["certificate"], "certificate")
         found = Plan(
-            status=written["status"],
+            status=rest["status"],
             fleet=fleet,
             slo=slo,
             trace=trace,
@@ -70,18 +79,20 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
             alternatives=tuple(
                 _alternative(row, fleet.llm.name, path, catalog) for row in written["alternatives"]
             ),
-            max_model_len=written["max_model_len"],
-            prices_note=written["prices"],
-            warnings=tuple(written["warnings"]),
-            throughput=Throughput(**written["throughput"]) if "throughput" in written else None,
+            max_model_len=rest["max_model_len"],
+            prices_note=rest["prices"],
+            warnings=rest["warnings"],
+            throughput=(
+                _of(Throughput, written["throughput"], "throughput") if "throughput" in written else None
+            ),
             placement=placement(fleet),
             prefixes=pool_prefixes(
                 fleet, simulation, trace, time_limit_s=PREFIXES_S,
                 rng=np.random.default_rng(certificate.seed),
             ),
         )  # fmt: skip
-        return found, written["command"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return found, rest["command"]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(
             f"{folder / 'certificate.json'}: is not as this version of the planner writes it "
             f"({type(error).__name__}: {error}); plan again"
@@ -100,32 +111,40 @@ def _traffic(folder: Path) -> Trace:
     return read_trace(more if more.exists() else folder / "requests.csv", seed=None)
 
 
-def _certificate(proved: Section) -> Certificate:
-    known = {field.name: proved[field.name] for field in fields(Certificate)}
-    return Certificate(**known | {
-        "universe": tuple(proved["universe"]),
-        "binding": tuple(proved["binding"]),
-        "assumptions": tuple(proved["assumptions"]),
-        "refuted": tuple(Refuted(**row) for row in proved["refuted"]),
-        "neighbours": tuple(Neighbour(**row) for row in proved["neighbours"]),
-        "repeats": tuple(_repeats(row) for row in proved["repeats"]),
-    })  # fmt: skip
+def _of(kind: type[Written], row: Any, where: str, **given: Any) -> Written:
+    """A dataclass out of its fields as they are written down; `given` are those that are not read here."""
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    return kind(**{name: _value(hints[name], row[name], f"{where}: {name}") for name in names}, **given)
 
 
-def _repeats(row: Section) -> Repeats:
-    limits = {name: _interval(value) for name, value in row["limits"].items()}
-    return Repeats(**{**row, "limits": limits, "attainment_frac": _interval(row["attainment_frac"])})
-
-
-def _interval(row: Section) -> Interval:
-    return Interval(**{name: math.nan if value is None else value for name, value in row.items()})
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """A value of the type that a field has; raises ValueError for another."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is types.UnionType and types.NoneType in inner:
+        return None if value is None else _value(inner[0], value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _value(inner[1], item, f"{where}: {key}") for key, item in value.items()}
+    if is_dataclass(hint) and isinstance(value, dict):
+        if hint is Interval:  # what is not finite is null in JSON
+            value = {name: math.nan if number is None else number for name, number in value.items()}
+        return _of(hint, value, where)  # type: ignore[arg-type]
+    kinds = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
+    if origin is Literal and value in inner:
+        return value
+    if isinstance(value, kinds.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{where} is {value!r:.80}")
 
 
 def _alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
-    fleet = row["fleet"] and fleet_of({"llm": llm, **row["fleet"]}, path, catalog)
-    return Alternative(**{
-        **row, "fleet": fleet, "objective": math.inf if row["objective"] is None else row["objective"],
-    })  # fmt: skip
+    of_fleet = row["fleet"]
+    fleet = None if of_fleet is None else fleet_of({"llm": llm, **of_fleet}, path, catalog)
+    if row["objective"] is None:
+        row = {**row, "objective": math.inf}
+    return _of(Alternative, row, "alternatives", fleet=fleet)
 
 
 def _is_near(value: float, written: float | None) -> bool:

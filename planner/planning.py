@@ -155,6 +155,7 @@ def certified(
         max_model_len=problem.longest_tokens,
         prices_note=evidence.prices_note(task, catalog, problem.gpus),
         warnings=(
+            *trace.warnings,
             *evidence.warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings,
             *draws.warnings(certificate.repeats),
             *evidence.shared_copies(problem), *evidence.dying_away(problem, simulation), *one_more_warnings,

@@ -103,6 +103,12 @@ def _percentile_frac(written: object, where: str) -> float:
             "state a percentile, such as p50 or p90"
         )
     match = _PERCENTILE.fullmatch(str(written))
+    if match is not None and 0 < float(match[1]) < 1:
+        meant = f"p{100 * float(match[1]):.10g}"
+        raise InputError(
+            f"{where}: {str(written)!r} is kept where {float(match[1]):g} % of the requests keep it; write "
+            f"{meant} for {100 * float(match[1]):.10g} %"
+        )
     if match is None or not 0 < float(match[1]) <= 100:
         raise InputError(f"{where}: expected a percentile in (0, 100] such as p90, found {str(written)!r}")
     return float(f"{float(match[1]) / 100:.12g}")

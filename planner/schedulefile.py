@@ -134,7 +134,7 @@ def _capacity(row: object, i: int, gpus: set[str]) -> Capacity:
         count,
         _positive(row.get("rate"), "rps", f"{where}: rate", least=1e-6),
         _positive(row.get("power", 0), "w", f"{where}: power", least=0.0),
-        _positive(row.get("start", DEFAULT_START_S), "s", f"{where}: start", least=0.0),
+        _positive(row["start"], "s", f"{where}: start", least=0.0) if "start" in row else DEFAULT_START_S,
     )
 
 

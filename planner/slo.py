@@ -321,7 +321,9 @@ def _prices(
             spot[name] = Spot(
                 _price(given["spot"], f"{here}: spot"),
                 share(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
-                positive(given.get("spot_restart", SPOT_RESTART_S), "s", f"{here}: spot_restart"),
+                positive(given["spot_restart"], "s", f"{here}: spot_restart")
+                if "spot_restart" in given
+                else SPOT_RESTART_S,
             )
             if (down_frac := spot[name].down_frac) > MOST_DOWN_FRAC:
                 raise InputError(

@@ -19,6 +19,11 @@ from planner.tracetexts import BLOCK_TOKENS, cut_texts, text_lengths
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0
 OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
+ANEW_FRAC = 0.01  # a clock that starts again does so this near to where it started, of its span
+DATE_S = 1e8  # a clock of numbers that begins later counts from a date, and does not start again
+SAID_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
+MOST_DROPPED_FRAC = 0.2  # and more than this an error unless they are to be left out
+NESTED = "hash_ids"  # the one column whose parts tell a format
 
 NO_OUTPUT = "no output tokens (failed request)"
 NO_INPUT = "no input tokens"
@@ -75,41 +80,69 @@ _REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who w
 class Rows:
     """Gathers the checked columns of one file block by block, then makes the trace of them."""
 
-    def __init__(self, path: Path, names: list[str], where: str) -> None:
-        self.path = path
-        self.known = {name.strip().lower(): name for name in names}
-        if len(self.known) < len(names):
-            twice = [
-                name for name, times in Counter(name.strip().lower() for name in names).items() if times > 1
-            ]
-            raise TraceError(f"{where}: column {shown(twice[0])} is given twice; keep one")
-        self.format = self._tell_format(where)
-        self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
-        self.tenant = self._one_of(_TENANT)
-        self.hash_ids = self._one_of(_PREFIX)
-        self.llm = self._one_of(("model",))
-        self.block = self._one_of(_BLOCK)
-        self.after = self._one_of(_AFTER)
-        self.request_id = self._one_of(_REQUEST_ID) if self.after else None
-        self.think = self._one_of(_THINK) if self.after else None
-        if self.after and not self.request_id:
-            raise TraceError(
-                f"{where}: column {self.after} names requests by their request_id, which is missing"
-            )
-        self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
-        texts = (self.tenant, self.llm, self.block, self.request_id, self.think, *self.lists)
-        self.needed = [self.clock, *self.counts, *(name for name in texts if name is not None)]
+    def __init__(
+        self, path: Path, names: list[str], where: str, *, drop_invalid: bool = False, grows: bool = False
+    ) -> None:
+        """With `grows` columns may begin in a later block of rows, and `widen` must be told of them."""
+        self.path, self.drop_invalid, self.grows = path, drop_invalid, grows
         self.ticks: list[FloatArray] = []
         self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
-        self.texts: dict[str, list[str]] = {
-            name: [] for name in (self.tenant, self.llm, self.block, self.request_id) if name is not None
-        }
+        self.texts: dict[str, list[str]] = {}
         self.parents: list[list[int]] = []
         self.think_s: list[FloatArray] = []
         self.ids: list[npt.NDArray[Any]] = []  # flat, and how many of them each request has:
         self.blocks: list[IntArray] = []
         self.dropped: Counter[str] = Counter()
+        self._name(names, where)
+        self.format = self._tell_format(where)
+        self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
+        self._choose(where)
+
+    def widen(self, names: dict[str, int]) -> None:
+        """Take columns that begin later, by their first lines: the requests so far have none of them."""
+        where = f"{self.path}, line {max(names.values())}"
+        self._name(list(names), where)
+        self.format = self._tell_format(where)
+        first = [self.known[name.lower()] for name in self.format.columns[:3]]
+        if late := [name for name in first if name not in (self.clock, *self.counts)]:
+            where = f"{self.path}, line {names[late[0]]}"
+            raise TraceError(f"{where}: column {late[0]} begins here; expected it in every line, or in none")
+        self._choose(where)
+
+    def _name(self, names: list[str], where: str) -> None:
+        self.known = {name.strip().lower(): name for name in names}
+        if len(self.known) < len(names):
+            twice = Counter(name.strip().lower() for name in names).most_common(1)[0][0]
+            raise TraceError(f"{where}: column {shown(twice)} is given twice; keep one")
+
+    def _choose(self, where: str) -> None:
+        """The columns that are read beside the first three; empty for the rows before they began."""
+        self.tenant = self._one_of(_TENANT)
+        self.hash_ids = self._one_of(_PREFIX)
+        self.llm = self._one_of(("model",))
+        self.block = self._one_of(_BLOCK)
+        self.after = self._one_of(_AFTER)
+        has_waits = bool(self.after) or self.grows
+        self.request_id = self._one_of(_REQUEST_ID) if has_waits else None
+        self.think = self._one_of(_THINK) if has_waits else None
+        if self.after and not self.request_id:
+            raise TraceError(
+                f"{where}: column {self.after} names requests by their request_id, which is missing"
+            )
+        self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
+        optional = (self.tenant, self.llm, self.block, self.request_id, self.think, *self.lists)
+        self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
+        rows = sum(map(len, self.ticks))
+        for name in (self.tenant, self.llm, self.block, self.request_id):
+            if name is not None:
+                self.texts.setdefault(name, [""] * rows)
+        if self.after is not None and not self.parents:
+            self.parents = [[] for _ in range(rows)]
+        if self.think is not None and not self.think_s:
+            self.think_s = [np.zeros(rows)]
+        if self.hash_ids is not None and not self.blocks:
+            self.blocks = [np.zeros(rows, np.int64)]
 
     def _tell_format(self, where: str) -> Format:
         missing = {f: [name for name in f.columns if name.lower() not in self.known] for f in FORMATS}
@@ -203,16 +236,31 @@ class Rows:
     def _refuse(self, line: int, name: str, expected: str, found: str) -> None:
         raise TraceError(f"{self.path}, line {line}, column {name}: expected {expected}, found {found}")
 
+    def _warnings(self) -> tuple[str, ...]:
+        """Of the share of requests that are left out; blank lines are none."""
+        kept = sum(map(len, self.ticks))
+        left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
+        reasons = ", ".join(f"{rows} rows with {reason}" for reason, rows in left_out.items())
+        if not kept:
+            raise TraceError(f"{self.path}: no request is left; found {reasons or 'no row below the header'}")
+        dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
+        share = dropped / (kept + dropped)
+        said = (
+            f"{dropped} of {kept + dropped} requests ({share:.1%}) cannot be served as they stand: {reasons}"
+        )
+        if share > MOST_DROPPED_FRAC and not self.drop_invalid:
+            raise TraceError(f"{self.path}: {said}. Mend the file, or go on without them with --drop-invalid")
+        if share <= SAID_DROPPED_FRAC:
+            return ()
+        return (f"{self.path.name}: {said}; they are left out, so the plan is for the other {kept} alone",)
+
     def trace(self) -> Trace:
         """What was gathered, in order of arrival."""
+        warnings = self._warnings()
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        if not sum(map(len, self.ticks)):
-            left_out = ", ".join(f"{rows} rows with {reason}" for reason, rows in dropped.items())
-            raise TraceError(
-                f"{self.path}: no request is left; found {left_out or 'no row below the header'}"
-            )
-        ticks = np.concatenate(self.ticks)
-        order, notes = self._order(ticks)
+        ticks, notes = self._restarted(np.concatenate(self.ticks))
+        order, sorting = self._order(ticks)
+        notes += sorting
         if order is not None:
             ticks = ticks[order]
         if self.format.starts_at_zero or self.origin is not None:
@@ -256,6 +304,7 @@ class Rows:
             after=after,
             think_s=np.concatenate(self.think_s)[everything] if self.think_s else np.zeros(0),
             dropped=dropped,
+            warnings=warnings,
             notes=tuple(notes),
             coarse_s=quantum_s,
         )
@@ -271,13 +320,13 @@ class Rows:
 
     def _after(self, order: IntArray) -> IntArray:
         """Rows (request, parent), by parent, of the requests in this order."""
-        if self.request_id is None:
+        if self.after is None or self.request_id is None:
             return no_edges()
         names = self.texts[self.request_id]
-        place = {names[row]: i for i, row in enumerate(order.tolist())}
-        if len(place) < len(names):
-            twice = Counter(names).most_common(1)[0][0]
-            raise TraceError(f"{self.path}, column {self.request_id}: {shown(twice)} is given twice")
+        named = Counter(name for name in names if name)  # nobody waits for what has no name
+        if (twice := named.most_common(1)) and twice[0][1] > 1:
+            raise TraceError(f"{self.path}, column {self.request_id}: {shown(twice[0][0])} is given twice")
+        place = {names[row]: i for i, row in enumerate(order.tolist()) if names[row]}
         edges = []
         for i, row in enumerate(order.tolist()):
             for parent in map(str, self.parents[row]):
@@ -297,15 +346,39 @@ class Rows:
         codes, names = pd.factorize(np.array(self.texts[column], dtype=object))
         return codes.astype(np.int64), tuple(names.tolist())
 
+    def _restarted(self, ticks: FloatArray) -> tuple[FloatArray, list[str]]:
+        """Times that go on where a clock of numbers starts again, once, and a note on it.
+
+        Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). What lies between
+        them is not known; the second is taken to start where the first ends.
+        """
+        gaps = np.diff(ticks)
+        back = np.flatnonzero(gaps < 0)
+        late = int((ticks < np.maximum.accumulate(ticks)).sum())
+        is_rare = late < max(OUT_OF_ORDER_FRAC * len(ticks), 2)  # a few late rows are sorted
+        is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
+        if len(back) != 1 or is_rare or not is_counter:
+            return ticks, []
+        first = int(back[0]) + 1
+        before, after = float(ticks[first - 1]), float(ticks[first])
+        if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
+            return ticks, []  # not from the beginning: rows out of order
+        return np.concatenate([ticks[:first], ticks[first:] + (before - after)]), [
+            f"the clock starts again once, from {before:g} to {after:g}: the {first} requests before and the "
+            f"{len(ticks) - first} from there on are taken as two logs, the second from where the first ends"
+        ]
+
     def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
         """Positions in order of arrival, None where the file has that order, and a note on it."""
         late = ticks < np.maximum.accumulate(ticks)
         if not late.any():
             return None, []
         if (rows := int(late.sum())) >= OUT_OF_ORDER_FRAC * len(ticks):
+            back = int((np.diff(ticks) < 0).sum())
             raise TraceError(
                 f"{self.path}, column {self.clock}: {rows} of {len(ticks)} rows are out of order, at most "
-                f"{OUT_OF_ORDER_FRAC:.0%} may be; sort the file by {self.clock}"
+                f"{OUT_OF_ORDER_FRAC:.0%} may be (the clock steps back {back} times); "
+                f"sort the file by {self.clock}, or, where its clock starts again, give each part a file"
             )
         return np.argsort(ticks, kind="stable"), [
             f"{rows} of {len(ticks)} rows out of order: sorted by arrival"
@@ -343,12 +416,15 @@ class Rows:
         """As the file says in a column of its own, which must be the same in every row; else the format's."""
         if self.block is None:
             return self.format.block_tokens
-        found = sorted(set(self.texts[self.block]))
+        blocks = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.int64)
+        texts = self.texts[self.block]
+        with_ids = [text for text, count in zip(texts, blocks.tolist(), strict=False) if count]
+        found = sorted(set(with_ids or texts))  # a request without ids need not say
         tokens = _number(found[0])
         if len(found) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
             raise TraceError(
-                f"{self.path}, column {self.block}: expected one whole number of tokens >= 1 in all rows, "
-                f"found {', '.join(map(shown, found[:3]))}"
+                f"{self.path}, column {self.block}: expected one whole number of tokens >= 1 in all rows "
+                f"with ids, found {', '.join(map(shown, found[:3]))}"
             )
         return int(tokens)
 

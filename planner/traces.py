@@ -36,8 +36,9 @@ class Trace:
     `after` (e, 2) holds rows (request, parent), by parent: a request arrives `think_s` (n,) after the last of
     its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
     time (planner/sessions.py). Parents stand before those who wait for them.
-    `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace. `coarse_s`
-    is the step of a clock whose stamps are still to be `spread`, 0 where they need not.
+    `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace, and `warnings`
+    what of it an answer must begin with. `coarse_s` is the step of a clock whose stamps are still to be
+    `spread`, 0 where they need not.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Trace:
     coarse_s: float = 0.0
     llm: IntArray = field(default_factory=no_ids)
     llms: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)

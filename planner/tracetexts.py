@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,11 @@ def text_lengths(trace: Path) -> dict[int, int]:
 
 def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(text)
+        request = json.loads(text, object_pairs_hook=_once)
+    except KeyError as twice:
+        raise TraceError(
+            f"{path}, line {line}: column {shown(twice.args[0])} is given twice; keep one"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise TraceError(
             f"{path}, line {line}: is not JSON ({error}); expected one object per line"
@@ -78,3 +83,11 @@ def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise TraceError(f"{path}, line {line}: expected a JSON object, found {shown(request)}")
     return request
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises KeyError with a key that is given twice."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise KeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return row

@@ -19,14 +19,17 @@ _FACTORS: dict[str, dict[str, float]] = {
     "usd_per_h": {"usd/h": 1.0, "USD/h": 1.0, "$/h": 1.0, "usd/day": 1 / 24, "usd/month": 1 / 730},
     "rps": {"rps": 1.0, "req/s": 1.0, "/s": 1.0, "req/min": 1 / 60},
 }  # fmt: skip
+_NEEDS_UNIT = {"s": ("ms", "s"), "bytes_per_s": ("GB/s",), "bytes": ("GB",), "w": ("W", "kW")}
 LARGEST = 1e18  # of any quantity in the library's unit; what is larger overflows where it is multiplied
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
-def quantity(value: object, unit: str, *, where: str) -> float:
-    """Read `value` ("200 ms", 0.2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
+def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> float:
+    """Read `value` ("200 ms", "2 usd/h", 2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
 
-    A bare number is already in the library's unit. `where` names the field in the error message.
+    A bare number of requests/s or USD/h is one. Seconds, bytes and Watts need their unit: 2000 may be
+    milliseconds or seconds, and who guesses wrong plans for half an hour what nobody asked. Only 0 needs
+    none, and with `bare` the field's name says the unit. `where` names the field in the error message.
     """
     factors = _FACTORS[unit]
     example = next(name for name in factors if factors[name] == 1.0)
@@ -38,6 +41,9 @@ def quantity(value: object, unit: str, *, where: str) -> float:
     number, suffix = float(match[1]), match[2]
     if suffix and suffix not in factors:
         raise InputError(f"{where}: unknown unit {suffix!r} in {value!r}; use one of {', '.join(factors)}")
+    if not suffix and number and unit in _NEEDS_UNIT and not bare:
+        written = " or ".join(f"{match[1]} {each}" for each in _NEEDS_UNIT[unit])
+        raise InputError(f"{where}: {value!r} has no unit; write {written}")
     number *= factors[suffix] if suffix else 1.0
     if not abs(number) < LARGEST:
         raise InputError(

@@ -49,8 +49,8 @@ def one_of(value: object, known: tuple[str, ...], where: str) -> str:
     return value
 
 
-def at_least_0(value: object, unit: str, where: str) -> float:
-    number = quantity(value, unit, where=where)
+def at_least_0(value: object, unit: str, where: str, *, bare: bool = False) -> float:
+    number = quantity(value, unit, where=where, bare=bare)
     if number < 0:
         raise InputError(f"{where}: must be >= 0, found {value!r}")
     return number

@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
-
 from planner.catalog import Catalog
 from planner.domain import Fleet, Limit
 from planner.errors import InfeasibleError, InputError
+from planner.files import yaml_value
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
 from planner.promise import METRICS
@@ -123,9 +122,9 @@ def change(document: Mapping[str, Any], text: str) -> dict[str, Any]:
     if not equals or not all(keys):
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
     try:
-        value = yaml.safe_load(written)
-    except yaml.YAMLError:
-        raise InputError(f"--change {text!r}: {written!r} is no value that YAML can read") from None
+        value = yaml_value(written)
+    except InputError as error:
+        raise InputError(f"--change {text!r}: {error}") from None
     changed = copy.deepcopy(dict(document))
     section: dict[str, Any] = changed
     if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:

@@ -33,7 +33,7 @@ def _wide(pool: Pool, *, tp: int, pp: int) -> Pool:
     return replace(pool, type=replace(pool.type, tp=tp, pp=pp))
 
 
-def quantised(kv_dtype_bytes: float | None = None) -> Fleet:
+def quantised(kv_dtype_bytes: float = 1.0) -> Fleet:
     """Weights and KV of one byte, power-capped GPUs."""
     llm = _llm("RedHatAI/Meta-Llama-3.1-70B-FP8", dtype_bytes=1.0, kv_dtype_bytes=kv_dtype_bytes)
     return Fleet(llm, (a_pool("capped", "mixed", "h100-80g@350W", 2, 3),))

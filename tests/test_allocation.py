@@ -272,6 +272,8 @@ def test_melanges_configuration_is_an_instance() -> None:
         ({"gpu_info": {"A10G": 4}}, "gpu_info, availability|gpu_info: A10G: expected an object"),
         ({"gpu_info": {"A10G": {"cost": 1.0, "tputs": [[2, 1]]}}}, "expected a list of 4 rates"),
         ({"gpu_info": {"A10G": {"cost": 1.0, "tputs": [2, 1]}}}, "tputs: expected a list of lists"),
+        ({"workload_distribution": [[20, 10], [50, 121]]}, "must sum to 1, found a sum of 201"),
+        ({"workload_distribution": [[0.2, 0.1], [0.5, 0]]}, "must sum to 1, found a sum of 0.8"),
         ({"gpu_info": {"A10G": {"cost": 1.0, "tput": [[2]]}}}, "unknown key 'tput'"),
         ({"availability": {"B10": 1}}, "of these, how many there are"),
         ({"total_request_rate": -3}, "total_request_rate: expected a number >= 0"),

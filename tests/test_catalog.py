@@ -357,6 +357,14 @@ def test_a_row_may_say_how_wide_its_kv_cache_is(tmp_path: Path) -> None:
     assert own.weight_bytes == (plain.weight_bytes + plain.embedding_parameters * 2) / 2
 
 
+@pytest.mark.parametrize("dtype_bytes", [0.53, 1, 4])
+def test_keys_and_values_are_not_as_wide_as_weights(tmp_path: Path, dtype_bytes: float) -> None:
+    """2 x 36 layers x 4 heads of 128 in 16 bits are 73,728 bytes per token; 0.53 for both gave 19,538."""
+    row = {**LLM, "layers": 36, "heads": 32, "kv_heads": 4, "head_dim": 128, "dtype_bytes": dtype_bytes}
+    llm = read_catalog(write(tmp_path, llms={"mine": row})).llm("mine")
+    assert llm.kv_bytes_per_token == 73_728
+
+
 def test_a_capped_row_knows_what_the_board_may_draw(catalog: Catalog) -> None:
     assert catalog.gpu("h100@350W").board_w == catalog.gpu("h100").board_w == 700
 

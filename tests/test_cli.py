@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from planner import __version__, cli
+from planner.errors import InputError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SLO, TRACE = EXAMPLES / "slo.yaml", EXAMPLES / "traces" / "azure-conversation-sample.csv"
@@ -515,3 +516,75 @@ def test_a_terminal_gets_its_cursor_back_after_an_error(here: Path) -> None:
     os.close(master)
     assert done.returncode == 3 and "plan: latency" in seen
     assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") > -1
+
+
+@pytest.mark.parametrize("usd", ["inf", "nan", "1e300"])
+@pytest.mark.parametrize("option", ["--stop-cost", "--start-cost"])
+def test_a_cost_without_end_is_refused(run: Run, here: Path, option: str, usd: str) -> None:
+    """With an infinite one the solver was asked for the impossible, and said so with a traceback."""
+    line = ("replan", "--current", "fleet.yaml", "--slo", "slo.yaml", "--trace", "trace.csv", option, usd)
+    outcome = run(*line)
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert f"plan: {option}: expected USD per worker, 0 to 1e+09, found {float(usd):g}" in outcome.err
+
+
+def failing(share: int) -> str:
+    """The small trace, with no output in one of so many rows."""
+    head, *rows = SMALL_TRACE.splitlines()
+    cut = (f"{row.rpartition(',')[0]},0" if i % share == 1 else row for i, row in enumerate(rows))
+    return "\n".join([head, *cut, ""])
+
+
+def test_requests_left_out_are_said_before_the_answer(run: Run, here: Path) -> None:
+    """6 of 60 cannot be served: on the console first, and in what programs read."""
+    (here / "trace.csv").write_text(failing(10))
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    said = "trace.csv: 6 of 60 requests (10.0%) cannot be served as they stand: 6 rows with no output tokens"
+    for line in (
+        ("trace", "trace.csv"),
+        ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"),
+        ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"),
+    ):
+        outcome = run(*line, "--json")
+        assert outcome.code == 0 and outcome.err.startswith(f"warning: {said}")
+        assert json.loads(outcome.out)["warnings"][0].startswith(said)
+    assert "Mind:" in (here / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("trace", "trace.csv"),
+        ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"),
+        ("compare", "--fleet", "fleet.yaml", "--trace", "trace.csv"),
+        ("goodput", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--slo", "slo.yaml"),
+        ("search", "vidur", "--slo", "slo.yaml", "--trace", "trace.csv"),
+        ("what-if", "--slo", "slo.yaml", "--trace", "trace.csv", "--change", "slo.ttft.p90=3 s"),
+        ("sensitivity", "--slo", "slo.yaml", "--trace", "trace.csv"),
+        ("pareto", "--slo", "slo.yaml", "--trace", "trace.csv", "--over", "ttft"),
+        ("replan", "--current", "fleet.yaml", "--slo", "slo.yaml", "--trace", "trace.csv"),
+        ("validate", "fleet.yaml", "-o", "out", "--trace", "trace.csv"),
+        ("prefixes", "trace.csv"),
+        ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"),
+    ],
+    ids=lambda line: line[0],
+)
+def test_a_trace_of_which_much_is_left_out_is_refused(
+    run: Run, here: Path, line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the requests failed; whoever means the other half says so."""
+    (here / "trace.csv").write_text(failing(2))
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    outcome = run(*line)
+    assert outcome.code == 1 and outcome.out == ""
+    assert "30 of 60 requests (50.0%) cannot be served" in outcome.err and "--drop-invalid" in outcome.err
+    assert not (here / "out").exists()
+    said: list[str] = []
+
+    def stop(warnings: Iterable[str]) -> None:
+        said.extend(warnings)
+        raise InputError("enough")
+
+    monkeypatch.setattr("planner.commands.common.say_first", stop)
+    run(*line, "--drop-invalid")
+    assert len(said) == 1

@@ -158,7 +158,7 @@ HEADER = "request_id,arrival_s,input_tokens,output_tokens,after,think_s\n"
 def read(tmp_path: Path, content: str, name: str = "t.csv") -> Trace:
     path = tmp_path / name
     path.write_text(content)
-    return read_trace(path)
+    return read_trace(path, drop_invalid=True)
 
 
 def test_a_file_says_who_waits_for_whom(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.main import get_command
 from planner.catalog import read_catalog
 from planner.cli import app
 from planner.fleetfile import read_fleet
+from planner.manifests import kubernetes
 from planner.slo import read_task
 from planner.solvers import master
 
@@ -49,6 +50,17 @@ def missing(name: str) -> str | None:
         else:
             return part
     return None
+
+
+def test_the_secret_is_created_as_the_manifests_read_it() -> None:
+    """Under another key than HF_TOKEN every pod waits for it."""
+    lines = [
+        line.strip()
+        for path in DOCUMENTS
+        for line in path.read_text().splitlines()
+        if line.strip().startswith("kubectl create secret generic hf-")
+    ]
+    assert len(lines) >= 2 and set(lines) == {kubernetes.SECRET}
 
 
 def test_missing_finds_what_is_wrong() -> None:

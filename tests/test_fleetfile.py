@@ -94,6 +94,11 @@ def test_a_list_of_fits_is_searched_for_the_workers_tp_and_slowed_for_its_cap(tm
         (("count: 2", "latency: {f_s: [1, 2]}"), "latency: fit: knots_tokens: expected numbers, found None"),
         (("meta-llama/Llama-3.1-70B", "lama-3.1-70b"), "fleet.yaml: llm: LLM 'lama-3.1-70b' is not in"),
         (("workers:", "policies: {routing: fastest}\nworkers:"), "routing: must be one of jsq"),
+        (("workers:", "policies: {headroom: 0}\nworkers:"), "headroom: of 0 no request would ever be packed"),
+        (("workers:", "policies: {routing: best-fit, headroom: 0.0}\nworkers:"), "headroom: of 0 no request"),
+        (("count: 2", "count: 010"), "line .*'010' would be read as the octal number 8; write 10"),
+        (("workers:", "network: {bandwidth: 50}\nworkers:"), "bandwidth: 50 has no unit; write 50 GB/s"),
+        (("workers:", "policies: {flip_after: 60}\nworkers:"), "flip_after: 60 has no unit"),
         (("workers:", "policies: {pools: mobile}\nworkers:"), "pools: must be one of static, flip"),
         (("workers:", "policies: {prefix_cache: 1}\nworkers:"), "prefix_cache: must be true or false"),
         (("workers:", "network: {bandwidth: 0 GB/s}\nworkers:"), "bandwidth: must be > 0"),
@@ -108,6 +113,63 @@ def test_a_mistake_is_one_line_that_names_file_and_field(
         read(tmp_path, ONE.replace(*change))
     assert str(caught.value).startswith(str(tmp_path / "fleet.yaml"))
     assert "\n" not in str(caught.value)
+
+
+DISTSERVE: dict[str, object] = {
+    "form": "distserve", "prefill_s": [0.01, 1e-5, 0], "decode_small_s": [0.02, 1e-7, 0],
+    "decode_large_s": [0.02, 1e-7, 0], "threshold": 10, "per_rank_s": 0, "overhead_s": 0,
+    "overhead_s_per_token": 0,
+}  # fmt: skip
+SPLITWISE: dict[str, object] = {
+    "form": "splitwise-lookup", "knots_tokens": [128, 1024, 8192], "prompt_s": [0.02, 0.06, 0.5],
+    "token_s": [0.02, 0.03, 0.05],
+}  # fmt: skip
+CORRECTED: dict[str, object] = {
+    "form": "corrected", "formula_s": [0.01, 0, 1e-5, 0, 0, 1e-8], "weights": [0.1], "tokens": [8],
+    "pairs": [0], "decodes": [8], "kv_tokens": [800], "prefills": [0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [DISTSERVE, SPLITWISE, CORRECTED], ids=lambda form: form["form"])
+def test_forms_of_step_times_are_read(tmp_path: Path, form: dict[str, object]) -> None:
+    document = yaml.safe_load(ONE)
+    document["workers"][0]["latency"] = form
+    assert read(tmp_path, yaml.safe_dump(document)).pools[0].type.form is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "message"),
+    [
+        (DISTSERVE, {"decode_small_s": [-0.02, 0, 0]}, "decode_small_s: some step .* would take -0.02 s"),
+        (DISTSERVE, {"decode_large_s": [0.02, -1e-9, 0]}, "decode_large_s: some step .* never fall with"),
+        (DISTSERVE, {"prefill_s": [0, 0, 0]}, "prefill_s: some step of up to 2048 tokens .* would take 0 s"),
+        (DISTSERVE, {"prefill_s": [0.01, -1e-4, 0]}, "prefill_s: some step .* must be > 0"),
+        (DISTSERVE, {"prefill_s": [0.01, 0.1]}, r"prefill_s: must be three finite numbers a, b, c, found"),
+        (DISTSERVE, {"decode_large_s": []}, r"decode_large_s: must be three finite numbers a, b, c, .*\[\]"),
+        (DISTSERVE, {"overhead_s": -1}, "overhead_s: must be >= 0, found -1"),
+        (DISTSERVE, {"threshold": 9.5}, "threshold: must be a whole number of decodes >= 0, found 9.5"),
+        (DISTSERVE, {"prefill_s": [0.01, float("nan"), 0]}, "prefill_s: expected numbers, found .*nan"),
+        (SPLITWISE, {"prompt_s": [0.02, 0.06]}, "prompt_s: must have a time for each of the 3 knots_tokens"),
+        (SPLITWISE, {"token_s": [0.02, 0.03]}, "token_s: must have one time, or one for each of the 3"),
+        (SPLITWISE, {"knots_tokens": [128, 128, 8192]}, "knots_tokens: must be two or more numbers >= 0 "),
+        (SPLITWISE, {"prompt_s": [0.02, -0.06, 0.5]}, "prompt_s: some step .* would take -0.06 s"),
+        (SPLITWISE, {"prompt_s": [0.02, 0.2, 0.5]}, "prompt_s: some step .* would take -"),  # of few tokens
+        (SPLITWISE, {"token_s": [-0.01]}, "token_s: some step .* would take -0.01 s"),
+        (SPLITWISE, {"mixed_factor": 0}, "mixed_factor: must be > 0, found 0"),
+        (SPLITWISE, {"d_s": -1e-9}, "d_s: must be >= 0, found -1e-09"),
+        (CORRECTED, {"weights": [0.1, 0.2]}, "must be equally long lists"),
+        (CORRECTED, {"weights": [1e6]}, "weights: some step .* would take -inf s"),
+        (CORRECTED, {"formula_s": [0.01, 0, 1e-5, 0, 0, -1e-8]}, "formula_s must be six numbers >= 0"),
+    ],
+)  # fmt: skip
+def test_no_step_takes_less_than_no_time(
+    tmp_path: Path, form: dict[str, object], change: dict[str, object], message: str
+) -> None:
+    """Negative times let the simulated clock run backwards, and a list cut short shifted all that follows."""
+    document = yaml.safe_load(ONE)
+    document["workers"][0]["latency"] = form | change
+    with pytest.raises(InputError, match=rf"workers\[0\] \(w\): latency: .*{message}"):
+        read(tmp_path, yaml.safe_dump(document))
 
 
 def test_two_pools_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -121,6 +121,86 @@ def test_fp8_weights_are_known_by_what_the_groups_say(tmp_path: Path, method: st
     assert llm.weight_bytes == pytest.approx(72.65e9, rel=0.001)
 
 
+def write_modelopt(folder: Path, **quantization: object) -> None:
+    document = {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": quantization}
+    (folder / "hf_quant_config.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bytes_per"),
+    [
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}, (1.0, 1.0)),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": None}, (1.0, 2.0)),
+        ({"quant_algo": "fp8_pb_wo"}, (1.0, 2.0)),
+        ({"quant_algo": None, "kv_cache_quant_algo": "FP8"}, (2.0, 1.0)),
+    ],
+)
+def test_the_file_that_modelopt_leaves_beside_the_config_counts(
+    tmp_path: Path, quantization: dict[str, object], bytes_per: tuple[float, float]
+) -> None:
+    """Such a folder was planned as one of 16 bits, on fits of 16 bits, whatever the file said."""
+    config = write_config(tmp_path, LLAMA)
+    write_modelopt(tmp_path, **quantization)
+    for path in (tmp_path, config):
+        llm = llm_from_config(path)
+        assert (llm.dtype_bytes, llm.kv_dtype_bytes) == bytes_per
+    catalog = read_catalog()
+    silicon = catalog.latency(catalog.llm("llama-3.1-70b"), catalog.gpu("h100"), 4)
+    assert catalog.latency(catalog.llm(str(tmp_path)), catalog.gpu("h100"), 4) != silicon
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        (
+            {"quant_algo": "NVFP4", "group_size": 16},
+            r"quantization: quant_algo: 'NVFP4' is not modelled; expected fp8",
+        ),
+        ({"quant_algo": "W4A8_AWQ"}, "quant_algo: 'W4A8_AWQ' is not modelled"),
+        (
+            {"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
+            "kv_cache_quant_algo: 'NVFP4' is not modelled",
+        ),
+        ({}, "quant_method: None is not modelled"),
+    ],
+)
+def test_what_modelopt_says_and_we_do_not_model_is_refused(
+    tmp_path: Path, quantization: dict[str, object], message: str
+) -> None:
+    write_config(tmp_path, LLAMA)
+    write_modelopt(tmp_path, **quantization)
+    with pytest.raises(CatalogError, match=f"hf_quant_config.json: .*{message}"):
+        llm_from_config(tmp_path)
+
+
+def test_damaged_or_contradicting_quantisation_files_are_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, {**LLAMA, "quantization_config": {"quant_method": "fp8"}})
+    write_modelopt(tmp_path, quant_algo="FP8", kv_cache_quant_algo="FP8")
+    with pytest.raises(
+        CatalogError, match=r"1 byte\(s\) per weight and 2 per key, .*hf_quant_config.json.* 1 and 1"
+    ):
+        llm_from_config(tmp_path)
+    for content, message in (
+        ("[]", "found a list"),
+        ("{}", "found None"),
+        ('{"quantization": "fp8"}', "'fp8'"),
+    ):
+        (tmp_path / "hf_quant_config.json").write_text(content)
+        with pytest.raises(CatalogError, match=f"hf_quant_config.json.*{message}"):
+            llm_from_config(tmp_path)
+    (tmp_path / "hf_quant_config.json").unlink()
+    write_config(tmp_path, LLAMA)
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4}')
+    with pytest.raises(CatalogError, match=r"quantize_config.json: such weights are not modelled"):
+        llm_from_config(tmp_path)
+
+
+def test_what_stands_beside_the_language_half_counts_for_it(tmp_path: Path) -> None:
+    """A vision model's fp8 is said of the whole."""
+    eyes = {"model_type": "llava", "text_config": LLAMA, "quantization_config": {"quant_method": "fp8"}}
+    assert llm_from_config(write_config(tmp_path, eyes)).dtype_bytes == 1
+
+
 def test_a_multi_query_config_has_one_kv_head(tmp_path: Path) -> None:
     """StarCoder: 40 layers, 48 heads of 128 that share one; 15.5e9 parameters; a token: 2 x 40 x 128 x 2."""
     starcoder = {
@@ -157,7 +237,20 @@ def test_a_multi_query_config_has_one_kv_head(tmp_path: Path) -> None:
             {"torch_dtype": "int3"},
             r"torch_dtype: expected bfloat16, float16, float32 or float8, found 'int3'",
         ),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config: 'awq' is not modelled"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"config: quant_method: 'awq' is not modelled"),
+        ({"quantization_config": "fp8"}, r"quantization_config: expected keys and values .* found 'fp8'"),
+        ({"quantization_config": ["fp8"]}, r"quantization_config: expected keys and values"),
+        ({"quantization_config": {}}, r"quantization_config: quant_method: None is not modelled"),
+        ({"quantization_config": {"quant_method": "not_fp8_at_all"}}, r"'not_fp8_at_all' is not modelled"),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+            r"quantization_config: quant_algo: 'NVFP4' is not modelled",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 4}}},
+            r"kv_cache_scheme: expected num_bits: 8",
+        ),
+        ({"quantization": {"group_size": 64, "bits": 4}}, r"quantization: bits: 4 is not modelled"),
         (
             {
                 "quantization_config": {
@@ -165,7 +258,7 @@ def test_a_multi_query_config_has_one_kv_head(tmp_path: Path) -> None:
                     "config_groups": {"0": FP8_GROUP, "1": {"weights": {"num_bits": 4, "type": "float"}}},
                 }
             },
-            r"quantization_config: 'modelopt' is not modelled",
+            r"quantization_config: quant_method: 'modelopt' is not modelled",
         ),
         ({"tie_word_embeddings": 1}, r"tie_word_embeddings: expected true or false, found 1"),
         ({"num_key_value_heads": 7}, r"64 heads do not share 7 KV heads"),

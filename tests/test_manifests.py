@@ -102,7 +102,7 @@ def test_every_number_of_the_plan_is_in_every_command(fleet: Fleet) -> None:
         )) for command in found}  # fmt: skip
         planned = {(str(pool.type.tp), str(pool.type.pp), str(pool.type.max_num_seqs),
                     str(pool.type.max_num_batched_tokens), "5120", "16", "0.9",
-                    "fp8" if fleet.llm.dtype_bytes == 1 else "auto") for pool in fleet.pools}  # fmt: skip
+                    "fp8" if fleet.llm.kv_dtype_bytes == 1 else "auto") for pool in fleet.pools}  # fmt: skip
         assert told == planned, target
         assert all("--enable-prefix-caching" in command.args for command in found)
 
@@ -171,10 +171,10 @@ def test_a_worker_must_fill_its_nodes() -> None:
 
 
 def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
-    """8-bit weights: KV as wide as they are, unless the plan says 16 bits; 4 bits vLLM has not."""
-    dtypes = {kv: engine.settings(f.pools[0], f, 5000)["kv-cache-dtype"] for kv in (None, 1.0, 2.0)
+    """8-bit weights leave KV in 16 bits, unless the plan counts 8; 4 bits vLLM has not."""
+    dtypes = {kv: engine.settings(f.pools[0], f, 5000)["kv-cache-dtype"] for kv in (1.0, 2.0)
               for f in [quantised(kv)]}  # fmt: skip
-    assert dtypes == {None: "fp8", 1.0: "fp8", 2.0: "auto"}
+    assert dtypes == {1.0: "fp8", 2.0: "auto"}
     with pytest.raises(InputError, match="in 1 or 2 bytes"):
         manifests.render(quantised(0.5), 5000, "vllm")
 

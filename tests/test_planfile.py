@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,57 @@ def test_a_certificate_of_another_version_is_told(
     del document[key]
     (tmp_path / "certificate.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match=f"is not as this version of the planner writes it.*{key}"):
+        read_plan(tmp_path, catalog)
+
+
+def damaged(document: dict[str, Any], path: str, value: object) -> str:
+    """certificate.json with one value put in the place of another."""
+    *above, last = path.split(".")
+    at: Any = document
+    for key in above:
+        at = at[int(key) if isinstance(at, list) else key]
+    at[int(last) if isinstance(at, list) else last] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize("value", [None, "many", -1.5, True, [], {}, [None], {"a": None}], ids=repr)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "status", "certificate", "certificate.value", "certificate.bound", "certificate.level0_exact",
+        "certificate.unit", "certificate.universe", "certificate.binding", "certificate.neighbours",
+        "certificate.neighbours.0", "certificate.neighbours.0.holds", "certificate.shadow_prices",
+        "certificate.repeats", "certificate.refuted", "certificate.seed", "slo", "simulated",
+        "simulated.lines", "simulated.lines.0.simulated_s", "alternatives", "alternatives.0",
+        "alternatives.0.fleet", "alternatives.0.objective", "alternatives.0.note", "traffic",
+        "traffic.dropped", "traffic.notes", "traffic.requests", "traffic.note", "max_model_len", "warnings",
+        "prices", "command",
+    ],
+)  # fmt: skip
+def test_a_damaged_certificate_is_one_line(
+    path: str, value: object, folder: Path, catalog: Catalog, tmp_path: Path
+) -> None:
+    """Eight kinds of it ended in a traceback. What is still of the right kind may be drawn."""
+    for name in output.NAMES:
+        (tmp_path / name).write_text((folder / name).read_text())
+    document = json.loads((folder / "certificate.json").read_text())
+    (tmp_path / "certificate.json").write_text(damaged(document, path, value))
+    try:
+        found, command = read_plan(tmp_path, catalog)
+    except InputError as error:
+        assert "\n" not in str(error) and len(str(error)) < 600
+    else:
+        output.render(found, command=command)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"certificate": NaN}', "{", '"x"', "\0", "{}"], ids=repr)
+def test_a_certificate_that_is_no_object_is_one_line(
+    text: str, folder: Path, catalog: Catalog, tmp_path: Path
+) -> None:
+    for name in output.NAMES:
+        (tmp_path / name).write_text((folder / name).read_text())
+    (tmp_path / "certificate.json").write_text(text)
+    with pytest.raises(InputError, match=r"certificate.json"):
         read_plan(tmp_path, catalog)
 
 

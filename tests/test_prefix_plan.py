@@ -249,7 +249,7 @@ def test_a_trace_may_state_its_block(tmp_path: Path) -> None:
             read_trace(path)
     path.write_text(row + '"prefix_block_tokens": 128}\n' + row + '"prefix_block_tokens": 64}\n')
     with pytest.raises(
-        TraceError, match="expected one whole number of tokens >= 1 in all rows, found '128', '64'"
+        TraceError, match="expected one whole number of tokens >= 1 in all rows with ids, found '128', '64'"
     ):
         read_trace(path)
 

@@ -22,7 +22,7 @@ nodes:
   - {name: sys, tokens: 500}
   - {name: A, after: sys, tokens: 2000, rate: 4}
   - {name: B, after: sys, tokens: 1500, prefill: 150 ms, rate: 6 req/s}
-  - {name: C, after: sys, tokens: 3000, rate: 2, rest: 0.04}
+  - {name: C, after: sys, tokens: 3000, rate: 2, rest: 40 ms}
   - {name: A1, after: A, tokens: 1200, rate: 30}
   - {name: A2, after: A, tokens: 800, rate: 3}
 """
@@ -74,6 +74,15 @@ def test_a_load_that_no_number_of_replicas_keeps(path: Path) -> None:
         ("replicas: 1" + TOOLS.replace("tokens: 800", "tokens: -1"), r"nodes\[5\]: tokens: expected a whole"),
         ("replicas: 1" + TOOLS.replace("rate: 30", "rate: -30"), "rate: must be >= 0"),
         ("replicas: 1" + TOOLS.replace("rate: 30", "rat: 30"), "unknown key 'rat'"),
+        (
+            "replicas: 1" + TOOLS.replace("tokens: 800", "tokens: 9007199254740993"),
+            r"nodes\[5\]: tokens: must be at most 100000000",
+        ),
+        (
+            "replicas: 1" + TOOLS.replace("5000", "9007199254740993"),
+            "memory_tokens: must be at most 1000000000000",
+        ),
+        ("replicas: 1" + TOOLS.replace("150 ms", "150"), "prefill: 150 has no unit"),
         ("replicas: 1\nmemory_tokens: 1\nnodes: []", "nodes: expected a list of nodes"),
     ],
 )

@@ -103,6 +103,10 @@ def test_splitwises_search_counts_machines(plan: Plan) -> None:
     ("words", "said"),
     [
         (("search", "distserve", "--slo", "relative.yaml"), "found the relative preset 'splitwise'"),
+        (
+            ("search", "vidur", "--slo", "slo.yaml", "--gpus", "1000000000"),
+            "--gpus: at most 1024 are searched",
+        ),
         (("search", "vidur", "--slo", "relative.yaml"), "found the relative preset 'splitwise'"),
         (("search", "splitwise", "--slo", "slo.yaml"), "splitwise needs limits relative to a machine alone"),
         (("search", "distserve", "--slo", "slo.yaml", "--rate", "-1"), "--rate: expected a number"),

@@ -89,11 +89,67 @@ def test_everything_at_once() -> None:
 
 
 def test_both_ways_to_write_a_percentile() -> None:
-    nested = parse_slo({"ttft": {"p90": "2 s", "p99.9": 5}, "e2e": {"p100": "1 min"}}, where="")
-    flat = parse_slo({"ttft_p90": "2 s", "ttft_p99.9": 5, "e2e_p100": "1 min"}, where="")
+    nested = parse_slo({"ttft": {"p90": "2 s", "p99.9": "5 s"}, "e2e": {"p100": "1 min"}}, where="")
+    flat = parse_slo({"ttft_p90": "2 s", "ttft_p99.9": "5 s", "e2e_p100": "1 min"}, where="")
     assert nested == flat
     assert nested.limits == (Limit("ttft", 0.9, 2.0), Limit("ttft", 0.999, 5.0), Limit("e2e", 1.0, 60.0))
     assert nested.limits[1].name == "ttft p99.9"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slo": {"ttft": {"p90": 2000}}}, "slo: ttft p90: 2000 has no unit; write 2000 ms or 2000 s"),
+        ({"slo": {"ttft_p90": 2.0}}, "slo: ttft p90: 2.0 has no unit; write 2.0 ms or 2.0 s"),
+        ({"slo": {"ttft": {"p90": "2000"}}}, "slo: ttft p90: '2000' has no unit"),
+        ({"slo": {"ttft": {"p0.9": "2 s"}}}, "ttft: 'p0.9' is kept where 0.9 % of .* write p90 for 90 %"),
+        ({"slo": {"ttft_p0.99": "2 s"}}, "write p99 for 99 %"),
+        ({"fleet": {"network": {"bandwidth": 50}}}, "bandwidth: 50 has no unit; write 50 GB/s"),
+        ({"fleet": {"network": {"latency": 1}}}, "latency: 1 has no unit; write 1 ms or 1 s"),
+        ({"fleet": {"host_overhead": 2}}, "host_overhead: 2 has no unit"),
+        ({"limits": {"power": 80}}, "power: 80 has no unit; write 80 W or 80 kW"),
+        ({"policies": {"queue": "sjf", "longest_wait": 60}}, "longest_wait: 60 has no unit"),
+        (
+            {"fleet": {"prices": {"h100-80g": {"spot": 1, "spot_interruptions_per_h": 1, "spot_restart": 9}}}},
+            "spot_restart: 9 has no unit",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bare_number_is_refused_where_it_may_mean_two_things(
+    change: dict[str, object], message: str
+) -> None:
+    """`ttft: {p90: 2000}` was 2000 s: half an hour of planning without a word, for a limit of 2 s."""
+    with pytest.raises(InputError, match=message):
+        parse_task({"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}} | change, CATALOG)
+
+
+def test_zero_money_and_rates_need_no_unit() -> None:
+    task = parse_task(
+        {
+            "llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "traffic": {"rate": 20},
+            "fleet": {"network": {"latency": 0}, "host_overhead": 0, "prices": {"h100-80g": 2}},
+        },
+        CATALOG,
+    )  # fmt: skip
+    assert (task.rate_rps, task.network.latency_s, task.prices_usd_per_h) == (20.0, 0.0, {"h100-80g": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("{gpus: {h100-80g: 010}}", "'010' would be read as the octal number 8; write 10"),
+        ("{gpus: {h100-80g: 1:30}}", "'1:30' would be read as 90"),
+        ("{gpus: {h100-80g: +0_17}}", "would be read as the octal number 15; write 17"),
+    ],
+)
+def test_numbers_that_yaml_takes_for_others_are_refused(tmp_path: Path, written: str, message: str) -> None:
+    """A stock of 010 was one of 8 GPUs."""
+    path = tmp_path / "slo.yaml"
+    path.write_text(f"llm: llama-3.1-8b\nslo: {{ttft: {{p90: 2 s}}}}\nfleet: {written}\n")
+    with pytest.raises(InputError, match=rf"slo.yaml, line 3: .*{message}"):
+        read_task(path, CATALOG)
+    path.write_text(path.read_text().replace(written, "{gpus: {h100-80g: 0x10}, prices: {h100-80g: 0.5}}"))
+    assert read_task(path, CATALOG).stock == {"h100-80g": 16}
 
 
 def test_prices_of_ones_own_hold_for_capped_rows_too() -> None:

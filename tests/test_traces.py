@@ -32,11 +32,13 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     """Writes `content` to a file and reads it as a trace."""
     folder = tmp_path_factory.mktemp("traces")
 
-    def read_content(content: str | bytes, name: str = "t.csv", seed: int = 0) -> Trace:
+    def read_content(
+        content: str | bytes, name: str = "t.csv", seed: int = 0, *, drop_invalid: bool = False
+    ) -> Trace:
         path = folder / name
         raw = content.encode() if isinstance(content, str) else content
         path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
-        return read_trace(path, seed=seed)
+        return read_trace(path, seed=seed, drop_invalid=drop_invalid)
 
     return read_content
 
@@ -101,7 +103,8 @@ def test_burstgpt_is_read_by_column_name_and_drops_failures(read: Read) -> None:
         "104,b,1.0,GPT-4,0,0,0,API log\n"
         "105,b,1.0,GPT-4,0,9,9,API log\n"
         "107.25,c,9.9,ChatGPT,1087,230,1317,API log\n"
-        "110,c,9.9,GPT-4,10,23,33,API log\n"
+        "110,c,9.9,GPT-4,10,23,33,API log\n",
+        drop_invalid=True,
     )
     assert columns(trace) == [[0.0, 7.25, 10.0], [472, 1087, 10], [18, 230, 23]]
     assert trace.dropped == {NO_INPUT: 1, NO_OUTPUT: 2}
@@ -242,6 +245,178 @@ def test_many_late_rows_are_refused(read: Read) -> None:
         read(dated(seconds))
 
 
+@pytest.mark.parametrize("starts", [0, 30])
+def test_a_clock_that_starts_again_once_goes_on(read: Read, starts: int) -> None:
+    """Two logs of 5000 s in one file, each from (near) 0 as RAGPulse's two weeks: 10000 s, not one log of
+    twice the rate, and the note says where.
+    """
+    first, second = range(20, 5001, 20), range(starts, 5001, 20)
+    trace = read(REQUESTS + "".join(f"{s},8,2\n" for s in (*first, *second)))
+    assert trace.duration_s == 5000 - 20 + second[-1] - starts
+    assert trace.arrival_s[len(first) - 1] == trace.arrival_s[len(first)]
+    (note,) = trace.notes
+    assert note.startswith(f"the clock starts again once, from 5000 to {starts}: the 250 requests before")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*range(50), *range(50), *range(50)],  # twice again
+        [*range(50), *range(20, 70)],  # from the middle: another machine's log, perhaps
+        [1_700_000_000 + s for s in (*range(50), *range(50))],  # counts from 1970, which comes but once
+    ],
+)
+def test_other_steps_back_are_refused(read: Read, rows: list[int]) -> None:
+    with pytest.raises(
+        TraceError, match=r"are out of order, .* \(the clock steps back [12] times\); sort the"
+    ):
+        read(REQUESTS + "".join(f"{s},8,2\n" for s in rows))
+
+
+# ---------------------------------------------------------------- quotes
+
+PROMPTS = "timestamp,prompt,input_tokens,output_tokens\n"
+REQUESTS = "timestamp,input_tokens,output_tokens\n"
+
+
+def prompts(**texts: str) -> str:
+    """Thirty rows, some with a prompt of their own."""
+    return PROMPTS + "".join(f"{i},{texts.get(f'p{i}', f'text {i}')},200,20\n" for i in range(30))
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"p3": '"he said', "p20": '"she said'}, "closed in line 22, where its field goes on"),
+        ({"p3": '"he said', "p20": 'she said"'}, "closed in line 22, and 18 of these lines read as rows"),
+        ({"p3": '"he said', "p4": 'she said"'}, "closed in line 6, and 2 of these lines read as rows"),
+        ({"p3": '"he, said', "p4": 'she, said"'}, "closed in line 6, and 2 of these lines read as rows"),
+        ({"p3": '"he said', "p9": '"a, ""b"""', "p20": 'c"'}, "closed in line 11, where its field goes on"),
+        ({"p3": '"he said'}, "is not closed before the end; take the quote out"),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_a_stray_quote_swallows_no_rows(read: Read, texts: dict[str, str], said: str, name: str) -> None:
+    """Up to 17 rows of 30 were lost, and nothing said so."""
+    with pytest.raises(TraceError, match=rf"line 5: the quote that opens in column 'prompt' .*{said}"):
+        read(prompts(**texts), name)
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("block_bytes", [1, 2**20])
+def test_prompts_of_several_lines_are_read(
+    read: Read, where: str, end: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Well quoted, wherever the column stands and wherever a block ends; errors name the file's own lines."""
+    monkeypatch.setattr("planner.csvlines._BLOCK_BYTES", block_bytes)
+    prompts = [
+        "plain",
+        '5" pipe',
+        '"one\ntwo"',
+        '"a, ""b""\n\n3, 4, 5"',
+        '""',
+        '"x\ny, 7, 8"',
+        '"""q"""',
+        '"\n"',
+    ]
+    at = {"first": 0, "middle": 1, "last": 3}[where]
+
+    def table(rows: list[list[str]]) -> str:
+        lines = [[*row[1:][:at], row[0], *row[1:][at:]] for row in rows]
+        return "".join(",".join(line) + "\n" for line in lines).replace("\n", end)
+
+    rows = [[text, str(i), str(100 + i), "5"] for i, text in enumerate(prompts)]
+    content = table([["prompt", "timestamp", "input_tokens", "output_tokens"], *rows])
+    trace = read(content)
+    assert trace.input_tokens.tolist() == [100 + i for i in range(len(prompts))]
+    assert trace.dropped == {}
+    bad = content.count("\n") + 1
+    with pytest.raises(TraceError, match=rf"line {bad}, column output_tokens: .* found 'many'"):
+        read(content + table([['"a\nb"', "9", "9", "many"]]))
+
+
+def test_a_row_that_lacks_what_we_need_is_no_blank_line(read: Read) -> None:
+    """Its prompt is there. A line of commas is blank, as spreadsheets leave it."""
+    assert read(prompts() + ",,,\n\n").dropped == {BLANK: 2}
+    with pytest.raises(TraceError, match=r"line 32, column input_tokens: .* found nothing"):
+        read(prompts() + ",a text,,\n")
+
+
+# ---------------------------------------------------------------- columns that begin later
+
+
+def waits(i: int) -> dict[str, object]:
+    return {
+        "after": [i - 1], "think_s": 20.0, "tenant": "a", "prefix_block_tokens": 16, "hash_ids": [1, 2]
+    } if i % 4 else {}  # fmt: skip
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2**20])
+def test_columns_of_jsonl_may_begin_in_any_line(
+    read: Read, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten sessions of four turns, 20 s apart; what opens a session says nothing of waits, tenants, prefixes.
+    All of that counted for nothing where the first line lacks it: 40 requests in 19.5 s instead of 78.
+    """
+    monkeypatch.setattr("planner.tracefile._BLOCK_BYTES", block_bytes)
+    rows = [{"request_id": i, "timestamp": i / 2, "input_tokens": 500, "output_tokens": 5} for i in range(40)]
+    trace = read("\n".join(json.dumps(row | waits(i)) for i, row in enumerate(rows)), "t.jsonl")
+    assert len(trace) == 40 and trace.duration_s == 78
+    assert len(trace.after) == 30 and trace.think_s.sum() == 600
+    assert trace.tenants == ("", "a") and trace.tenant.sum() == 30
+    assert trace.prefix_block_tokens == 16 and len(trace.prefix_ids) == 60
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2**20])
+def test_the_format_is_told_by_all_lines(
+    read: Read, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`chat_id` makes it Qwen-Bailian, whose clock counts seconds, and not Mooncake with its milliseconds."""
+    monkeypatch.setattr("planner.tracefile._BLOCK_BYTES", block_bytes)
+    row = '{"timestamp": %d, "input_length": 40, "output_length": 5%s}\n'
+    trace = read(row % (0, "") + row % (7, ', "chat_id": 3, "hash_ids": [1, 2, 3]'), "t.jsonl")
+    assert trace.arrival_s.tolist() == [0, 7]
+    assert trace.prefix_block_tokens == 16
+
+
+def test_the_clock_may_not_begin_later(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = '{"timestamp": 0, "input_tokens": 1, "output_tokens": 1}\n' * 2
+    lines += '{"arrival_s": 3, "input_tokens": 1, "output_tokens": 1}\n'
+    with pytest.raises(TraceError, match=r"line 1, column arrival_s: .* found nothing"):
+        read(lines, "t.jsonl")
+    monkeypatch.setattr("planner.tracefile._BLOCK_BYTES", 1)
+    with pytest.raises(TraceError, match="line 3: column arrival_s begins here; expected it in every line"):
+        read(lines, "t.jsonl")
+
+
+# ---------------------------------------------------------------- rows that are left out
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_rows_left_out_are_said_and_then_refused(read: Read, name: str) -> None:
+    """Of 100 requests: one without output is in `dropped`, two are a warning, 21 are refused unless asked."""
+
+    def some(failed: int) -> str:
+        rows = [{"timestamp": i, "input_tokens": 8, "output_tokens": 2 * (i >= failed)} for i in range(100)]
+        if name == "t.csv":
+            return REQUESTS + "".join(",".join(map(str, row.values())) + "\n" for row in rows)
+        return "\n".join(map(json.dumps, rows))
+
+    assert read(some(1), name).warnings == ()
+    (warning,) = read(some(2), name).warnings
+    assert warning == (
+        f"{name}: 2 of 100 requests (2.0%) cannot be served as they stand: 2 rows with {NO_OUTPUT}; they are "
+        "left out, so the plan is for the other 98 alone"
+    )
+    assert len(read(some(20), name)) == 80
+    with pytest.raises(
+        TraceError, match=r"21 of 100 requests \(21.0%\) cannot .* go on without them with --drop"
+    ):
+        read(some(21), name)
+    assert read(some(21), name, drop_invalid=True).dropped == {NO_OUTPUT: 21}
+
+
 # ---------------------------------------------------------------- what is refused, and how it is said
 
 GENERIC = "arrival_s,input_tokens,output_tokens\n"
@@ -271,7 +446,7 @@ GENERIC = "arrival_s,input_tokens,output_tokens\n"
         (GENERIC + "0,1,1\n1,1,155,2\n", "line 3: has more than the 3 fields of the header"),
         (GENERIC + "0,1,1,4,5,6\n", "line 2: has more than the 3 fields|lines 2 to 2: is not a table"),
         (GENERIC + "0,1,1\n1,1,1,4,5,6\n", "line 3: has more than the 3 fields|lines 2 to 3: is not a table"),
-        (GENERIC + '0,1,"1\n1,1,1\n', "lines 2 to 3: is not a table of 3 columns"),
+        (GENERIC + '0,1,"1\n1,1,1\n', "line 2: the quote that opens in column 'output_tokens' is not cl"),
         (AZURE + "2023-11-16 18:17:61,1,1\n", "line 2, column TIMESTAMP: expected a date .* found '2023"),
         (AZURE + "2023-11-16 18:17:01,1,1\n5,1,1\n", "line 3, column TIMESTAMP: expected a date"),
         (AZURE + "1800-01-01,1,1\n2099-01-01,1,1\n", "line 2, column TIMESTAMP: expected a date"),
@@ -475,6 +650,7 @@ def test_burstgpt_round_trip(read: Read, rows: list[tuple[int, int, int]]) -> No
 def test_many_blocks_are_read_as_one(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one line: line numbers go on, and the first date counts for all."""
     monkeypatch.setattr("planner.tracefile._BLOCK_BYTES", 1)
+    monkeypatch.setattr("planner.csvlines._BLOCK_BYTES", 1)
     trace = read(dated(list(range(120))))
     assert trace.arrival_s.tolist() == list(range(120))
     with pytest.raises(TraceError, match="line 122, column ContextTokens"):

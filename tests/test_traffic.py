@@ -203,7 +203,8 @@ def test_no_other_window_is_busier(seed: int) -> None:
         ("busiest", "window: expected"),
         ("busiest 10 parsecs", "window: unknown unit 'parsecs'"),
         ("first 0 s", "window: expected a length > 0"),
-        ("first -3", "window: expected a length > 0"),
+        ("first -3 s", "window: expected a length > 0"),
+        ("first 600", "window: .600. has no unit; write 600 ms or 600 s"),
     ],
 )
 def test_window_refuses(spec: str, message: str) -> None:

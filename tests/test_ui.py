@@ -201,9 +201,9 @@ robust: {step_times: 10 %, traffic: 0.05}
         "{llm: llama-3.1-8b, preset: vidur, spare: 1 worker}",
         "{llm: llama-3.1-8b, preset: splitwise, objective: throughput, limits: {cost: 100}}",
         "{llm: llama-3.1-8b, slo: {e2e: {p97.5: 1 min}}, fleet: {prices: {h100-80g: {reserved: 2}}}}",
-        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1}}, fleet: {gpus: [h100-80g], prices: {a100-80g: 9}}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {gpus: [h100-80g], prices: {a100-80g: 9}}}",
         "{llm: llama-3.1-8b, preset: vidur, fleet: {gpus: {h100-80g@350W: 8}, prices: {h100-80g: 2}}}",
-        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1}}, policies: {routing: round-robin, prefix_cache: true}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, policies: {routing: round-robin, prefix_cache: true}}",
     ],
 )
 def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
@@ -621,8 +621,8 @@ SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conv
 
 @pytest.mark.parametrize("text", [
     "{llms: {a: {llm: llama-3.1-8b, preset: vidur, trace: azure-code-sample.csv, model: x, spare: 1 node}}}",
-    "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1, p99: 2}}, trace: azure-code-sample.csv}, "
-    "b: {llm: qwen3-32b, slo: {e2e: {p90: 9}}, traffic: {rate: 3, window: first 1 h}, "
+    "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1 s, p99: 2 s}}, trace: azure-code-sample.csv}, "
+    "b: {llm: qwen3-32b, slo: {e2e: {p90: 9 s}}, traffic: {rate: 3, window: first 1 h}, "
     "robust: {traffic: 10 %}, trace: azure-conversation-sample.csv, policies: {queue: sjf}}}, "
     "limits: {power: 9 kW}, objective: power, "
     "fleet: {gpus: {h100-80g: 4}, network: {latency: 1 ms}, pp: [1, 2]}}",

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -22,6 +22,9 @@ from planner.slo import read_task
 from planner.traffic import Asked
 from planner.units import show_s
 
+if TYPE_CHECKING:
+    from planner.traces import Trace
+
 QUIET_S = 1.0  # work shorter than this is not talked about
 PIPE_COLUMNS = 500
 
@@ -33,6 +36,13 @@ CatalogOption = Annotated[
     Path | None,
     typer.Option(
         "--catalog", readable=False, help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."
+    ),
+]
+DropOption = Annotated[
+    bool,
+    typer.Option(
+        "--drop-invalid",
+        help="Leave out requests without input or output tokens even where they are more than 20 %.",
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
@@ -78,6 +88,21 @@ class Progress:
             self.status.stop()  # also after an error: the terminal gets its cursor back
 
 
+def read_requests(path: Path, *, seed: int | None, drop_invalid: bool) -> Trace:
+    """The traffic, its coarse stamps spread where there is a seed; what is wrong with it is said first."""
+    from planner.tracefile import read_trace
+
+    found = read_trace(path, seed=seed, drop_invalid=drop_invalid)
+    say_first(found.warnings)
+    return found
+
+
+def say_first(warnings: Iterable[str]) -> None:
+    """On stderr before any answer, which may be JSON, is on stdout."""
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
 def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
     """Refuse to write over what is being read."""
     for path in outputs:
@@ -116,7 +141,10 @@ def stdout_console(*, soft_wrap: bool = False) -> Console:
     return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
+    """With `warnings` first, those of the traffic, if there are any."""
+    if said := list(warnings):
+        document = {"warnings": said, **document}
     print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
 
 

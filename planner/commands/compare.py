@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     TRACE_HELP,
     AddressOption,
     CatalogOption,
+    DropOption,
     JsonOption,
     PngOption,
     Progress,
@@ -26,10 +26,12 @@ from planner.commands.common import (
     keep_inputs,
     print_json,
     print_rows,
+    read_requests,
     stdout_console,
 )
 from planner.domain import Fleet
 from planner.errors import InputError
+from planner.files import yaml_value
 
 OWN = "own"
 
@@ -65,6 +67,7 @@ def compare(
     ] = "serial",
     address: AddressOption = None,
     png: PngOption = False,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Simulate several fleets, or one under several policies, on the same requests: one table, one picture.
@@ -76,7 +79,6 @@ def compare(
     from planner.compare import compare as compare_variants
     from planner.executors import Executor
     from planner.output import pictures
-    from planner.tracefile import read_trace
 
     where = Executor(executor, address)
     paths = [_named(text) for text in fleet]
@@ -90,7 +92,7 @@ def compare(
             for (name, path), said in itertools.product(paths, policies or [OWN])
         ]
         promise, asked = asked_of(slo, known, rate=rate, scale=scale, window=window, command="compare")
-        requests = asked.of(read_trace(trace, seed=seed), seed=seed)
+        requests = asked.of(read_requests(trace, seed=seed, drop_invalid=drop_invalid), seed=seed)
         progress(f"simulating {len(requests)} requests on {len(variants)} variants")
         found = compare_variants(variants, requests, promise, seed=seed, executor=where)
         if out is not None:
@@ -98,7 +100,7 @@ def compare(
             written: dict[str, str | bytes] = {**render(found), **(pictures(figures(found)) if png else {})}
             files.write_files(out, written, outdated=OUTDATED)
     if json_output:
-        print_json(to_json(found))
+        print_json(to_json(found), requests.warnings)
         return
     names = [variant.name for variant in variants]
     print_rows(
@@ -143,7 +145,7 @@ def _parsed(said: str) -> dict[str, Any]:
                 f"expected different KEY=VALUE such as routing=round-robin, or {OWN!r}; found {word!r}"
             )
         try:
-            found[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            raise InputError(f"{key}: {value!r} is no value of a fleet file") from None
+            found[key] = yaml_value(value)
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
     return found

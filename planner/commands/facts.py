@@ -11,12 +11,14 @@ import typer
 from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     SeedOption,
     print_json,
     print_mapping,
     print_rows,
+    read_requests,
 )
 from planner.errors import InputError
 from planner.units import percentile_name, show_s
@@ -25,16 +27,17 @@ from planner.units import percentile_name, show_s
 def describe_trace(
     trace: Annotated[Path, typer.Argument(readable=False, help="CSV or JSONL, plain or .gz.")],
     seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
-    from planner.tracefile import read_trace
     from planner.workload import describe
 
     with Progress():
-        summary = describe(read_trace(trace, seed=seed)).as_dict()
+        requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)
+        summary = describe(requests).as_dict()
     if json_output:
-        print_json(summary)
+        print_json(summary, requests.warnings)
     else:
         print_mapping(summary, str(trace))
 

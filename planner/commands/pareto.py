@@ -15,6 +15,7 @@ import typer
 from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     SeedOption,
@@ -50,6 +51,7 @@ def pareto(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Cost against a limit: every fleet on the frontier and the exact limit at which it stops holding.
@@ -69,14 +71,14 @@ def pareto(
         keep_inputs([out / name for name in NAMES], slo, trace)
     with Progress() as progress:
         known = read_catalog(catalog)
-        study = study_of(trace, known, seed, time_limit, progress)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, known)
         found = pareto.frontier(study, task, over, first=ends[0], last=ends[1], points=points)
         document = pareto.document(found)
         if out is not None:
             files.write_files(out, dict(zip(NAMES, _files(found, document), strict=True)))
     if json_output:
-        print_json(document)
+        print_json(document, study.trace.warnings)
     else:
         _print(found, document)
 

@@ -11,6 +11,7 @@ import typer
 from planner.commands.common import (
     TRACE_HELP,
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     SeedOption,
@@ -18,6 +19,7 @@ from planner.commands.common import (
     print_json,
     print_mapping,
     print_rows,
+    read_requests,
     stdout_console,
 )
 from planner.errors import InputError
@@ -55,6 +57,7 @@ def plan_prefixes(
         float, typer.Option("--time-limit", min=0.1, help="Seconds to place prefixes in.")
     ] = 15.0,
     seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """What the prompts of a trace share; with a fleet, which worker should keep which prefix.
@@ -71,7 +74,6 @@ def plan_prefixes(
     from planner.prefixes import placing
     from planner.prefixes.tree import summarise
     from planner.simulator.replay import simulate
-    from planner.tracefile import read_trace
 
     if tree is not None and trace is None and fleet is None and pool is None and out is None:
         _place(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
@@ -84,7 +86,7 @@ def plan_prefixes(
     with Progress() as progress:
         machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
         chosen = placing.prefill_pool(machines, pool) if machines else None
-        requests = read_trace(trace, seed=seed)
+        requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)
         progress(f"reading the prefixes of {len(requests)} requests")
         summary = summarise(requests)
         found, prompts, needed = None, [], 0
@@ -118,7 +120,7 @@ def plan_prefixes(
             content["warm-up.json"] = told.warm_up_json(prompts)
         files.write_files(out, content, outdated=NAMES)
     if json_output:
-        print_json(document)
+        print_json(document, requests.warnings)
         return
     _print_summary(summary)
     if found is not None:

@@ -10,6 +10,7 @@ import typer
 from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     SeedOption,
@@ -19,10 +20,13 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, study_of
+from planner.errors import InputError
 from planner.units import quantity, show_s
 
 if TYPE_CHECKING:
     from planner.replan import Drift, Replan
+
+MOST_USD = 1e9
 
 
 def replan(
@@ -43,6 +47,7 @@ def replan(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Keep what runs while it holds; else the smallest change that pays over the horizon.
@@ -56,6 +61,9 @@ def replan(
     from planner.slo import read_task
     from planner.tracefile import read_trace
 
+    for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
+        if not 0 <= usd < MOST_USD:
+            raise InputError(f"{name}: expected USD per worker, 0 to {MOST_USD:g}, found {usd:g}")
     horizon_h = quantity(horizon, "s", where="--horizon") / 3600
     file = current / "plan.yaml" if current.is_dir() else current
     if out is not None:
@@ -65,7 +73,7 @@ def replan(
         known = read_catalog(catalog)
         running = read_fleet(file, known)
         task = read_task(slo, known)
-        study = study_of(trace, known, seed, time_limit, progress)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
         moved = drift(read_trace(planned_on), study.traffic(task)[0]) if planned_on.exists() else None
@@ -73,7 +81,7 @@ def replan(
             files.write_file(out, files.to_yaml(output.fleet_document(found.best.fleet)))
     document = to_json(found, moved, horizon_h)
     if json_output:
-        print_json(document)
+        print_json(document, study.trace.warnings)
     else:
         _print(document, str(planned_on))
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands.common import (
+    DropOption,
     JsonOption,
     Progress,
     SeedOption,
     keep_inputs,
     print_json,
     print_rows,
+    read_requests,
     stdout_console,
 )
 from planner.errors import InputError
@@ -50,6 +52,7 @@ def schedule(
         ),
     ] = None,
     seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Schedule workers over a day or a week: reserved for the base, on demand and spot for the rest.
@@ -61,7 +64,6 @@ def schedule(
     from planner.reports import schedule as report
     from planner.solvers.schedule import at_peak, by_rule
     from planner.solvers.schedule import schedule as solve
-    from planner.tracefile import read_trace
     from planner.units import quantity
 
     window_s = quantity(window, "s", where="--window")
@@ -80,13 +82,16 @@ def schedule(
     with Progress() as progress:
         sold = schedulefile.read_market(market)
         if demand is not None:
-            asked = schedulefile.read_demand(demand, window_s=window_s)
+            asked, warnings = schedulefile.read_demand(demand, window_s=window_s), []
         else:
             pairs = [text.partition("=") for text in trace or ()]
             if bad := next((text for text, (llm, _, file) in zip(trace or (), pairs, strict=True)
                             if not (llm and file)), None):  # fmt: skip
                 raise InputError(f"--trace: expected LLM=FILE, found {bad!r}")
-            traces = {llm: read_trace(Path(file), seed=seed) for llm, _, file in pairs}
+            traces = {
+                llm: read_requests(Path(file), seed=seed, drop_invalid=drop_invalid) for llm, _, file in pairs
+            }
+            warnings = [line for read in traces.values() for line in read.warnings]
             asked = schedulefile.demand_of(traces, window_s=window_s)
         progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
         found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit)
@@ -98,7 +103,7 @@ def schedule(
             progress("drawing the charts")
             files.write_files(out, report.render(answer))
     if json_output:
-        print_json(report.to_json(answer))
+        print_json(report.to_json(answer), warnings)
     else:
         _print(answer)
     if not answer.is_optimal:

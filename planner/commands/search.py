@@ -13,6 +13,7 @@ import typer
 from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     RateOption,
@@ -24,6 +25,7 @@ from planner.commands.common import (
     print_json,
     print_mapping,
     print_rows,
+    read_requests,
 )
 from planner.commands.whatif import SloArgument, TraceArgument
 from planner.errors import InfeasibleError, InputError
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 LEAST_REQUESTS = 100  # of a trace at the lowest rate that is tried
 MACHINE_TP = 8
 MOST_MACHINES = 256
+MOST_GPUS = 1024  # of a deployment in Vidur's search
 
 
 class Arrivals(StrEnum):
@@ -73,6 +76,7 @@ def find_goodput(
     seeds: SeedsOption = 3,
     tolerance: ToleranceOption = 0.02,
     catalog: CatalogOption = None,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Find the highest rate at which a fleet keeps an SLO, in steady state.
@@ -83,7 +87,6 @@ def find_goodput(
     from planner.simulator.metrics import value_s
     from planner.solvers.goodput import Steady, goodput, poisson, residences
     from planner.solvers.vidur_search import most_rps
-    from planner.tracefile import read_trace
     from planner.traces import spread
     from planner.traffic import Asked
 
@@ -92,7 +95,7 @@ def find_goodput(
         engines = read_fleet(fleet, known)
         promise, asked = asked_of(slo, known, rate=None, scale=scale, window=window, command="goodput")
         assert promise is not None
-        requests = read_trace(trace, seed=None)
+        requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
 
         def replayed(rate_rps: float, least: int, seed: int) -> Trace:
             return Asked(rate_rps, asked.how, asked.part).of(spread(requests, seed=seed), seed=seed)
@@ -134,7 +137,7 @@ def find_goodput(
         ],
     }
     if json_output:
-        print_json(answer)
+        print_json(answer, requests.warnings)
         return
     print_mapping(
         {
@@ -181,6 +184,7 @@ def search(
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Search fleets as the papers do, on the planner's fits, and in steady state.
@@ -192,7 +196,6 @@ def search(
     """
     from planner import files, output
     from planner.slo import read_task
-    from planner.tracefile import read_trace
 
     if out is not None:
         files.check_output_file(out)
@@ -200,7 +203,7 @@ def search(
     with Progress() as progress:
         known = read_catalog(catalog)
         task = read_task(slo, known)
-        requests = read_trace(trace, seed=seed)
+        requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)
         rate_rps = rate or task.rate_rps or requests.rate_rps
         if not 0 < rate_rps < math.inf:
             raise InputError(f"--rate: expected a number of requests/s > 0, found {rate_rps:g}; name it")
@@ -216,7 +219,7 @@ def search(
             raise InputError(f"{out}: no fleet keeps the SLO, so there is none to write")
         files.write_file(out, files.to_yaml(output.fleet_document(found.best)))
     if json_output:
-        print_json({"formulation": formulation.value} | found.document)
+        print_json({"formulation": formulation.value} | found.document, requests.warnings)
     else:
         print_rows(found.rows, f"{formulation.value}: {task.llm}")
 
@@ -277,6 +280,10 @@ def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) ->
     from planner.solvers.vidur_search import search as over
 
     _needs_seconds(task)
+    if gpus > MOST_GPUS:
+        raise InputError(
+            f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
+        )
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
     fleets = configurations(
         known.llm(task.llm), task.gpus(known), known, total_gpus=gpus, least_kv_tokens=longest,

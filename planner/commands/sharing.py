@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from planner.catalog import read_catalog
-from planner.commands.common import Progress, keep_inputs, print_json, print_rows, stdout_console
+from planner.commands.common import Progress, keep_inputs, print_json, print_rows, say_first, stdout_console
 
 if TYPE_CHECKING:
     from planner.several.sharing import SharedPlan
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def plan_together(
     slo: Path, trace: Path | None, out: Path, *, catalog: Path | None, seed: int, time_limit_s: float,
-    png: bool, json_output: bool,
+    png: bool, json_output: bool, drop_invalid: bool = False,
 ) -> None:  # fmt: skip
     """Plan all LLMs of `slo` together and write a folder for each; exit code 4 if not exhausted in time."""
     from planner import files
@@ -28,7 +28,8 @@ def plan_together(
     files.check_output_directory(out)
     with Progress() as progress:
         known = read_catalog(catalog)
-        question = read_question(slo, trace, known)
+        question = read_question(slo, trace, known, drop_invalid=drop_invalid)
+        say_first(dict.fromkeys(line for part in question.parts for line in part.trace.warnings))
         folders = (out, *(out / part.name for part in question.parts))
         for given in (slo, *question.files):
             keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
@@ -38,7 +39,9 @@ def plan_together(
             question, known, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
         progress("writing the reports")
-        command = command_line(slo, trace, catalog, seed=seed, time_limit_s=time_limit_s)
+        command = command_line(
+            slo, trace, catalog, seed=seed, time_limit_s=time_limit_s, drop_invalid=drop_invalid
+        )
         files.write_files(out, render(found, command=command, png=png), outdated=outdated(found))
     if json_output:
         print_json(summary(found) | {"directory": str(out)})

@@ -12,6 +12,7 @@ from planner.commands.common import (
     TRACE_HELP,
     AddressOption,
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     RateOption,
@@ -25,6 +26,7 @@ from planner.commands.common import (
     print_json,
     print_mapping,
     print_rows,
+    read_requests,
     seconds_cell,
 )
 from planner.domain import Slo
@@ -59,6 +61,7 @@ def simulate(
         typer.Option("--executor", help="Where, with --seeds: loky (default), serial, ray or dask."),
     ] = None,
     address: AddressOption = None,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Simulate a fleet on a trace, request by request, and hold it against an SLO if one is given.
@@ -72,7 +75,6 @@ def simulate(
     from planner.fleetfile import read_fleet
     from planner.outcome import outcome
     from planner.seeds import Question, document, over_seeds
-    from planner.tracefile import read_trace
     from planner.traces import spread
 
     where = Executor(executor or "loky", address)
@@ -85,7 +87,7 @@ def simulate(
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
         promise, asked = asked_of(slo, known, rate=rate, scale=scale, window=window, command="simulate")
-        read = read_trace(trace, seed=None)
+        read = read_requests(trace, seed=None, drop_invalid=drop_invalid)
         if seeds == 1:
             requests = asked.of(spread(read, seed=seed), seed=seed)
             progress(f"simulating {len(requests)} requests on {engines.workers} workers")
@@ -102,7 +104,7 @@ def simulate(
     if out is not None and table is not None:
         files.write_file(out, table)
     if json_output:
-        print_json(answer)
+        print_json(answer, read.warnings)
     elif seeds == 1:
         _print_simulation(answer, promise, f"{answer['requests']} requests on {engines.workers} workers")
     else:

@@ -14,6 +14,7 @@ from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     TRACE_HELP,
     CatalogOption,
+    DropOption,
     JsonOption,
     PngOption,
     Progress,
@@ -26,6 +27,7 @@ from planner.commands.common import (
     print_json,
     print_mapping,
     print_rows,
+    read_requests,
     stdout_console,
 )
 from planner.domain import Slo
@@ -79,6 +81,7 @@ def validate(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     png: PngOption = False,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
@@ -89,7 +92,6 @@ def validate(
     _need_aiohttp()
     import numpy as np
 
-    from planner.tracefile import read_trace
     from runtime.document import STATUSES, document, rows
     from runtime.validate import slice_of
     from runtime.validate import validate as run
@@ -100,7 +102,8 @@ def validate(
         promise, asked = asked_of(
             slo, known, rate=rate, scale=scale, window=window or "whole", command="validate"
         )
-        requests = asked.of(read_trace(trace or _beside(file), seed=seed), seed=seed)
+        read = read_requests(trace or _beside(file), seed=seed, drop_invalid=drop_invalid)
+        requests = asked.of(read, seed=seed)
         fleet, longest = _fleet(file, known)
         longest = longest or int(np.max(requests.input_tokens + requests.output_tokens))
         notes: tuple[str, ...] = ()
@@ -122,7 +125,7 @@ def validate(
         )
         told = document(found)
     if json_output:
-        print_json(told)
+        print_json(told, read.warnings)
     else:
         stdout_console(soft_wrap=True).print(told["verdict"], style="bold", markup=False)
         print_rows(rows(found), f"{told['compared']} of {told['requests']} requests, {told['times']}")

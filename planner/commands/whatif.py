@@ -11,11 +11,13 @@ import typer
 from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
+    DropOption,
     JsonOption,
     Progress,
     SeedOption,
     print_json,
     print_rows,
+    read_requests,
     stdout_console,
 )
 from planner.errors import InfeasibleError, InputError
@@ -43,6 +45,7 @@ def what_if(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Plan before and after changes of slo.yaml, and see what moves.
@@ -61,7 +64,7 @@ def what_if(
         for text in changes:
             document = whatif.change(document, text)
         changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
-        study = study_of(trace, known, seed, time_limit, progress)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         before = study.ask(task)
         moved = whatif.ask_again(study, before, changed, ", ".join(changes))
         bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
@@ -74,7 +77,8 @@ def what_if(
                     key: value for key, value in whatif.moved_document(moved, before).items()
                     if key != "answer"
                 },
-            }
+            },
+            study.trace.warnings,
         )  # fmt: skip
     else:
         print_rows(rows(before, moved, bounds), moved.label)
@@ -90,6 +94,7 @@ def sensitivity(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
@@ -102,13 +107,14 @@ def sensitivity(
         raise InputError(f"--by: expected a share between 0 and 1 such as '10 %', found {by!r}")
     with Progress() as progress:
         known = read_catalog(catalog)
-        study = study_of(trace, known, seed, time_limit, progress)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         before = study.ask(read_task(slo, known))
         moves = whatif.sensitivity(study, before, by_frac=by_frac)
         room = whatif.headroom(study, before)
     if json_output:
         found = [whatif.moved_document(moved, before) for moved in moves]
-        print_json({"plan": whatif.document(before), "headroom": asdict(room), "changes": found})
+        document = {"plan": whatif.document(before), "headroom": asdict(room), "changes": found}
+        print_json(document, study.trace.warnings)
     else:
         print_moves(before, moves)
         stdout_console(soft_wrap=True).print(room.sentence(), markup=False)
@@ -129,11 +135,12 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
     )
 
 
-def study_of(trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress) -> Study:
-    from planner.tracefile import read_trace
+def study_of(
+    trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress, *, drop_invalid: bool
+) -> Study:
     from planner.whatif import Study
 
-    requests = read_trace(trace, seed=None)
+    requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
     progress(f"read {len(requests)} requests from {trace.name}")
     return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
 

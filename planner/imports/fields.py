@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from planner.catalog import Catalog
+from planner.csvlines import refuse_long_fields
 from planner.errors import InputError
 from planner.files import open_input
 from planner.models.latency import Array
@@ -118,8 +119,10 @@ def read_json(path: Path) -> Any:
 
 def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
     """A CSV with a header that has all of `columns`."""
+    text = read_text(path)
+    refuse_long_fields(text, path)
     try:
-        table = pd.read_csv(io.StringIO(read_text(path)), comment="#", low_memory=False)
+        table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: is not a CSV with a header ({str(error)[:120]})") from None
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts

@@ -87,12 +87,12 @@ def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
 
 
 def _kv_cache_dtype(llm: Llm) -> str:
-    kv_bytes = llm.dtype_bytes if llm.kv_dtype_bytes is None else llm.kv_dtype_bytes
-    if kv_bytes not in _KV_DTYPES:
+    if llm.kv_dtype_bytes not in _KV_DTYPES:
         raise InputError(
-            f"LLM {llm.name}: vLLM keeps keys and values in 1 or 2 bytes, the plan counts on {kv_bytes:g}"
+            f"LLM {llm.name}: vLLM keeps keys and values in 1 or 2 bytes, the plan counts on "
+            f"{llm.kv_dtype_bytes:g}"
         )
-    return _KV_DTYPES[kv_bytes]
+    return _KV_DTYPES[llm.kv_dtype_bytes]
 
 
 def check_name(name: str) -> None:

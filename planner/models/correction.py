@@ -71,6 +71,12 @@ class CorrectedFormula:
         """The measured steps, (m, 5)."""
         return np.column_stack([self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills])
 
+    def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
+        """Of the measured steps; nothing where their weights are so large that some are endless."""
+        with np.errstate(over="ignore"):
+            seconds = self.step_s(self.anchors)
+        return (float(seconds.min()) if np.isfinite(seconds).all() else -np.inf), "weights"
+
     def step_s(self, X: Floats) -> Floats:
         """Seconds of steps (n, 5), columns N, A_p, D, K, P."""
         X = in_context_steps(X, self.context_step)

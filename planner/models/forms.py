@@ -1,7 +1,8 @@
 """Step times in the forms of other programs, exactly: what the simulator replays their results with.
 
 A form knows how to write itself down for the kernel (`planner.simulator.seconds`); `StepLatency` and
-`planner.models.correction.CorrectedFormula` do too.
+`planner.models.correction.CorrectedFormula` do too. Those that come out of a file can say how short a step
+may get (`shortest_s`): a negative one would let time run backwards, and no simulation ends then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from planner.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,6 +53,42 @@ class SplitwiseLookup:
     mixed_factor: float = 1.1
     b_s: float = 0.0
     d_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        knots = np.array(self.knots_tokens)
+        if len(knots) < 2 or not (np.diff(knots) > 0).all() or knots[0] < 0:
+            raise InputError(
+                f"knots_tokens: must be two or more numbers >= 0 that rise, found {list(self.knots_tokens)}"
+            )
+        if len(self.prompt_s) != len(knots):
+            raise InputError(
+                f"prompt_s: must have a time for each of the {len(knots)} knots_tokens, found "
+                f"{len(self.prompt_s)}"
+            )
+        if len(self.token_s) not in (1, len(knots)):
+            raise InputError(
+                f"token_s: must have one time, or one for each of the {len(knots)} knots_tokens, found "
+                f"{len(self.token_s)}"
+            )
+        if not 0 < self.mixed_factor < np.inf:
+            raise InputError(f"mixed_factor: must be > 0, found {self.mixed_factor:g}")
+        for name, seconds in (("b_s", self.b_s), ("d_s", self.d_s)):
+            if not 0 <= seconds < np.inf:
+                raise InputError(f"{name}: must be >= 0, found {seconds:g}")
+
+    def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
+        """Of all steps up to so many tokens and decodes, and the list it comes from."""
+        found = []
+        for name, times_s, most in (
+            ("prompt_s", self.prompt_s, most_tokens),
+            ("token_s", self.token_s, most_decodes),
+        ):
+            if len(times_s) == 1:
+                found.append((times_s[0], name))
+                continue
+            corners = np.unique(np.clip([1, most, *self.knots_tokens], 1, most)).astype(float)
+            found.append((float(interpolated(corners, self.knots_tokens, times_s).min()), name))
+        return min(found)
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         is_fit = len(self.token_s) == 1
@@ -104,6 +143,38 @@ class DistServeSteps:
     per_rank_s: float
     overhead_s: float
     overhead_s_per_token: float
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_s", "decode_small_s", "decode_large_s"):
+            numbers = getattr(self, name)
+            if len(numbers) != 3 or not np.isfinite(numbers).all():
+                raise InputError(f"{name}: must be three finite numbers a, b, c, found {list(numbers)}")
+        if self.threshold < 0 or self.threshold % 1:
+            raise InputError(f"threshold: must be a whole number of decodes >= 0, found {self.threshold:g}")
+        for name in ("per_rank_s", "overhead_s", "overhead_s_per_token"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise InputError(f"{name}: must be >= 0, found {getattr(self, name):g}")
+
+    def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
+        """Of all steps up to so many tokens, decodes and tokens of context, and the list it comes from.
+
+        Coefficients may be negative, as a least-squares fit may make them, while times are not. With context
+        decodes must not get shorter: the simulator counts on that, so then it is a negative one it returns.
+        """
+        a, b, c = self.prefill_s
+        n = np.arange(1.0, most_tokens + 1)
+        prefill = a + b * n + np.minimum(c * n, c * n * 2 * max(most_kv_tokens, most_tokens))
+        found = [(float(prefill.min()), "prefill_s")]
+        small = (1, min(self.threshold - 1, most_decodes))
+        large = (max(self.threshold, 1), most_decodes)
+        for name, (least, most) in (("decode_small_s", small), ("decode_large_s", large)):
+            a, b, c = getattr(self, name)
+            if least <= most:
+                found.append(
+                    (min(a + b * k + c * d for d in (least, most) for k in (d, most_kv_tokens)), name)
+                )
+                found.append((min(b, 0.0) or np.inf, name))
+        return min(found)
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         numbers = (

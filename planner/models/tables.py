@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from planner.csvlines import refuse_long_fields
 from planner.errors import InputError
 from planner.files import open_input
 from planner.models.latency import Array
@@ -71,6 +72,7 @@ def read_step_table(path: Path) -> StepTable:
             break
         key, _, value = line.lstrip("# ").partition(":")
         about[key.strip()] = value.strip()
+    refuse_long_fields("".join(lines), path)
     try:
         steps = pd.read_csv(BytesIO("".join(lines[len(about) :]).encode()), comment="#")
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:

@@ -21,11 +21,13 @@ from planner.errors import InfeasibleError, InputError
 from planner.files import read_yaml
 from planner.solvers.prefix_demand import Demand, SessionReuse
 from planner.solvers.prefixes import Replication, hot_bound, replicate
+from planner.traces import MAX_TOKENS
 from planner.values import at_least_0, mapping, refuse_unknown, share, whole
 
 KEYS = ("replicas", "largest_load", "memory_tokens", "token_s", "rest", "nodes")
 NODE_KEYS = ("name", "after", "tokens", "prefill", "rate", "rest")
 MOST_REPLICAS = 1000
+MOST_MEMORY_TOKENS = 10**12  # beyond, numbers of 64 bits no longer tell one token from none
 SAME_FRAC = 1e-9
 
 
@@ -49,7 +51,7 @@ def read_tree(path: Path) -> TreeQuestion:
     rows = document.get("nodes")
     if not isinstance(rows, list) or not rows:
         raise InputError(f"{where}: nodes: expected a list of nodes, found {rows!r}")
-    token_s = at_least_0(document.get("token_s", 0.0), "s", f"{where}: token_s")
+    token_s = at_least_0(document.get("token_s", 0.0), "s", f"{where}: token_s", bare=True)
     place: dict[str, int] = {}
     columns: list[tuple[int, int, float, float, float]] = []
     for number, row in enumerate(rows):
@@ -64,7 +66,11 @@ def read_tree(path: Path) -> TreeQuestion:
             )
         above = -1 if after is None else place[str(after)]
         tokens = whole(row.get("tokens"), f"{here}: tokens", least=0)
-        prefill_s = at_least_0(row.get("prefill", token_s * tokens), "s", f"{here}: prefill")
+        if tokens > MAX_TOKENS:
+            raise InputError(f"{here}: tokens: must be at most {MAX_TOKENS}, found {tokens}")
+        prefill_s = (
+            at_least_0(row["prefill"], "s", f"{here}: prefill") if "prefill" in row else token_s * tokens
+        )
         rate_rps = at_least_0(row.get("rate", 0.0), "rps", f"{here}: rate")
         rest_s = at_least_0(row.get("rest", document.get("rest", 0.0)), "s", f"{here}: rest")
         place[name] = number
@@ -74,10 +80,17 @@ def read_tree(path: Path) -> TreeQuestion:
     demand = replace(idle, rate_rps=rate_of, work_s=idle.path_sum(prefill_of) + rest_of)
     limit = document.get("largest_load")
     return TreeQuestion(
-        tuple(place), demand, whole(document.get("memory_tokens"), f"{where}: memory_tokens", least=0),
+        tuple(place), demand, _memory_tokens(document.get("memory_tokens"), f"{where}: memory_tokens"),
         replicas=None if limit is not None else _replicas(document["replicas"], where),
         largest_load=None if limit is None else share(limit, f"{where}: largest_load"),
     )  # fmt: skip
+
+
+def _memory_tokens(value: object, where: str) -> int:
+    tokens = whole(value, where, least=0)
+    if tokens > MOST_MEMORY_TOKENS:
+        raise InputError(f"{where}: must be at most {MOST_MEMORY_TOKENS}, found {tokens}")
+    return tokens
 
 
 def _replicas(value: object, where: str) -> int:

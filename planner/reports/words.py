@@ -47,13 +47,14 @@ def promise(plan: Plan) -> str:
 
 def command_line(
     slo: Path, trace: Path | None, catalog: Path | None, *, seed: int, time_limit_s: float,
-    explain: bool = False, prove: bool = False,
+    explain: bool = False, prove: bool = False, drop_invalid: bool = False,
 ) -> str:  # fmt: skip
     """What makes the same plan where these files are at hand; their folders are nobody's business."""
     line = ["plan", "--slo", slo.name, *(["--trace", trace.name] if trace else []), "-o", "out/"]
     line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}"]
     line += ["--explain"] if explain else []
     line += ["--prove"] if prove else []
+    line += ["--drop-invalid"] if drop_invalid else []
     return shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
 
 

@@ -70,9 +70,13 @@ class Entry:
     model: str | None
 
 
-def read_question(path: Path, trace: Path | None, catalog: Catalog) -> Question:
+def read_question(
+    path: Path, trace: Path | None, catalog: Catalog, *, drop_invalid: bool = False
+) -> Question:
     """Read slo.yaml with `llms`, and the traces. Raises InputError with the file, the entry and the key."""
-    return _with_traces(entries(read_yaml(path), path, catalog), path, trace, catalog)
+    return _with_traces(
+        entries(read_yaml(path), path, catalog), path, trace, catalog, drop_invalid=drop_invalid
+    )
 
 
 def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
@@ -87,7 +91,9 @@ def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[E
         )
     shared = {key: document[key] for key in SHARED if key in document}
     # alone with some LLM first, so that what is wrong with it is not said of an entry
-    parse_task({"llm": min(catalog.llms), "slo": {"ttft": {"p90": 1}}, **shared}, catalog, where=str(path))
+    parse_task(
+        {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}, **shared}, catalog, where=str(path)
+    )
     return [
         _entry(name, given, shared, path, catalog)
         for name, given in _named(document.get("llms"), f"{path}: llms")
@@ -145,7 +151,9 @@ def _entry(
     return Entry(name, own, task, trace, given.get("model"))
 
 
-def _with_traces(asked: list[Entry], path: Path, common: Path | None, catalog: Catalog) -> Question:
+def _with_traces(
+    asked: list[Entry], path: Path, common: Path | None, catalog: Catalog, *, drop_invalid: bool
+) -> Question:
     without = [entry.name for entry in asked if entry.trace is None]
     if without and common is None:
         raise InputError(
@@ -161,7 +169,7 @@ def _with_traces(asked: list[Entry], path: Path, common: Path | None, catalog: C
         source = entry.trace or common
         assert source is not None
         if source not in read:
-            read[source] = read_trace(source, seed=None)
+            read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid)
         name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}")
         if entry.trace is None and (source, name) in taken:
             same = f"the rows to {name!r}" if name is not None else "all rows"

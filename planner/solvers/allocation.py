@@ -35,6 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 MOST_WORKERS = 1e6  # of one type for one bucket; a rate this small is a way of writing 0
 SMALLEST_SHARE = 1e-9
+SHARES_OFF = 1e-3  # of Mélange's shares, which are written rounded
 MELANGE_NONE_RPS = (
     0.001  # Mélange divides by rates, so a type that cannot serve a bucket has this one, or less
 )
@@ -112,6 +113,10 @@ def _of_melange(config: Mapping[str, Any]) -> dict[str, Any]:
                    "bucket_index", "bucket_upper_bounds"}, "")  # fmt: skip
     total_rps = _amount(config.get("total_request_rate"), "total_request_rate")
     shares = _grid(config.get("workload_distribution"), "workload_distribution")
+    if abs((total := sum(shares.values())) - 1) > SHARES_OFF:
+        raise InputError(
+            f"workload_distribution: shares of total_request_rate must sum to 1, found a sum of {total:.6g}"
+        )
     gpus, stock = config["gpu_info"], config.get("availability") or {}
     if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
         raise InputError(
