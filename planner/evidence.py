@@ -411,9 +411,38 @@ def _of_sessions(problem: Problem, *, trusts_separation: bool) -> list[str]:
     return sentences
 
 
+def _of_bound(problem: Problem) -> list[str]:
+    """What the lower bound counts, and over which fleets."""
+    work, trace = problem.obliged, problem.trace
+    if work.whole_frac > 0:
+        counts = (
+            f"all work of {100 * work.whole_frac:.3g} % of the requests, by "
+            f"{work.whole_s - trace.duration_s:.4g} s after the trace"
+        )
+    elif work.prefill_frac > 0:
+        counts = f"the prefill of {100 * work.prefill_frac:.3g} % of the requests"
+    else:
+        counts = "no request"
+    if not trace.after.size:
+        counts += ", and of half of the last tenth all work, by the backlog test"
+    sentences = [
+        f"bound: the SLO obliges {counts}; a percentile of gaps obliges nothing, as few gaps may be long; "
+        "work at its cheapest rate per token, by engines that batch as vLLM V1, under any routing, order and "
+        "admission"
+    ]
+    if small := [worker for item in problem.left for worker in item.workers]:
+        names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
+        sentences.append(
+            f"the bound is over fleets with {', '.join(names)} too, whose KV cache is too small for the "
+            f"longest request ({problem.longest_tokens} tokens) with some or all settings, as a fleet may "
+            "turn away what a percentile lets go; the search is over workers that hold it: a plan turns no "
+            "request away"
+        )
+    return sentences
+
+
 def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: bool) -> tuple[str, ...]:
-    task, trace = problem.task, problem.trace
-    work = problem.trusted
+    task = problem.task
     window_s, residences = _residences(simulation)
     length = (
         f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
@@ -434,9 +463,7 @@ def assumptions(problem: Problem, simulation: Simulation, *, trusts_separation: 
         f"{task.network.transfer}",
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
         length,
-        f"bound: work at its cheapest rate per token, {100 * (1 - work.whole_frac):.3g} % of requests given "
-        f"up, {work.whole_s - trace.duration_s:.4g} s of slack after the trace; a request that keeps TTFT "
-        "decodes at the pace of the limits on gaps",
+        *_of_bound(problem),
         "beyond level 0 every GPU and TP degree takes part with one token budget per role",
         "power: the boards' limits, GPUs only",
     ]

@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.catalog import Catalog
 from planner.domain import MAX_NUM_SEQS, Gpu, Limit, Llm, Slo, WorkerType
+from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.simulator.metrics import percentile_s
@@ -22,10 +23,14 @@ OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A GPU and TP degree that cannot serve this traffic at all, and why."""
+    """A GPU and TP degree that cannot serve all of this traffic, and why.
+
+    `workers` hold the weights, but not the longest request: they can serve the others.
+    """
 
     name: str
     reason: str
+    workers: tuple[WorkerType, ...] = ()
 
 
 def worker_types(
@@ -42,12 +47,16 @@ def worker_types(
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
     """Every engine that holds the weights and the longest request, and what was left out.
 
+    A plan turns no request away, so it is made of the first alone; a lower bound over all fleets counts on
+    those too that hold the weights but not the longest request (`Left.workers`).
+
     `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
     `host_overhead_s` is added to each step of a fit, and every step then takes `longer_frac` longer.
     `stages` are the depths of pipelines to consider; activations cross from node to node at
     `node_bytes_per_s` where a worker has more GPUs than a node.
     """
-    types, left = [], []
+    types: list[WorkerType] = []
+    left: list[Left] = []
     settings = list(dict.fromkeys((budget, min(n, budget)) for budget in budgets for n in seats))
     for gpu, pp in itertools.product(gpus, stages):
         tp = 1
@@ -58,30 +67,40 @@ def worker_types(
             elif pp > llm.layers:
                 left.append(Left(name, f"{llm.layers} layers cannot be cut into {pp} stages"))
             else:
+                between = node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
+                latency: StepLatency | None = None
+                small: list[WorkerType] = []
+                no_room: list[int] = []
                 for budget, most_seqs in settings:
                     kv_tokens = kv_cache_tokens(
                         llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most_seqs
                     )
                     if kv_tokens == 0:
-                        left.append(Left(name, f"the weights ({llm.weight_bytes / 1e9:.0f} GB) do not fit"))
-                        break
-                    if kv_tokens < longest_tokens:
-                        left.append(
-                            Left(
-                                f"{name} {budget}",
-                                f"room for {kv_tokens} KV tokens, the longest request has {longest_tokens}",
-                            )
+                        no_room.append(budget)
+                        continue
+                    if latency is None:
+                        latency = pipelined(
+                            catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
                         )
-                        break
-                    between = node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
-                    latency = pipelined(
-                        catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
+                        latency = replace(latency, h_s=latency.h_s + host_overhead_s)
+                        if longer_frac:
+                            basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
+                            latency = replace(latency.longer(longer_frac), basis=basis)
+                    worker = WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp)
+                    (types if kv_tokens >= longest_tokens else small).append(worker)
+                if len(no_room) == len(settings):
+                    left.append(Left(name, f"the weights ({llm.weight_bytes / 1e9:.0f} GB) do not fit"))
+                elif no_room:
+                    left.append(Left(f"{name} {min(no_room)}", "no room for KV beside so large a step"))
+                if small:
+                    most = max(small, key=lambda worker: worker.kv_tokens)
+                    left.append(
+                        Left(
+                            f"{name} {most.max_num_batched_tokens}",
+                            f"room for {most.kv_tokens} KV tokens, the longest request has {longest_tokens}",
+                            tuple(small),
+                        )
                     )
-                    latency = replace(latency, h_s=latency.h_s + host_overhead_s)
-                    if longer_frac:
-                        basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
-                        latency = replace(latency.longer(longer_frac), basis=basis)
-                    types.append(WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp))
             tp *= 2
     return tuple(types), tuple(left)
 

@@ -28,9 +28,9 @@ from planner.domain import (
     Slo,
     WorkerType,
 )
-from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.errors import BoundError, InfeasibleError, InputError, PlannerError
 from planner.models.memory import kv_cache_tokens
-from planner.obliged import Obliged, due, obliged
+from planner.obliged import Obliged, due, obliged, steady, usual
 from planner.options import (
     Left,
     decode_options,
@@ -131,12 +131,11 @@ class Problem:
     lengths: Lengths
     hits: PrefixHits | None  # where prefix caches may be counted on
     gpus: tuple[Gpu, ...]
-    types: tuple[WorkerType, ...]
+    types: tuple[WorkerType, ...]  # that hold the longest request: what the search ranges over
     left: tuple[Left, ...]
     limits: Limits
     oracle: Oracle
-    obliged: Obliged  # under any policy: what level 0 starts from
-    trusted: Obliged  # if gaps keep pace with their limit: what the stated bound counts
+    obliged: Obliged  # under any policy: what bounds and level 0 start from
     deadline: float
     progress: Progress
     watch: Watch
@@ -184,13 +183,15 @@ def pose(
             f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
         )
     gpus = task.gpus(catalog)
+    left: tuple[Left, ...] = ()
     for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
-        types, left = worker_types(
+        types, others = worker_types(
             llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
             longer_frac=task.robust.step_times_frac, stages=stages,
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
             budgets=task.max_num_batched_tokens, seats=task.max_num_seqs,
         )  # fmt: skip
+        left += others
         if types:
             break
     if not types:
@@ -214,8 +215,7 @@ def pose(
     )  # fmt: skip
     return Problem(
         task, llm, slo, slo_note, requests, note, longest, lengths, hits, gpus, types, left, limits, oracle,
-        obliged(slo, requests), obliged(slo, requests, trust_gaps=True), deadline, progress,
-        watch, draws,
+        obliged(slo, requests), deadline, progress, watch, draws,
     )  # fmt: skip
 
 
@@ -330,41 +330,72 @@ def best_of(answers: Sequence[tuple[Problem, Found]]) -> tuple[Problem, Found]:
 
 
 def lower_bound(problem: Problem) -> float | None:
-    """What any fleet within the limits costs at least, whatever its policy."""
+    """What any fleet within the limits costs at least, whatever its policy; None if no fleet is within them.
+
+    It ranges over all worker types that hold the weights, those too that are too small for the longest
+    request: a fleet may turn that away, where a percentile allows it. Where time runs out it is lower.
+    """
     envelopes, in_bursts = _any_fleet(problem), 0.0
     if problem.hits is None:
-        each = due(problem.slo, problem.trace, trust_gaps=True)
-        in_bursts = demand(envelopes, problem.trace, problem.lengths, each).least_objective
+        slo, trace = problem.slo, problem.trace
+        dues = [each for each in (due(slo, trace), steady(slo, trace)) if each is not None]
+        in_bursts = demand(envelopes, trace, problem.lengths, dues, problem.deadline).least_objective
+    if problem.out_of_time():
+        return in_bursts
     return bound(
         envelopes,
         problem.hits.classes() if problem.hits else to_classes(problem.trace),
         problem.limits,
-        obliged=problem.trusted,
+        obliged=problem.obliged,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
         at_least=in_bursts,
+        is_cached=problem.hits is not None,
+        deadline=problem.deadline,
     )
 
 
+def checked_bound(lower: float | None, value: float) -> float:
+    """The bound that may stand beside a fleet of this value that holds; raises BoundError if it is above.
+
+    None is the bound of "no fleet is within the limits".
+    """
+    if lower is None or lower > value * (1 + 1e-6):
+        claim = "no fleet is within the limits" if lower is None else f"no fleet costs less than {lower:.6g}"
+        raise BoundError(
+            f"internal error: the lower bound says that {claim}, and a fleet of {value:.6g} keeps the SLO. "
+            "The bound is wrong, so no certificate is written. Please report it with the trace and slo.yaml"
+        )
+    return min(lower, value)  # above by no more than the solver rounds
+
+
 def shadow_prices(problem: Problem) -> dict[str, float]:
-    """By how much a GPU, Watt or USD/h more of each limit lowers that bound, without bursts or integers."""
+    """By how much a GPU, Watt or USD/h more of each limit lowers that bound, without bursts or integers.
+
+    Empty where there is no time left to find out.
+    """
+    left_s = problem.deadline - time.monotonic()
+    if left_s <= 0 or not problem.limits.rows():
+        return {}
     return master.shadow_prices(
         _any_fleet(problem),
         problem.hits.classes() if problem.hits else to_classes(problem.trace),
         problem.limits,
-        obliged=problem.trusted,
+        obliged=problem.obliged,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
+        is_cached=problem.hits is not None,
+        time_limit_s=min(left_s, 20.0),
     )
 
 
 def _any_fleet(problem: Problem) -> list[Option]:
-    """The options of the bound: pairs only where the link keeps up with them."""
-    types, wanted = problem.types, problem.task.objective
-    options = [*mixed_options(types, wanted)]
-    if _link_too_slow(problem) is None:
-        options += [*prefill_options(types, wanted), *decode_options(types, wanted)]
-    return _envelopes(options)
+    """The options of the bound: every worker type that holds the weights, in every role."""
+    wanted = problem.task.objective
+    types = (*problem.types, *(worker for item in problem.left for worker in item.workers))
+    return _envelopes(
+        [*mixed_options(types, wanted), *prefill_options(types, wanted), *decode_options(types, wanted)]
+    )
 
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
@@ -394,8 +425,8 @@ def search_level0(problem: Problem, start: Sequence[Fleet] = (), *, any_will_do:
     prefill = prefill_options(problem.types, task.objective)
     decode = decode_options(problem.types, task.objective)
     # for guesses no whole session is let go because its first request may be late
-    usual = obliged(problem.slo, replace(problem.trace, after=no_edges()), trust_gaps=True)
-    bounded = {option.name: _bounded(problem, option, usual) for option in (*mixed, *prefill, *decode)}
+    guess = usual(problem.slo, replace(problem.trace, after=no_edges()))
+    bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
     def promising_first(option: Option) -> tuple[float, int, int]:
         """By the lower bound; token budgets that would break the tightest limit on gaps last."""
@@ -470,27 +501,38 @@ def _shape(option: Option) -> tuple[str, int, int]:
 
 
 def _link_too_slow(problem: Problem) -> str | None:
-    """Whether the link cannot keep up with the KV blocks at any pool sizes: no steady state then."""
-    lengths, network = problem.lengths, problem.task.network
-    seconds = problem.trusted.whole_s
-    blocks = np.ceil(lengths.input_tokens / KV_BLOCK_TOKENS) * lengths.requests * (lengths.output_tokens > 1)
-    bytes_per_s = blocks.sum() * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / seconds
-    if bytes_per_s <= network.bandwidth_bytes_per_s:
-        return None
-    return (
-        f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth is "
-        f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s"
-    )
+    """Whether the link cannot carry the KV blocks of those requests that the SLO obliges pairs to decode.
+
+    Of all measured ones until their whole work must be done; of half of the last tenth (the backlog test)
+    until their second token is due. Those with the fewest blocks are taken.
+    """
+    trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
+    blocks = np.ceil(trace.input_tokens / KV_BLOCK_TOKENS) * (trace.output_tokens > 1)
+    needs = [(blocks, int(np.ceil(problem.obliged.whole_frac * len(trace) - 1e-9)), problem.obliged.whole_s)]
+    if tested := steady(problem.slo, trace):
+        start_s, end_s = tested.window_s
+        last = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+        until_s = end_s - start_s + tested.prefill_s + tested.gap_s
+        needs.append((blocks[last], int(np.ceil(last.sum() / 2)), until_s))
+    for each, least, seconds in needs:
+        carried = float(np.partition(each, least - 1)[:least].sum()) if least else 0.0
+        bytes_per_s = carried * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / seconds
+        if bytes_per_s > bandwidth * (1 + 1e-9):
+            return (
+                f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth "
+                f"is {bandwidth / 1e9:g} GB/s"
+            )
+    return None
 
 
-def _bounded(problem: Problem, option: Option, usual: Obliged) -> Bounded:
-    """With the least count that the SLO obliges, and a likely one from what it `usual`ly takes."""
+def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
+    """With the least count that the SLO obliges, and a likely one from what it takes by that guess."""
     oracle = problem.oracle
     least = oracle.enough(option, least_workers(option, problem.lengths, problem.obliged))
-    likely = least_workers(option, problem.lengths, usual)
+    likely = least_workers(option, problem.lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
         lengths = problem.hits.lengths(likely * option.type.kv_tokens)
-        likely = least_workers(option, lengths, usual)
+        likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
     return Bounded(option, least, problem.limits.most(option.type), likely)
 

@@ -265,7 +265,8 @@ class Lengths:
     """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
     Traces repeat lengths, scaled ones above all, so sums over requests cost little over these. With prefix
-    caches (planner/prefixes/hits.py) `cached_tokens` of a prompt hit and `shared_tokens` are in others too.
+    caches (`is_cached`, planner/prefixes/hits.py) `cached_tokens` of a prompt hit and `shared_tokens` are in
+    others too.
     """
 
     input_tokens: FloatArray
@@ -273,6 +274,7 @@ class Lengths:
     requests: IntArray
     cached_tokens: FloatArray | float = 0.0
     shared_tokens: FloatArray | float = 0.0
+    is_cached: bool = False
 
 
 def distinct_lengths(trace: Trace) -> Lengths:

@@ -71,7 +71,7 @@ def no_bound_is_above_any_fleet(problem: Problem, where: str) -> None:
     """Whatever the policies; the demand of intervals by itself, too."""
     stated = lower_bound(problem)
     demanded = demand(
-        options(problem), problem.trace, problem.lengths, due(problem.slo, problem.trace)
+        options(problem), problem.trace, problem.lengths, [due(problem.slo, problem.trace)]
     ).least_objective
     for policies in POLICIES:
         asked = replace(problem.oracle.policies, **policies)  # type: ignore[arg-type]

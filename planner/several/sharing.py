@@ -29,6 +29,7 @@ from planner.searching import (
     Problem,
     Progress,
     best_of,
+    checked_bound,
     lower_bound,
     on_all_draws,
     pose,
@@ -159,7 +160,7 @@ def plan_together(
         unit=unit,
         level0=shared.value if math.isfinite(shared.value) else None,
         level0_bound=shared.bound,
-        bound=min(
+        bound=checked_bound(
             sum(searched[0][0].lower or 0.0 for searched in alone),
             sum(plan.certificate.value for plan in plans),
         ),
