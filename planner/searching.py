@@ -35,6 +35,7 @@ from planner.options import (
     Left,
     decode_options,
     floor_s,
+    judged,
     mixed_options,
     prefill_options,
     unreachable,
@@ -205,7 +206,7 @@ def pose(
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     slo, slo_note = _in_seconds(task, llm, lengths, catalog)
-    if broken := unreachable(slo, types, hits.lengths() if hits else lengths):
+    if broken := unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None)):
         raise _out_of_reach(broken)
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}

@@ -14,7 +14,7 @@ import pytest
 from instances import fleets_of_level0, instance, is_monotone, is_within
 
 from planner.obliged import due
-from planner.options import decode_options, mixed_options, prefill_options
+from planner.options import decode_options, judged, mixed_options, prefill_options, unreachable
 from planner.searching import Problem, lower_bound, search_level0, with_policies
 from planner.solvers import backend, master
 from planner.solvers.demand import demand
@@ -70,12 +70,14 @@ def test_level_0_is_the_cheapest_of_all_fleets(first: int) -> None:
 def no_bound_is_above_any_fleet(problem: Problem, where: str) -> None:
     """Whatever the policies; the demand of intervals by itself, too."""
     stated = lower_bound(problem)
+    floors = unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace))
     demanded = demand(
         options(problem), problem.trace, problem.lengths, [due(problem.slo, problem.trace)]
     ).least_objective
     for policies in POLICIES:
         asked = replace(problem.oracle.policies, **policies)  # type: ignore[arg-type]
         value = cheapest(with_policies(problem, asked))
+        assert math.isinf(value) or not floors, f"{where}, {policies}"
         assert demanded <= value * (1 + 1e-9), f"{where}, {policies}"
         assert (math.inf if stated is None else stated) <= value * (1 + 1e-9), f"{where}, {policies}"
 

@@ -176,10 +176,11 @@ def attention_s(
     """
     first: Floats = np.ones_like(gaps)
     if is_cached:  # of the g-th gap g tokens at least, at half of their pairs
-        least = 2 * latency.d_s / latency.a_s if latency.a_s > 0 else np.inf * latency.d_s
+        least = 2 * latency.d_s / latency.a_s if latency.a_s > 0 else np.inf if latency.d_s > 0 else 0.0
         spare_s = latency.b_s - latency.e_s
-        least = max(least, 1 + spare_s / token_s if token_s > 0 else 0.0) if spare_s > 0 else least
-        first = np.full_like(gaps, np.ceil(max(np.nan_to_num(least, posinf=2.0**62), 1.0)))
+        if spare_s > 0:
+            least = max(least, 1 + spare_s / token_s if token_s > 0 else np.inf)
+        first = np.full_like(gaps, max(np.ceil(least), 1.0))
     else:
         first = np.where(input_tokens + 1 >= decoded_from(latency, token_s), first, np.inf)
     many = np.maximum(gaps - first + 1, 0.0)
