@@ -129,7 +129,8 @@ def plan_together(
     best, on_all = [best_of(searched)[1] for searched in alone], alone
     if _fit(limits, (found.best for found in best)):
         plans = [
-            certified(each, part.trace, catalog, seed=seed) for part, each in zip(parts, alone, strict=True)
+            certified(each, part.trace, catalog, seed=seed, deadline=deadline)
+            for part, each in zip(parts, alone, strict=True)
         ]
         shared = _all_fit(alone, limits)
         binding: tuple[str, ...] = ("no shared limit binds: every LLM has the fleet it would have alone",)
@@ -316,7 +317,7 @@ def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, d
         problem = replace(problem, lower=lower_bound(problem))
         found = search(problem, [problem.oracle.fleet(chosen[k])])
         chosen[k] = found.best
-        plan = certified([(problem, found)], part.trace, catalog, seed=seed)
+        plan = certified([(problem, found)], part.trace, catalog, seed=seed, deadline=deadline)
         amounts = ", ".join(f"{amount:.6g} of {name}" for name, amount in left.rows())
         within = f"the other LLMs have their fleets, which leave {amounts}"
         certificate = replace(plan.certificate, assumptions=(within, *plan.certificate.assumptions))
