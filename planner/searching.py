@@ -61,12 +61,13 @@ from planner.solvers.two_pools import search_two_pools
 from planner.traces import Trace, no_edges, spread
 from planner.traffic import rescale, same_requests, window
 from planner.units import show_s
-from planner.workload import Lengths, distinct_lengths, to_classes
+from planner.workload import Lengths, coarser, distinct_lengths, to_classes
 
 Progress = Callable[[str], None]
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 24  # fleets it may try at most
 DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
+BOUND_SHARE = 0.25  # of the time that is left: the search needs the rest
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
 
 
@@ -334,14 +335,17 @@ def lower_bound(problem: Problem) -> float | None:
     """What any fleet within the limits costs at least, whatever its policy; None if no fleet is within them.
 
     It ranges over all worker types that hold the weights, those too that are too small for the longest
-    request: a fleet may turn that away, where a percentile allows it. Where time runs out it is lower.
+    request: a fleet may turn that away, where a percentile allows it. It takes BOUND_SHARE of the time that
+    is left at most; where that runs out, it is lower.
     """
     envelopes, in_bursts = _any_fleet(problem), 0.0
+    now = time.monotonic()
+    deadline = now + BOUND_SHARE * (problem.deadline - now)
     if problem.hits is None:
         slo, trace = problem.slo, problem.trace
         dues = [each for each in (due(slo, trace), steady(slo, trace)) if each is not None]
-        in_bursts = demand(envelopes, trace, problem.lengths, dues, problem.deadline).least_objective
-    if problem.out_of_time():
+        in_bursts = demand(envelopes, trace, problem.lengths, dues, deadline).least_objective
+    if time.monotonic() > deadline:
         return in_bursts
     return bound(
         envelopes,
@@ -352,7 +356,7 @@ def lower_bound(problem: Problem) -> float | None:
         link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
         at_least=in_bursts,
         is_cached=problem.hits is not None,
-        deadline=problem.deadline,
+        deadline=deadline,
     )
 
 
@@ -528,11 +532,11 @@ def _link_too_slow(problem: Problem) -> str | None:
 
 def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
     """With the least count that the SLO obliges, and a likely one from what it takes by that guess."""
-    oracle = problem.oracle
-    least = oracle.enough(option, least_workers(option, problem.lengths, problem.obliged))
-    likely = least_workers(option, problem.lengths, guess)
+    oracle, lengths = problem.oracle, coarser(problem.lengths)
+    least = oracle.enough(option, least_workers(option, lengths, problem.obliged))
+    likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
-        lengths = problem.hits.lengths(likely * option.type.kv_tokens)
+        lengths = coarser(problem.hits.lengths(likely * option.type.kv_tokens))
         likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
     return Bounded(option, least, problem.limits.most(option.type), likely)

@@ -23,7 +23,8 @@ share one d: what remains of such a group is at least its sum less, for each giv
 Prices. A step of N tokens of which D decode costs at least alpha + beta N for any line under f, and there are
 at least D / max_num_seqs steps, and at least as many as the KV tokens they attend to / KV tokens of a worker.
 So a request costs a worker of j at least its share of beta N + alpha steps under each such line: `lines`.
-One line per option, the dearest for the whole trace, prices all requests; the cheapest option each of them.
+One line per option, about the dearest for the whole trace, prices all requests; the cheapest option each of
+them. An option whose KV cache is too small for a request has no price for it.
 """
 
 from __future__ import annotations
@@ -48,23 +49,39 @@ ENOUGH_FRAC = 0.002  # a row violated by less is not worth another round
 SLACKS = (0.0, 0.5, 0.9, 1.0)  # quantiles of w_i that an interval may go on after a burst,
 AFTER = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # and shares of the longest w_i after the last arrival
 TOLERANCE = 1e-6  # to which the solver keeps rows
+SAMPLE = 5_000  # pairs of lengths by which the line of an option is chosen
 SLICES = 48  # of the requests by price, finer where the dearest are
 
 
-def least_work(option: Option, input_tokens: Floats, output_tokens: Floats) -> tuple[Floats, Floats]:
-    """Least seconds of a worker for the prefill and for the decode of such requests, each (lines, U)."""
-    worker, latency = option.type, option.type.latency
+Bound = tuple[float, float, bool]
+"""A line (alpha, beta), and whether KV tokens or else sequences say how many steps there are."""
+
+
+def bounds_of(option: Option) -> list[Bound]:
+    """Every way to bound the work of a worker of this option from below."""
+    worker = option.type
+    most = worker.max_num_seqs if option.role == "decode" else worker.max_num_batched_tokens
+    return [(alpha, beta, by_kv) for alpha, beta in lines(worker, most) for by_kv in (False, True)]
+
+
+def least_work(
+    option: Option, bound: Bound, input_tokens: Floats, output_tokens: Floats
+) -> tuple[Floats, Floats]:
+    """Least seconds of a worker for the prefill and for the decode of such requests, (U,), by one bound."""
+    worker, latency, (alpha, beta, by_kv) = option.type, option.type.latency, bound
     n, gaps = input_tokens, output_tokens - 1
-    read = gaps * n + gaps * (gaps + 1) / 2  # KV tokens that its requests hold when they have their tokens
-    prefills, decodes = option.role != "decode", option.role != "prefill"
-    rows: list[tuple[Floats, Floats]] = []
-    for alpha, beta in lines(worker, worker.max_num_seqs if not prefills else worker.max_num_batched_tokens):
-        prefill_s = beta * n + latency.a_s * n * (n + 1) / 2 + latency.e_s
-        decode_s = gaps * beta + attention_s(latency, beta, n, gaps)
-        rows.append((prefill_s, decode_s + alpha * gaps / worker.max_num_seqs))
-        rows.append((prefill_s + alpha * n / worker.kv_tokens, decode_s + alpha * read / worker.kv_tokens))
-    found = np.array(rows) / worker.pp
-    return found[:, 0] * prefills, found[:, 1] * decodes
+    prefill_s, decode_s = np.zeros(len(n)), np.zeros(len(n))
+    if option.role != "decode":
+        prefill_s = (beta * n + latency.a_s * n * (n + 1) / 2 + latency.e_s) / worker.pp
+        if by_kv:
+            prefill_s += alpha / worker.kv_tokens / worker.pp * n
+    if option.role != "prefill":
+        decode_s = (gaps * beta + attention_s(latency, beta, n, gaps)) / worker.pp
+        if by_kv:  # KV tokens that the requests hold when they have their tokens
+            decode_s += alpha / worker.kv_tokens / worker.pp * (gaps * n + gaps * (gaps + 1) / 2)
+        else:
+            decode_s += alpha / worker.max_num_seqs / worker.pp * gaps
+    return prefill_s, decode_s
 
 
 def prices(options: Sequence[Option], lengths: Lengths, *, whole: bool) -> tuple[Floats, Floats]:
@@ -73,13 +90,18 @@ def prices(options: Sequence[Option], lengths: Lengths, *, whole: bool) -> tuple
     cheapest = {
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
     }
+    some = slice(None, None, -(-len(n) // SAMPLE))  # to choose by: each bound holds
     for option in options:
-        prefill_s, decode_s = least_work(option, n, output)
         held = is_held(option, n, lengths.output_tokens)
-        line = int(((prefill_s + decode_s) @ (lengths.requests * held)).argmax())
+        bounds = bounds_of(option)
+        totals_s = [
+            float(sum(least_work(option, bound, n[some], output[some])) @ (lengths.requests * held)[some])
+            for bound in bounds
+        ]
+        prefill_s, decode_s = least_work(option, bounds[int(np.argmax(totals_s))], n, output)
         all_work, prefill = cheapest[option.role]
         for least, seconds in ((all_work, prefill_s + decode_s), (prefill, prefill_s)):
-            np.minimum(least, np.where(held, option.objective * seconds[line], np.inf), out=least)
+            np.minimum(least, np.where(held, option.objective * seconds, np.inf), out=least)
     apart = cheapest["prefill"][0] + (cheapest["decode"][0] if whole else 0.0)
     return np.minimum(cheapest["mixed"][0], apart), np.minimum(cheapest["mixed"][1], cheapest["prefill"][1])
 
