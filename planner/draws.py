@@ -12,7 +12,7 @@ probability `slo.Spot.down_frac`, for what a uniform share leaves of the restart
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,11 +32,15 @@ RUN_REQUESTS = 1_500_000  # simulated requests that further draws may cost: coun
 RUNS_LEAST = 3
 DRAWING_ROUTINGS = ("power-of-two",)  # of those that a plan may choose
 OTHER_DRAWS = "other draws of this traffic"
+MORE_DRAWS = "more draws of this traffic"
+HISTORIES = "histories of interruptions, drawn at random"
 LOSSES = "with all workers and after the losses it must survive (the figures are with all workers)"
 SAME = "nothing is drawn here: the trace is replayed as it is, so other seeds give the same run"
 
 
-def on_other_draws(problem: Problem, best: Counts, trace: Trace, seed: int) -> Repeats | None:
+def on_other_draws(
+    problem: Problem, best: Counts, trace: Trace, seed: int, goes_on: Callable[[], bool] = lambda: True
+) -> Repeats | None:
     """The fleet on draws of the traffic that the search has not seen; None where every draw is the same.
 
     `trace` is the whole one, as it was read.
@@ -54,10 +58,12 @@ def on_other_draws(problem: Problem, best: Counts, trace: Trace, seed: int) -> R
         return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 
     what = f"{OTHER_DRAWS}, {LOSSES}" if problem.oracle.has_losses else OTHER_DRAWS
-    return until_sure(what, run, _most(problem))
+    return until_sure(what, run, _most(problem), goes_on)
 
 
-def on_histories(problem: Problem, best: Counts, seed: int) -> Repeats | None:
+def on_histories(
+    problem: Problem, best: Counts, seed: int, goes_on: Callable[[], bool] = lambda: True
+) -> Repeats | None:
     """The fleet under interruptions of its spot workers drawn at random; None where it has none."""
     oracle, fleet = problem.oracle, problem.oracle.fleet(best)
     if not any(option.type.gpu.name in oracle.spot for option, _ in best):
@@ -70,7 +76,7 @@ def on_histories(problem: Problem, best: Counts, seed: int) -> Repeats | None:
         verdict = oracle.verdict(disturbed, record=True)[1]
         return verdict.holds, verdict
 
-    return until_sure("histories of interruptions, drawn at random", run, _most(problem))
+    return until_sure(HISTORIES, run, _most(problem), goes_on)
 
 
 def interruptions(

@@ -8,7 +8,7 @@
       InfeasibleError       no fleet keeps the promise: exit code 3; none was found in time: 4
 
 A message says what was asked, what was found and what to change, in one line. Anything that is not a
-`PlannerError` is our own mistake and keeps its traceback.
+`PlannerError` is our own mistake and keeps its traceback; `BoundError` is one of these with a name.
 """
 
 
@@ -51,3 +51,10 @@ class InfeasibleError(PlannerError):
         self.is_proved = is_proved
         if not is_proved:
             self.exit_code = 4
+
+
+class BoundError(AssertionError):
+    """A lower bound lies above a fleet that holds: the bound is wrong, and so is whatever rests on it.
+
+    Our own mistake, so no `PlannerError`: no certificate is written, and the traceback stays.
+    """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from planner.searching import (
     stripped,
     with_policies,
 )
-from planner.simulator.metrics import Verdict
+from planner.simulator.metrics import Verdict, measured
 from planner.simulator.replay import Simulation
 from planner.slo import Robust, Task
 from planner.solvers.level0 import (
@@ -49,13 +50,37 @@ from planner.traces import Trace
 from planner.units import show_s
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
+FEW_KEEP = 0.5  # of the lowest percentile: of p90, 45 % of the requests keep all limits at once
 LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more, and the load dies away
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
 PLACEMENT_S = 10.0
 _ROUTED = {"jsq": "join the shortest queue", "round-robin": "routed in turn"}
 
 
-def other_policies(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternative, ...]:
+@dataclass(slots=True)
+class Clock:
+    """Whether there is time for one more simulation, and what there was none for.
+
+    The last one may begin at `deadline`, on time.monotonic's clock.
+    """
+
+    deadline: float = math.inf
+    missed: list[str] = field(default_factory=list)
+
+    def allows(self, what: str) -> bool:
+        if time.monotonic() <= self.deadline:
+            return True
+        if what not in self.missed:
+            self.missed.append(what)
+        return False
+
+    def warnings(self) -> tuple[str, ...]:
+        if not self.missed:
+            return ()
+        return (f"not simulated, out of time: {'; '.join(self.missed)}; raise --time-limit",)
+
+
+def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tuple[Alternative, ...]:
     """What the policies that were not chosen cost. Where first come first served was asked for alone, what
     shortest first would save.
     """
@@ -64,13 +89,18 @@ def other_policies(answers: Sequence[tuple[Problem, Found]]) -> tuple[Alternativ
     rows = tuple(
         Alternative(
             policies_label(problem.oracle.policies, choices), problem.oracle.fleet(other.best), other.value,
-            f"{_more(other.value, found.value)}, longest TTFT {_longest_ttft(problem, other.best)}",
+            _more(other.value, found.value)
+            + (
+                f", longest TTFT {_longest_ttft(problem, other.best)}"
+                if clock.allows("the longest TTFT of other policies")
+                else ""
+            ),
         )
         for problem, other in answers
         if problem is not chosen
     )  # fmt: skip
     if chosen.task.queues == ("fcfs",):
-        return (*rows, *_shortest_first(chosen, found))
+        return (*rows, *_shortest_first(chosen, found, clock))
     return rows
 
 
@@ -91,13 +121,15 @@ def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[str, ...]:
     return (f"{now} instead of {each.value:.4g}, {gpus[0]} GPUs instead of {gpus[1]}",)
 
 
-def one_more(problem: Problem, best: Counts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """With prefix caches one worker more may spread prefixes too thin: is the SLO kept then? And warnings."""
     if not problem.oracle.policies.prefix_cache:
         return (), ()
     sentences, warnings = [], []
     for i, (option, count) in enumerate(best):
         more = (*best[:i], (option, count + 1), *best[i + 1 :])
+        if not clock.allows("fleets with one worker more"):
+            break
         _, verdict = problem.oracle.verdict(problem.oracle.fleet(more), record=True)
         pool = problem.oracle.fleet(best).pools[i].name
         sentences.append(f"with one worker more in the {pool} pool: {_why(verdict, problem.slo)}")
@@ -105,10 +137,12 @@ def one_more(problem: Problem, best: Counts) -> tuple[tuple[str, ...], tuple[str
     return tuple(sentences), tuple(warnings)
 
 
-def _shortest_first(problem: Problem, found: Found) -> tuple[Alternative, ...]:
+def _shortest_first(problem: Problem, found: Found, clock: Clock) -> tuple[Alternative, ...]:
     """What shortest prompts first would save with the plan's own worker types, and whom it would cost."""
     has_queue = any(limit.metric in ("ttft", "e2e") for limit in problem.slo.limits)
-    if not has_queue or sum(count for _, count in found.best) < 2 or problem.out_of_time():
+    if not has_queue or sum(count for _, count in found.best) < 2:
+        return ()
+    if not clock.allows("what shortest prompts first would save"):
         return ()
     other = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
     fewer = stripped(found.best, other.oracle) if other.oracle.holds([found.best])[0] else found.best
@@ -127,12 +161,14 @@ def _longest_ttft(problem: Problem, counts: Counts) -> str:
     return show_s(float(np.nanmax(simulation.ttft_s)))
 
 
-def neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
+def neighbours(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
     """Every fleet with one worker fewer, simulated to the end; and what relaxing its failing limit saves."""
     neighbours, sentences = [], []
     for i, (option, count) in enumerate(best):
         pool = problem.oracle.fleet(best).pools[i].name
         fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
+        if not clock.allows("fleets with one worker fewer"):
+            break
         failing_loss = problem.oracle.failing_loss(fewer)
         holds, lost = failing_loss is None, failing_loss or fewer
         after = (
@@ -166,11 +202,11 @@ def neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], t
     return tuple(neighbours), tuple(sentences)
 
 
-def if_steps_take_longer(problem: Problem, fleet: Fleet) -> tuple[str, bool]:
+def if_steps_take_longer(problem: Problem, fleet: Fleet, clock: Clock) -> tuple[str, bool]:
     """What happens if the fits err to the bad side, all steps longer by their error at once; is it kept?"""
     latencies = [pool.type.latency for pool in fleet.pools]
     shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
-    if not any(shares):
+    if not any(shares) or not clock.allows("the plan with longer steps"):
         return "", True
     pools = tuple(
         replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(share)))
@@ -183,18 +219,23 @@ def if_steps_take_longer(problem: Problem, fleet: Fleet) -> tuple[str, bool]:
 
 
 def insurance(
-    problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int
+    problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int, clock: Clock
 ) -> tuple[tuple[Alternative, ...], tuple[str, ...]]:
     """What a robust plan costs more than one for what is expected, and how it does then."""
     task = problem.task
-    if task.robust == Robust():
+    if task.robust == Robust() or not clock.allows("the plan for what is expected, to price the insurance"):
         return (), ()
     problem.progress("the plan for what is expected, to price the insurance")
     expected = pose(
-        replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=problem.deadline,
+        replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=clock.deadline,
         progress=problem.progress,
     )  # fmt: skip
-    expected, plain = best_of(search_policies(expected))
+    try:
+        expected, plain = best_of(search_policies(expected))
+    except PlannerError:
+        if clock.allows("the plan for what is expected, to price the insurance"):
+            raise
+        return (), ()
     saved = found.value - plain.value
     unit = OBJECTIVE_UNITS[task.objective]
     label = "not insured: step times and traffic as expected"
@@ -212,7 +253,7 @@ def insurance(
     return (row,), tuple(sentences)
 
 
-def placement(fleet: Fleet) -> Placement | None:
+def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | None:
     """Workers on the fewest nodes, spot workers on nodes of their own; None where there are too many ways."""
     pools = tuple(
         replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, base=pool.type.gpu.base + SPOT)))
@@ -221,12 +262,12 @@ def placement(fleet: Fleet) -> Placement | None:
         for pool in fleet.pools
     )
     try:
-        return place(replace(fleet, pools=pools), time_limit_s=PLACEMENT_S)
+        return place(replace(fleet, pools=pools), time_limit_s=time_limit_s)
     except PlannerError:
         return None
 
 
-def on_spot(problem: Problem, found: Found) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What the plan takes for granted of its spot workers, and a run in which they are taken away at once."""
     fleet, oracle = problem.oracle.fleet(found.best), problem.oracle
     first = 0
@@ -249,7 +290,7 @@ def on_spot(problem: Problem, found: Found) -> tuple[tuple[str, ...], tuple[str,
     if not sentences:
         return (), ()
     warnings = ["spot workers need nodes of your cloud's spot market: no manifest asks for them"]
-    if events:
+    if events and clock.allows("spot workers that go all at once"):
         _, verdict = oracle.verdict(replace(fleet, disturbances=tuple(events)), record=True)
         sentence = (
             f"if they go at once in the middle of the trace, their requests begin anew: "
@@ -357,10 +398,32 @@ def _residences(simulation: Simulation) -> tuple[float, float]:
     return window_s, window_s / float(np.nanmean(simulation.e2e_s))
 
 
-def warnings(fleet: Fleet, simulation: Simulation) -> tuple[str, ...]:
-    """What the reader must know first: too short a trace, step times that nobody measured."""
+def few_keep_all(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[str, ...]:
+    """A warning where every line holds, but FEW_KEEP times the lowest percentile is more than keep them all.
+
+    Each percentile lets other requests go, and one of all gaps lets go who waits long for a single token.
+    """
+    share = verdict.attainment_frac
+    least_frac = min(limit.percentile_frac for limit in slo.limits)
+    if not share < FEW_KEEP * least_frac:
+        return ()
+    counted = measured(simulation)
+    first_s, gap_s = (
+        float(np.nanmax(each[counted], initial=0.0)) for each in (simulation.ttft_s, simulation.tbt_max_s)
+    )
+    return (
+        f"only {100 * share:.1f} % of the requests keep all limits at once, though every line holds: "
+        f"one waits {show_s(first_s)} for its first token, one {show_s(gap_s)} between two tokens; if more "
+        "must, ask for it with slo: {attainment: 0.9}",
+    )
+
+
+def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[str, ...]:
+    """What the reader must know first: few requests are served as promised, too short a trace, step times
+    that nobody measured.
+    """
     window_s, residences = _residences(simulation)
-    sentences = []
+    sentences = [*few_keep_all(slo, verdict, simulation)]
     if residences < FEW_RESIDENCES:
         sentences.append(
             f"the trace is short: {show_s(window_s)} measured, {residences:.1f} times a request's mean "
@@ -410,9 +473,38 @@ def _of_sessions(problem: Problem) -> list[str]:
     return sentences
 
 
+def _of_bound(problem: Problem) -> list[str]:
+    """What the lower bound counts, and over which fleets."""
+    work, trace = problem.obliged, problem.trace
+    if work.whole_frac > 0:
+        counts = (
+            f"all work of {100 * work.whole_frac:.3g} % of the requests, by "
+            f"{work.whole_s - trace.duration_s:.4g} s after the trace"
+        )
+    elif work.prefill_frac > 0:
+        counts = f"the prefill of {100 * work.prefill_frac:.3g} % of the requests"
+    else:
+        counts = "no request"
+    if not trace.after.size:
+        counts += ", and of half of the last tenth all work, by the backlog test"
+    sentences = [
+        f"bound: the SLO obliges {counts}; a percentile of gaps obliges nothing, as few gaps may be long; "
+        "work at its cheapest rate per token, by engines that batch as vLLM V1, under any routing, order and "
+        "admission"
+    ]
+    if small := [worker for item in problem.left for worker in item.workers]:
+        names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
+        sentences.append(
+            f"the bound is over fleets with {', '.join(names)} too, whose KV cache is too small for the "
+            f"longest request ({problem.longest_tokens} tokens) with some or all settings, as a fleet may "
+            "turn away what a percentile lets go; the search is over workers that hold it: a plan turns no "
+            "request away"
+        )
+    return sentences
+
+
 def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tuple[str, ...]:
-    task, trace = problem.task, problem.trace
-    work = problem.trusted
+    task = problem.task
     window_s, residences = _residences(simulation)
     length = (
         f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
@@ -433,9 +525,7 @@ def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tup
         f"{task.network.transfer}",
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
         length,
-        f"bound: work at its cheapest rate per token, {100 * (1 - work.whole_frac):.3g} % of requests given "
-        f"up, {work.whole_s - trace.duration_s:.4g} s of slack after the trace; a request that keeps TTFT "
-        "decodes at the pace of the limits on gaps",
+        *_of_bound(problem),
         "beyond level 0 every GPU and TP degree takes part with one token budget per role",
         "power: the boards' limits, GPUs only",
     ]
@@ -447,7 +537,8 @@ def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tup
     if policies.prefix_cache:
         sentences.append(
             "caches are cold at the start of the trace; with them monotonicity is no more than likely, since "
-            "more workers may hit less: the neighbours with one worker fewer and one more were simulated"
+            "more workers may hit less: neighbours and binding have what was simulated with one worker fewer "
+            "and one more"
         )
     sentences += _of_sessions(problem)
     return tuple(sentences + ([problem.slo_note] if problem.slo_note else []))

@@ -10,7 +10,14 @@ measured (the warm-up is not), and
     an attainment a                   obliges a m requests to all of that; with limits on TTFT and TBT too,
                                       since then a request's longest gap counts
 
-A limit on TBT alone obliges nothing: it is about all gaps together, and a few of them may be endless.
+A limit on TBT at a percentile obliges nothing, not even beside one on TTFT. It is about all gaps together
+that end in the window: of 800 tokens one hand-off that takes a minute is one gap, and a gap that ends after
+the window is none. So a request may keep TTFT and decode when nobody counts any more. What gaps oblige
+follows from the backlog test alone (`steady`): at least half of the requests of the last tenth of the window
+wait no longer than the loosest limit on TTFT, for their first token and for every other one.
+
+`usual` takes for granted that whoever keeps TTFT decodes at the pace of the limit on TBT. That is a guess, to
+begin a search with; no bound and no refutation may rest on it.
 
 Where requests wait for others (planner/sessions.py), who is late has whoever waits for it come as late as it
 likes. So with each of the requests that a percentile lets be late, all of its session is let go. A request of
@@ -26,6 +33,7 @@ import numpy.typing as npt
 
 from planner.domain import Metric, Slo
 from planner.sessions import arrivals_s, sessions, waiting
+from planner.simulator.metrics import BACKLOG_LIMIT_S
 from planner.simulator.replay import measured_window, spared
 from planner.traces import Trace
 
@@ -105,9 +113,12 @@ def held(each: Due, trace: Trace, *, whole: bool) -> Held:
     return Held(index, latest_s[index], let_go, len(index) - let_go)
 
 
-def due(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Due:
+def due(slo: Slo, trace: Trace) -> Due:
     """The same as `obliged`, request by request."""
+    return _due(slo, trace, guess_pace=False)
 
+
+def _due(slo: Slo, trace: Trace, *, guess_pace: bool) -> Due:
     def share(metric: Metric) -> float:
         return max((limit.percentile_frac for limit in slo.limits if limit.metric == metric), default=0.0)
 
@@ -120,7 +131,7 @@ def due(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Due:
     whole = share("e2e")
     if has_ttft and has_tpot:
         whole = max(whole, share("ttft") + share("tpot") - 1)
-    if has_ttft and has_tbt and trust_gaps:
+    if has_ttft and has_tbt and guess_pace:
         whole = max(whole, share("ttft"))
     if has_e2e or (has_ttft and (has_tpot or has_tbt)):
         whole = max(whole, all_at_once)
@@ -135,13 +146,39 @@ def due(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Due:
     )
 
 
-def obliged(slo: Slo, trace: Trace, *, trust_gaps: bool = False) -> Obliged:
-    """What the SLO obliges on this trace, as above.
+def steady(slo: Slo, trace: Trace) -> Due | None:
+    """What the backlog test obliges (metrics.Verdict.is_steady); None where requests wait for others.
 
-    With `trust_gaps` a request that keeps TTFT is also taken to decode at the pace of the limit on TBT. That
-    holds wherever gaps beyond the limit are short; it is an assumption.
+    There who arrives in the last tenth depends on the fleet.
     """
-    each = due(slo, trace, trust_gaps=trust_gaps)
+    if trace.after.size:
+        return None
+    start_s, end_s = measured_window(trace)
+    patience_s = max(
+        (limit.limit_s for limit in slo.limits if limit.metric == "ttft"), default=BACKLOG_LIMIT_S
+    )
+    return Due(
+        window_s=(end_s - (end_s - start_s) / 10, end_s),
+        prefill_frac=0.5,
+        prefill_s=patience_s,
+        whole_frac=0.5,
+        gap_s=patience_s,
+        e2e_s=0.0,
+        is_paced=True,
+    )
+
+
+def obliged(slo: Slo, trace: Trace) -> Obliged:
+    """What the SLO obliges every fleet to on this trace, as above, but for the backlog test."""
+    return _in_all(_due(slo, trace, guess_pace=False), slo, trace)
+
+
+def usual(slo: Slo, trace: Trace) -> Obliged:
+    """A guess at what a fleet does that keeps the SLO: whoever keeps TTFT keeps the pace of TBT too."""
+    return _in_all(_due(slo, trace, guess_pace=True), slo, trace)
+
+
+def _in_all(each: Due, slo: Slo, trace: Trace) -> Obliged:
     prefill, whole = (held(each, trace, whole=whole) for whole in (False, True))
     ttft_s = max((limit.limit_s for limit in slo.limits if limit.metric == "ttft"), default=0.0)
     decoding_s = each.gap_s * float(trace.output_tokens.max())

@@ -18,6 +18,7 @@ from planner.options import (
 from planner.oracle import Answers
 from planner.plan import Certificate, Plan, Refuted, Throughput
 from planner.prefixes.placing import pool_prefixes
+from planner.repeats import Repeats
 from planner.searching import (
     Found,
     Problem,
@@ -25,6 +26,7 @@ from planner.searching import (
     Watch,
     asked_traffic,
     best_of,
+    checked_bound,
     lower_bound,
     on_all_draws,
     pose,
@@ -86,31 +88,46 @@ def certified(
     *,
     seed: int = 0,
     throughput: Throughput | None = None,
+    deadline: float | None = None,
 ) -> Plan:
-    """The best of what searches found, with what speaks for it; `trace` is the whole one, as it was read."""
+    """The best of what searches found, with what speaks for it; `trace` is the whole one, as it was read.
+
+    What would be simulated beyond `deadline`, by default that of the search, is left out, and said to be.
+    """
     problem, found = best_of(searched)
     task, progress = problem.task, problem.progress
-    other_policies = evidence.other_policies(searched)
     level0, best, oracle = found.level0, found.best, problem.oracle
     searches = [each.level0.search for _, each in searched]
     is_exhausted = all(search.is_exhausted for search in searches)
     is_exact = is_exhausted and all(search.is_exact for search in searches)
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
+    began = time.monotonic()
     simulation, verdict = oracle.verdict(fleet, record=True)
-    neighbours, binding = evidence.neighbours(problem, best)
-    one_more, one_more_warnings = evidence.one_more(problem, best)
-    if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet)
-    insurance, insured = evidence.insurance(problem, found, trace, catalog, seed)
-    spot, spot_warnings = evidence.on_spot(problem, found)
+    deadline = problem.deadline if deadline is None else deadline
+    clock = evidence.Clock(deadline - (time.monotonic() - began))  # others take as long
+    other_policies = evidence.other_policies(searched, clock)
+    neighbours, binding = evidence.neighbours(problem, best, clock)
+    one_more, one_more_warnings = evidence.one_more(problem, best, clock)
+    if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet, clock)
+    insurance, insured = evidence.insurance(problem, found, trace, catalog, seed, clock)
+    spot, spot_warnings = evidence.on_spot(problem, found, clock)
     progress("simulating the plan on other draws of its traffic")
-    repeats = [draws.on_other_draws(problem, best, trace, seed), draws.on_histories(problem, best, seed)]
-    prices = shadow_prices(problem)
+    repeats: list[Repeats | None] = []
+    is_drawn = clock.allows(draws.OTHER_DRAWS)
+    if is_drawn:
+        repeats.append(
+            draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
+        )
+    if oracle.spot and clock.allows(draws.HISTORIES):
+        repeats.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    prices = shadow_prices(replace(problem, deadline=deadline))
+    left_s = max(deadline - time.monotonic(), 0.0)
     certificate = Certificate(
         objective=task.objective,
         unit=OBJECTIVE_UNITS[task.objective],
         value=found.value,
-        bound=found.value if problem.lower is None else min(problem.lower, found.value),
+        bound=checked_bound(problem.lower, found.value),
         level0=level0.search.value,
         level0_exact=is_exact,
         beyond_exact=found.beyond_exact,
@@ -125,7 +142,7 @@ def certified(
             *([if_longer] if if_longer else []), *insured,
             *spot, *evidence.prefix_savings(searched), *one_more,
             *(each.sentence() for each in repeats if each is not None),
-            *([draws.SAME] if repeats[0] is None else []),
+            *([draws.SAME] if is_drawn and repeats[0] is None else []),
         ),
         assumptions=evidence.assumptions(problem, simulation, level0.search),
         simulations=sum(each.oracle.simulations for each, _ in searched),
@@ -156,15 +173,17 @@ def certified(
         prices_note=evidence.prices_note(task, catalog, problem.gpus),
         warnings=(
             *trace.warnings,
-            *evidence.warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings,
+            *evidence.warnings(fleet, simulation, problem.slo, verdict), *clock.warnings(),
+            *([] if is_robust else [if_longer]), *spot_warnings,
             *draws.warnings(certificate.repeats),
             *evidence.shared_copies(problem), *evidence.dying_away(problem, simulation), *one_more_warnings,
         ),
         throughput=throughput,
-        placement=evidence.placement(fleet),
+        placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),
         prefixes=pool_prefixes(
-            fleet, simulation, problem.trace, time_limit_s=PREFIXES_S, rng=np.random.default_rng(seed)
-        ),
+            fleet, simulation, problem.trace, time_limit_s=min(left_s, PREFIXES_S),
+            rng=np.random.default_rng(seed),
+        ) if left_s > 0 else (),
     )  # fmt: skip
 
 

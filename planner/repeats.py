@@ -84,11 +84,19 @@ class Repeats:
         return "; ".join([f"the SLO is kept on {self.kept} of {self.runs} {self.what}, {says}", *figures])
 
 
-def until_sure(what: str, run: Callable[[int], tuple[bool, Verdict]], most: int) -> Repeats:
-    """Runs 0, 1, ... until they decide, `most` of them. `run` says whether the SLO is kept, and how."""
+def until_sure(
+    what: str,
+    run: Callable[[int], tuple[bool, Verdict]],
+    most: int,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Repeats:
+    """Runs 0, 1, ... until they decide, `most` of them, one at least and others while it `goes_on`.
+
+    `run` says whether the SLO is kept, and how. The test may be stopped at any time.
+    """
     kept: list[bool] = []
     verdicts: list[Verdict] = []
-    while len(kept) < most and decision(sum(kept), len(kept)) == "open":
+    while len(kept) < most and decision(sum(kept), len(kept)) == "open" and (not kept or goes_on()):
         holds, verdict = run(len(kept))
         kept.append(holds)
         verdicts.append(verdict)

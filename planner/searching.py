@@ -30,13 +30,14 @@ from planner.domain import (
     Slo,
     WorkerType,
 )
-from planner.errors import InfeasibleError, InputError
+from planner.errors import BoundError, InfeasibleError, InputError
 from planner.models.memory import kv_cache_tokens
-from planner.obliged import Obliged, due, obliged
+from planner.obliged import Obliged, due, obliged, steady, usual
 from planner.options import (
     Left,
     decode_options,
     floor_s,
+    judged,
     mixed_options,
     prefill_options,
     unreachable,
@@ -47,7 +48,7 @@ from planner.prefixes.hits import PrefixHits
 from planner.prefixes.router_fit import fitted
 from planner.sessions import nominal
 from planner.slo import Objective, Task
-from planner.solvers import assumed, master
+from planner.solvers import master
 from planner.solvers.demand import demand
 from planner.solvers.level0 import (
     Bounded,
@@ -66,7 +67,7 @@ from planner.solvers.walk import known, note_cheaper, walk
 from planner.traces import Trace, no_edges, spread
 from planner.traffic import rescale, same_requests, window
 from planner.units import show_s
-from planner.workload import Lengths, distinct_lengths, to_classes
+from planner.workload import Lengths, coarser, distinct_lengths, to_classes
 
 Progress = Callable[[str], None]
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
@@ -76,6 +77,7 @@ WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
 ANY_MOST = 100  # of which so many are tried at most,
 ANY_SHARE = 0.6  # and none that is expected to carry less of the traffic
+BOUND_SHARE = 0.25  # of the time that is left: the search needs the rest
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
 
 
@@ -141,12 +143,11 @@ class Problem:
     lengths: Lengths
     hits: PrefixHits | None  # where prefix caches may be counted on
     gpus: tuple[Gpu, ...]
-    types: tuple[WorkerType, ...]
+    types: tuple[WorkerType, ...]  # that hold the longest request: what the search ranges over
     left: tuple[Left, ...]
     limits: Limits
     oracle: Oracle
-    obliged: Obliged  # under any policy: what level 0 starts from
-    trusted: Obliged  # if gaps keep pace with their limit: what the stated bound counts
+    obliged: Obliged  # under any policy: what bounds and level 0 start from
     deadline: float
     progress: Progress
     watch: Watch
@@ -195,13 +196,15 @@ def pose(
             f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
         )
     gpus = task.gpus(catalog)
+    left: tuple[Left, ...] = ()
     for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
-        types, left = worker_types(
+        types, others = worker_types(
             llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
             longer_frac=task.robust.step_times_frac, stages=stages,
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
             budgets=task.max_num_batched_tokens, seats=task.max_num_seqs,
         )  # fmt: skip
+        left += others
         if types:
             break
     if not types:
@@ -215,7 +218,7 @@ def pose(
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     slo, slo_note = _in_seconds(task, llm, lengths, catalog)
-    if broken := unreachable(slo, types, hits.lengths() if hits else lengths):
+    if broken := unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None)):
         raise _out_of_reach(broken)
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
@@ -225,8 +228,7 @@ def pose(
     )  # fmt: skip
     return Problem(
         task, llm, slo, slo_note, requests, note, longest, lengths, hits, gpus, types, left, limits, oracle,
-        obliged(slo, requests), obliged(slo, requests, trust_gaps=True), deadline, progress,
-        watch, draws,
+        obliged(slo, requests), deadline, progress, watch, draws,
     )  # fmt: skip
 
 
@@ -345,41 +347,75 @@ def best_of(answers: Sequence[tuple[Problem, Found]]) -> tuple[Problem, Found]:
 
 
 def lower_bound(problem: Problem) -> float | None:
-    """What any fleet within the limits costs at least, whatever its policy."""
+    """What any fleet within the limits costs at least, whatever its policy; None if no fleet is within them.
+
+    It ranges over all worker types that hold the weights, those too that are too small for the longest
+    request: a fleet may turn that away, where a percentile allows it. It takes BOUND_SHARE of the time that
+    is left at most; where that runs out, it is lower.
+    """
     envelopes, in_bursts = _any_fleet(problem), 0.0
+    now = time.monotonic()
+    deadline = now + BOUND_SHARE * (problem.deadline - now)
     if problem.hits is None:
-        each = due(problem.slo, problem.trace, trust_gaps=True)
-        in_bursts = demand(envelopes, problem.trace, problem.lengths, each).least_objective
+        slo, trace = problem.slo, problem.trace
+        dues = [each for each in (due(slo, trace), steady(slo, trace)) if each is not None]
+        in_bursts = demand(envelopes, trace, problem.lengths, dues, deadline).least_objective
+    if time.monotonic() > deadline:
+        return in_bursts
     return bound(
         envelopes,
         problem.hits.classes() if problem.hits else to_classes(problem.trace),
         problem.limits,
-        obliged=problem.trusted,
+        obliged=problem.obliged,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
         at_least=in_bursts,
+        is_cached=problem.hits is not None,
+        deadline=deadline,
     )
 
 
+def checked_bound(lower: float | None, value: float) -> float:
+    """The bound that may stand beside a fleet of this value that holds; raises BoundError if it is above.
+
+    None is the bound of "no fleet is within the limits".
+    """
+    if lower is None or lower > value * (1 + 1e-6):
+        claim = "no fleet is within the limits" if lower is None else f"no fleet costs less than {lower:.6g}"
+        raise BoundError(
+            f"internal error: the lower bound says that {claim}, and a fleet of {value:.6g} keeps the SLO. "
+            "The bound is wrong, so no certificate is written. Please report it with the trace and slo.yaml"
+        )
+    return min(lower, value)  # above by no more than the solver rounds
+
+
 def shadow_prices(problem: Problem) -> dict[str, float]:
-    """By how much a GPU, Watt or USD/h more of each limit lowers that bound, without bursts or integers."""
+    """By how much a GPU, Watt or USD/h more of each limit lowers that bound, without bursts or integers.
+
+    Empty where there is no time left to find out.
+    """
+    left_s = problem.deadline - time.monotonic()
+    if left_s <= 0 or not problem.limits.rows():
+        return {}
     return master.shadow_prices(
         _any_fleet(problem),
         problem.hits.classes() if problem.hits else to_classes(problem.trace),
         problem.limits,
-        obliged=problem.trusted,
+        obliged=problem.obliged,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
+        is_cached=problem.hits is not None,
+        time_limit_s=min(left_s, 20.0),
     )
 
 
 def _any_fleet(problem: Problem) -> list[Option]:
-    """The options of the bound: pairs only where the link keeps up with them."""
-    types, wanted = problem.types, problem.task.objective
-    options = [*mixed_options(types, wanted)]
-    if _link_too_slow(problem) is None:
-        options += [*prefill_options(types, wanted), *decode_options(types, wanted)]
-    return _envelopes(options)
+    """The options of the bound: every worker type that holds the weights, in every role."""
+    wanted = problem.task.objective
+    types = (*problem.types, *(worker for item in problem.left for worker in item.workers))
+    return _envelopes(
+        [*mixed_options(types, wanted), *prefill_options(types, wanted), *decode_options(types, wanted)]
+    )
 
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
@@ -414,8 +450,8 @@ def search_level0(
     prefill = prefill_options(problem.types, task.objective)
     decode = decode_options(problem.types, task.objective)
     # for guesses no whole session is let go because its first request may be late
-    usual = obliged(problem.slo, replace(problem.trace, after=no_edges()), trust_gaps=True)
-    bounded = {option.name: _bounded(problem, option, usual) for option in (*mixed, *prefill, *decode)}
+    guess = usual(problem.slo, replace(problem.trace, after=no_edges()))
+    bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
     def promising_first(option: Option) -> tuple[float, int, int]:
         """By the lower bound; token budgets that would break the tightest limit on gaps last."""
@@ -467,7 +503,6 @@ def search_level0(
     best_one_gpu = best_mixed
     if reason := _link_too_slow(problem):
         search.refuted["prefill + decode"] = reason
-        search.assumed.add(assumed.LINK)
     else:
         ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
         ordered_decode = [bounded[option.name] for option in decode]
@@ -525,27 +560,38 @@ def _shape(option: Option) -> tuple[str, int, int]:
 
 
 def _link_too_slow(problem: Problem) -> str | None:
-    """Whether the link cannot keep up with the KV blocks at any pool sizes: no steady state then."""
-    lengths, network = problem.lengths, problem.task.network
-    seconds = problem.trusted.whole_s
-    blocks = np.ceil(lengths.input_tokens / KV_BLOCK_TOKENS) * lengths.requests * (lengths.output_tokens > 1)
-    bytes_per_s = blocks.sum() * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / seconds
-    if bytes_per_s <= network.bandwidth_bytes_per_s:
-        return None
-    return (
-        f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth is "
-        f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s"
-    )
+    """Whether the link cannot carry the KV blocks of those requests that the SLO obliges pairs to decode.
+
+    Of all measured ones until their whole work must be done; of half of the last tenth (the backlog test)
+    until their second token is due. Those with the fewest blocks are taken.
+    """
+    trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
+    blocks = np.ceil(trace.input_tokens / KV_BLOCK_TOKENS) * (trace.output_tokens > 1)
+    needs = [(blocks, int(np.ceil(problem.obliged.whole_frac * len(trace) - 1e-9)), problem.obliged.whole_s)]
+    if tested := steady(problem.slo, trace):
+        start_s, end_s = tested.window_s
+        last = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+        until_s = end_s - start_s + tested.prefill_s + tested.gap_s
+        needs.append((blocks[last], int(np.ceil(last.sum() / 2)), until_s))
+    for each, least, seconds in needs:
+        carried = float(np.partition(each, least - 1)[:least].sum()) if least else 0.0
+        bytes_per_s = carried * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / seconds
+        if bytes_per_s > bandwidth * (1 + 1e-9):
+            return (
+                f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth "
+                f"is {bandwidth / 1e9:g} GB/s"
+            )
+    return None
 
 
-def _bounded(problem: Problem, option: Option, usual: Obliged) -> Bounded:
-    """With the least count that the SLO obliges, and a likely one from what it `usual`ly takes."""
-    oracle = problem.oracle
-    least = oracle.enough(option, least_workers(option, problem.lengths, problem.obliged))
-    likely = least_workers(option, problem.lengths, usual)
+def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
+    """With the least count that the SLO obliges, and a likely one from what it takes by that guess."""
+    oracle, lengths = problem.oracle, coarser(problem.lengths)
+    least = oracle.enough(option, least_workers(option, lengths, problem.obliged))
+    likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
-        lengths = problem.hits.lengths(likely * option.type.kv_tokens)
-        likely = least_workers(option, lengths, usual)
+        lengths = coarser(problem.hits.lengths(likely * option.type.kv_tokens))
+        likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
     return Bounded(option, least, problem.limits.most(option.type), likely)
 

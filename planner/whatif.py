@@ -33,6 +33,7 @@ from planner.searching import (
     Progress,
     asked_traffic,
     best_of,
+    checked_bound,
     lower_bound,
     pose,
     search_policies,
@@ -111,8 +112,7 @@ class Study:
 
     def bound(self, answer: Answer) -> float:
         """What any fleet costs at least, under any policy."""
-        lower = lower_bound(answer.problem)
-        return answer.value if lower is None else min(lower, answer.value)
+        return checked_bound(lower_bound(answer.problem), answer.value)
 
 
 def change(document: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -265,7 +266,8 @@ class Lengths:
     """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
     Traces repeat lengths, scaled ones above all, so sums over requests cost little over these. With prefix
-    caches (planner/prefixes/hits.py) `cached_tokens` of a prompt hit and `shared_tokens` are in others too.
+    caches (`is_cached`, planner/prefixes/hits.py) `cached_tokens` of a prompt hit and `shared_tokens` are in
+    others too.
     """
 
     input_tokens: FloatArray
@@ -273,6 +275,7 @@ class Lengths:
     requests: IntArray
     cached_tokens: FloatArray | float = 0.0
     shared_tokens: FloatArray | float = 0.0
+    is_cached: bool = False
 
 
 def distinct_lengths(trace: Trace) -> Lengths:
@@ -280,6 +283,42 @@ def distinct_lengths(trace: Trace) -> Lengths:
     pairs, requests = np.unique((trace.input_tokens << 32) + trace.output_tokens, return_counts=True)
     inputs, outputs = (pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float)
     return Lengths(inputs, outputs, requests.astype(np.int64))
+
+
+@lru_cache(maxsize=8)
+def coarser(lengths: Lengths, most: int = 20_000) -> Lengths:
+    """The same requests as no more pairs than that, each somewhat less work: lengths on a grid of powers.
+
+    Prompts and outputs are rounded down, what hits or is shared up, so a lower bound may rest on them.
+    """
+    grow = 1.02
+    while len(lengths.requests) > most:
+        inputs = _on_grid(lengths.input_tokens, grow, np.floor)
+        columns = [inputs, _on_grid(lengths.output_tokens, grow, np.floor)]
+        if lengths.is_cached:
+            columns += [
+                np.minimum(_on_grid(np.zeros(len(inputs)) + tokens, grow, np.ceil), inputs)
+                for tokens in (lengths.cached_tokens, lengths.shared_tokens)
+            ]
+        group = np.zeros(len(inputs), np.int64)
+        for column in columns:
+            group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
+        requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
+        first = np.zeros(len(requests), np.int64)
+        first[group] = np.arange(len(group))  # any of them: they are alike
+        cached, shared = (each[first] for each in columns[2:]) if lengths.is_cached else (0.0, 0.0)
+        lengths = Lengths(
+            columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached
+        )
+        grow = 1 + 2 * (grow - 1)
+    return lengths
+
+
+def _on_grid(tokens: FloatArray, grow: float, rounded: np.ufunc) -> FloatArray:
+    """Tokens rounded to whole powers of `grow`; those below one step of it stay what they are."""
+    power = rounded(np.log(np.maximum(tokens, 1)) / np.log(grow) + (1e-9 if rounded is np.floor else -1e-9))
+    on_grid = rounded(grow**power)
+    return np.where(tokens * (grow - 1) < 1, tokens, on_grid)
 
 
 def _quantile_bucket(tokens: IntArray, buckets: int) -> IntArray:

@@ -65,7 +65,7 @@ def instance(seed: int) -> Problem:
     return replace(
         posed, slo=slo, trace=trace, lengths=distinct_lengths(trace), types=types, limits=limits,
         oracle=oracle, gpus=tuple(worker.gpu for worker in types),
-        obliged=obliged(slo, trace), trusted=obliged(slo, trace, trust_gaps=True),
+        obliged=obliged(slo, trace),
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def session_instance(seed: int) -> Problem:
     oracle = Oracle(problem.llm, trace, problem.slo, problem.task.network, Policies(), answers=Answers())
     return replace(
         problem, trace=trace, lengths=distinct_lengths(trace), oracle=oracle,
-        obliged=obliged(problem.slo, trace), trusted=obliged(problem.slo, trace, trust_gaps=True),
+        obliged=obliged(problem.slo, trace),
     )  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def test_no_fleet_with_caches_holds_that_costs_less_than_the_bound(seed: int) ->
     problem = replace(
         problem, trace=trace, hits=hits, lengths=hits.lengths(),
         oracle=Oracle(problem.llm, trace, problem.slo, problem.task.network, policies, answers=Answers()),
-        obliged=obliged(problem.slo, trace), trusted=obliged(problem.slo, trace, trust_gaps=True),
+        obliged=obliged(problem.slo, trace),
     )  # fmt: skip
     stated = lower_bound(problem)
     for routing in ("cache-aware", "e2", "prefix-affinity"):

@@ -110,7 +110,11 @@ def test_both_ways_to_write_a_percentile() -> None:
         ({"limits": {"power": 80}}, "power: 80 has no unit; write 80 W or 80 kW"),
         ({"policies": {"queue": "sjf", "longest_wait": 60}}, "longest_wait: 60 has no unit"),
         (
-            {"fleet": {"prices": {"h100-80g": {"spot": 1, "spot_interruptions_per_h": 1, "spot_restart": 9}}}},
+            {
+                "fleet": {
+                    "prices": {"h100-80g": {"spot": 1, "spot_interruptions_per_h": 1, "spot_restart": 9}}
+                }
+            },
             "spot_restart: 9 has no unit",
         ),
     ],

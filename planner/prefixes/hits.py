@@ -58,7 +58,9 @@ class PrefixHits:
                        self.shared_tokens)  # fmt: skip
             rows, requests = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
             inputs, outputs, cached, shared = rows.T.astype(float)
-            self._known[cache_tokens] = Lengths(inputs, outputs, requests.astype(np.int64), cached, shared)
+            self._known[cache_tokens] = Lengths(
+                inputs, outputs, requests.astype(np.int64), cached, shared, is_cached=True
+            )  # fmt: skip
         return self._known[cache_tokens]
 
     def classes(self) -> Workload:

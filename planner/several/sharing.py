@@ -31,6 +31,7 @@ from planner.searching import (
     Problem,
     Progress,
     best_of,
+    checked_bound,
     lower_bound,
     on_all_draws,
     pose,
@@ -132,7 +133,8 @@ def plan_together(
     best, on_all = [best_of(searched)[1] for searched in alone], alone
     if _fit(limits, (found.best for found in best)):
         plans = [
-            certified(each, part.trace, catalog, seed=seed) for part, each in zip(parts, alone, strict=True)
+            certified(each, part.trace, catalog, seed=seed, deadline=deadline)
+            for part, each in zip(parts, alone, strict=True)
         ]
         shared = _all_fit(alone, limits)
         is_walked = all(found.level0.search.is_exact for each in alone for _, found in each)
@@ -171,7 +173,7 @@ def plan_together(
         unit=unit,
         level0=shared.value if math.isfinite(shared.value) else None,
         level0_bound=shared.bound,
-        bound=min(
+        bound=checked_bound(
             sum(searched[0][0].lower or 0.0 for searched in alone),
             sum(plan.certificate.value for plan in plans),
         ),
@@ -372,7 +374,7 @@ def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, d
         problem = replace(problem, lower=lower_bound(problem), bounded=True)
         found = search(problem, [problem.oracle.fleet(chosen[k])])
         chosen[k] = found.best
-        plan = certified([(problem, found)], part.trace, catalog, seed=seed)
+        plan = certified([(problem, found)], part.trace, catalog, seed=seed, deadline=deadline)
         amounts = ", ".join(f"{amount:.6g} of {name}" for name, amount in left.rows())
         within = f"the other LLMs have their fleets, which leave {amounts}"
         certificate = replace(plan.certificate, assumptions=(within, *plan.certificate.assumptions))

@@ -16,7 +16,6 @@ LEADS = "a prefill pool that misses TTFT with unlimited decode misses it beside 
 FOLLOWS = (
     "a decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool"
 )
-LINK = "prefill and decode pools are left out where the link is slower than the KV blocks of the trace"
 
 # with jsq and first come first served; the longer tests had 1,000 to 6,000 requests
 IN_TESTS: Mapping[str, str] = {
@@ -24,7 +23,6 @@ IN_TESTS: Mapping[str, str] = {
     MORE_DECODE: "hid a cheaper fleet in 7 of 529 tests with fewer than 400 requests, 0 of 104 with more",
     LEADS: "hid a cheaper fleet in 0 of 633 tests",
     FOLLOWS: "not measured",
-    LINK: "not measured",
 }
 
 Told = Mapping[tuple[tuple[str, int], ...], bool]
@@ -36,7 +34,7 @@ def sentences(assumed: Iterable[str], told: Told) -> tuple[str, ...]:
     here = _here(told)
     return tuple(
         f"assumed: {text} ({_counted(*here[text])}{IN_TESTS[text]})"
-        for text in (MORE_MIXED, MORE_DECODE, LEADS, FOLLOWS, LINK)
+        for text in (MORE_MIXED, MORE_DECODE, LEADS, FOLLOWS)
         if text in assumed
     )
 

@@ -23,23 +23,24 @@ share one d: what remains of such a group is at least its sum less, for each giv
 Prices. A step of N tokens of which D decode costs at least alpha + beta N for any line under f, and there are
 at least D / max_num_seqs steps, and at least as many as the KV tokens they attend to / KV tokens of a worker.
 So a request costs a worker of j at least its share of beta N + alpha steps under each such line: `lines`.
-One line per option, the dearest for the whole trace, prices all requests; the cheapest option each of them.
+One line per option, about the dearest for the whole trace, prices all requests; the cheapest option each of
+them. An option whose KV cache is too small for a request has no price for it.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import WorkerType
-from planner.obliged import Due, held
+from planner.obliged import Due, Held, held
 from planner.solvers.backend import run
-from planner.solvers.master import Floats, Option, cheapest_token_s
+from planner.solvers.master import Floats, Option, attention_s, is_held, lines
 from planner.traces import Trace
 from planner.workload import Lengths
 
@@ -48,47 +49,39 @@ ENOUGH_FRAC = 0.002  # a row violated by less is not worth another round
 SLACKS = (0.0, 0.5, 0.9, 1.0)  # quantiles of w_i that an interval may go on after a burst,
 AFTER = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # and shares of the longest w_i after the last arrival
 TOLERANCE = 1e-6  # to which the solver keeps rows
+SAMPLE = 5_000  # pairs of lengths by which the line of an option is chosen
 SLICES = 48  # of the requests by price, finer where the dearest are
 
 
-def lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, float]]:
-    """(alpha, beta) with alpha + beta N <= f(N) + h for whole steps of up to `most_tokens`; alpha >= 0.
-
-    The edges of f's lower hull, its floor, and the steepest line through the origin.
-    """
-    latency = worker.latency
-    tokens = np.unique([1.0, *(t for t in latency.knots_tokens if 1 < t < most_tokens), most_tokens])
-    corners: list[tuple[float, float]] = []
-    for x, y in zip(tokens.tolist(), latency.step_s(tokens).tolist(), strict=True):
-        while len(corners) > 1 and _slope(corners[-2], corners[-1]) >= _slope(corners[-1], (x, y)):
-            corners.pop()
-        corners.append((x, y))
-    found = [(0.0, cheapest_token_s(latency, most_tokens)), (corners[0][1], 0.0)]
-    for one, other in itertools.pairwise(corners):
-        beta = _slope(one, other)
-        if (alpha := one[1] - beta * one[0]) > 0:
-            found.append((alpha, beta))
-    return found
+Bound = tuple[float, float, bool]
+"""A line (alpha, beta), and whether KV tokens or else sequences say how many steps there are."""
 
 
-def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0])
+def bounds_of(option: Option) -> list[Bound]:
+    """Every way to bound the work of a worker of this option from below."""
+    worker = option.type
+    most = worker.max_num_seqs if option.role == "decode" else worker.max_num_batched_tokens
+    return [(alpha, beta, by_kv) for alpha, beta in lines(worker, most) for by_kv in (False, True)]
 
 
-def least_work(option: Option, input_tokens: Floats, output_tokens: Floats) -> tuple[Floats, Floats]:
-    """Least seconds of a worker for the prefill and for the decode of such requests, each (lines, U)."""
-    worker, latency = option.type, option.type.latency
+def least_work(
+    option: Option, bound: Bound, input_tokens: Floats, output_tokens: Floats
+) -> tuple[Floats, Floats]:
+    """Least seconds of a worker for the prefill and for the decode of such requests, (U,), by one bound."""
+    worker, latency, (alpha, beta, by_kv) = option.type, option.type.latency, bound
     n, gaps = input_tokens, output_tokens - 1
-    read = gaps * n + gaps * (gaps + 1) / 2  # KV tokens that its decode steps attend to
-    prefills, decodes = option.role != "decode", option.role != "prefill"
-    rows: list[tuple[Floats, Floats]] = []
-    for alpha, beta in lines(worker, worker.max_num_seqs if not prefills else worker.max_num_batched_tokens):
-        prefill_s = beta * n + latency.a_s * n * (n + 1) / 2 + latency.e_s
-        decode_s = gaps * (beta + latency.b_s) + latency.d_s * read
-        rows.append((prefill_s, decode_s + alpha * gaps / worker.max_num_seqs))
-        rows.append((prefill_s + alpha * n / worker.kv_tokens, decode_s + alpha * read / worker.kv_tokens))
-    found = np.array(rows) / worker.pp
-    return found[:, 0] * prefills, found[:, 1] * decodes
+    prefill_s, decode_s = np.zeros(len(n)), np.zeros(len(n))
+    if option.role != "decode":
+        prefill_s = (beta * n + latency.a_s * n * (n + 1) / 2 + latency.e_s) / worker.pp
+        if by_kv:
+            prefill_s += alpha / worker.kv_tokens / worker.pp * n
+    if option.role != "prefill":
+        decode_s = (gaps * beta + attention_s(latency, beta, n, gaps)) / worker.pp
+        if by_kv:  # KV tokens that the requests hold when they have their tokens
+            decode_s += alpha / worker.kv_tokens / worker.pp * (gaps * n + gaps * (gaps + 1) / 2)
+        else:
+            decode_s += alpha / worker.max_num_seqs / worker.pp * gaps
+    return prefill_s, decode_s
 
 
 def prices(options: Sequence[Option], lengths: Lengths, *, whole: bool) -> tuple[Floats, Floats]:
@@ -97,12 +90,18 @@ def prices(options: Sequence[Option], lengths: Lengths, *, whole: bool) -> tuple
     cheapest = {
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
     }
+    some = slice(None, None, -(-len(n) // SAMPLE))  # to choose by: each bound holds
     for option in options:
-        prefill_s, decode_s = least_work(option, n, output)
-        line = int(((prefill_s + decode_s) @ lengths.requests).argmax())
+        held = is_held(option, n, lengths.output_tokens)
+        bounds = bounds_of(option)
+        totals_s = [
+            float(sum(least_work(option, bound, n[some], output[some])) @ (lengths.requests * held)[some])
+            for bound in bounds
+        ]
+        prefill_s, decode_s = least_work(option, bounds[int(np.argmax(totals_s))], n, output)
         all_work, prefill = cheapest[option.role]
-        np.minimum(all_work, option.objective * (prefill_s + decode_s)[line], out=all_work)
-        np.minimum(prefill, option.objective * prefill_s[line], out=prefill)
+        for least, seconds in ((all_work, prefill_s + decode_s), (prefill, prefill_s)):
+            np.minimum(least, np.where(held, option.objective * seconds, np.inf), out=least)
     apart = cheapest["prefill"][0] + (cheapest["decode"][0] if whole else 0.0)
     return np.minimum(cheapest["mixed"][0], apart), np.minimum(cheapest["mixed"][1], cheapest["prefill"][1])
 
@@ -115,42 +114,60 @@ class Demand:
     intervals_s: tuple[tuple[float, float], ...]
 
 
-def demand(options: Sequence[Option], trace: Trace, lengths: Lengths, due: Due) -> Demand:
-    """Least objective of any fleet of these options on the trace, under any policy."""
+def demand(
+    options: Sequence[Option],
+    trace: Trace,
+    lengths: Lengths,
+    dues: Sequence[Due],
+    deadline: float = math.inf,
+) -> Demand:
+    """Least objective of any fleet of these options on the trace, under any policy: the best over `dues`.
+
+    It ends by `deadline`, on time.monotonic's clock, with what it has by then.
+    """
     bounds = [Demand(0.0, ())]
-    if due.whole_frac > 0:
-        bounds.append(_demand(options, trace, lengths, due, whole=True))
-    if due.prefill_frac > due.whole_frac or trace.after.size:
-        bounds.append(_demand(options, trace, lengths, due, whole=False))
+    codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
+    at: npt.NDArray[np.int64] | None = None
+    for due in dues:
+        for whole in (True, False):
+            share = due.whole_frac if whole else due.prefill_frac
+            if share <= 0 or not (whole or share > due.whole_frac or trace.after.size):
+                continue
+            if time.monotonic() > deadline:
+                break
+            those = held(due, trace, whole=whole)
+            if those.kept <= 0:
+                continue
+            if at is None:
+                at = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
+            all_work, prefill = prices(options, lengths, whole=whole)
+            here = at[those.index]
+            if np.isfinite(all_work[here]).all():
+                bounds.append(_demand(trace, due, those, all_work[here], prefill[here], whole, deadline))
     return max(bounds, key=lambda bound: bound.least_objective)
 
 
-def _demand(options: Sequence[Option], trace: Trace, lengths: Lengths, due: Due, *, whole: bool) -> Demand:
-    those = held(due, trace, whole=whole)
-    if those.kept <= 0:
-        return Demand(0.0, ())
+def _demand(
+    trace: Trace, due: Due, those: Held, pi: Floats, pi_prefill: Floats, whole: bool, deadline: float
+) -> Demand:
     arrival_s, latest_s = trace.arrival_s[those.index], those.latest_s
     output, spared = trace.output_tokens[those.index], those.spared
-    codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
-    at = np.searchsorted(codes, (trace.input_tokens[those.index] << 32) + output)
-    all_work, prefill = prices(options, lengths, whole=whole)
-    pi, pi_prefill = all_work[at], prefill[at]
-    if not np.isfinite(pi).all():
-        return Demand(0.0, ())
-    whole_s = due.whole_s(output) if whole else np.full(len(at), due.prefill_s)
+    whole_s = due.whole_s(output) if whole else np.full(len(pi), due.prefill_s)
     slacks_s = np.unique(np.quantile(latest_s - arrival_s + whole_s, SLACKS))
 
     def work_by(end_s: float) -> Floats:
-        """p_iv but for the start of v."""
-        left_s = end_s - latest_s
+        """p_iv but for the start of v, of the first requests: those that arrive early enough."""
+        n = int(np.searchsorted(arrival_s, end_s - due.prefill_s, side="right"))
+        left_s = end_s - latest_s[:n]
         if not whole:
-            return np.where(left_s >= due.prefill_s, pi, 0.0)
-        decoded = pi_prefill + due.tokens_frac(output, left_s) ** 2 * (pi - pi_prefill)
+            return np.where(left_s >= due.prefill_s, pi[:n], 0.0)
+        tokens_frac = due.tokens_frac(output[:n], left_s)
+        decoded = pi_prefill[:n] + tokens_frac * tokens_frac * (pi[:n] - pi_prefill[:n])
         return np.where(left_s >= due.prefill_s, decoded, 0.0)
 
-    slice_of = _slices(pi, spared)
-    rows: dict[tuple[float, float], Floats] = {}
-    kept, least = np.ones(len(at)), 0.0
+    group, rows = _slices(pi, spared), Rows([], [], [])
+    seen: set[tuple[float, float]] = set()
+    kept, least = np.ones(len(pi)), 0.0
     for _ in range(ROUNDS):
         ends_s = {_busiest_end_s(arrival_s, pi * kept, least) + float(slack_s) for slack_s in slacks_s}
         ends_s |= {
@@ -158,22 +175,67 @@ def _demand(options: Sequence[Option], trace: Trace, lengths: Lengths, due: Due,
         }
         found = []
         for end_s in sorted(ends_s):
-            start_s, excess = _best_start(arrival_s, work_by(end_s) * kept, least, end_s)
-            if (start_s, end_s) not in rows:
+            if time.monotonic() > deadline:
+                break
+            work = work_by(end_s)
+            best = _best_start(arrival_s[: len(work)], work * kept[: len(work)], least, end_s)
+            if best is not None and (best[0], end_s) not in seen:
+                start_s, excess = best
                 found.append((excess / (end_s - start_s), start_s, end_s))
-        if not found or max(found)[0] <= ENOUGH_FRAC * least:
+        if not found or max(found)[0] <= ENOUGH_FRAC * least or time.monotonic() > deadline:
             break
         _, start_s, end_s = max(found)
-        rows[start_s, end_s] = np.where(arrival_s >= start_s, work_by(end_s), 0.0)
-        least, kept = _solve(rows, slice_of, spared)
-    return Demand(least, tuple(rows))
+        seen.add((start_s, end_s))
+        group = rows.add((start_s, end_s), arrival_s, work_by(end_s), group)
+        solved = _solve(rows, np.bincount(group), spared, deadline)
+        if solved is None:
+            break
+        least, kept = solved[0], solved[1][group]
+    return Demand(least, tuple(rows.intervals_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows so far: their intervals, the work in each, and each group's dearest request in it.
+
+    A group is of one slice of prices and in the same rows, so it shares one variable.
+    """
+
+    intervals_s: list[tuple[float, float]]
+    work: list[float]
+    dearest: list[Floats]
+
+    def add(
+        self,
+        interval_s: tuple[float, float],
+        arrival_s: Floats,
+        work: Floats,
+        group: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """One row more, of the first requests' `work` by its end; the groups it leaves, (m,)."""
+        first = int(np.searchsorted(arrival_s, interval_s[0]))
+        inside = np.zeros(len(group))
+        inside[first : len(work)] = work[first:]
+        finer = 2 * group + (inside > 0)
+        is_there = np.bincount(finer) > 0
+        finer = (np.cumsum(is_there) - 1)[finer]
+        of = np.flatnonzero(is_there) // 2  # the group that each one was part of
+        for v, dearest in enumerate(self.dearest):
+            self.dearest[v] = dearest[of]
+        dearest = np.zeros(len(of))
+        np.maximum.at(dearest, finer, inside)
+        self.intervals_s.append(interval_s)
+        self.work.append(float(inside.sum()))
+        self.dearest.append(dearest)
+        return finer
 
 
 def _slices(pi: Floats, spared: int) -> npt.NDArray[np.int64]:
     """Requests by price: half of the slices for twice as many of the dearest as may be given up."""
     dearest = 1 - min(2 * spared / len(pi), 0.5)
     parts = np.concatenate((np.linspace(0, dearest, SLICES // 2), np.linspace(dearest, 1, SLICES // 2)[1:-1]))
-    return np.searchsorted(np.unique(np.quantile(pi, parts[1:])), pi, side="right").astype(np.int64)
+    slices = np.searchsorted(np.unique(np.quantile(pi, parts[1:])), pi, side="right")
+    return np.unique(slices, return_inverse=True)[1].astype(np.int64)
 
 
 def _busiest_end_s(arrival_s: Floats, work: Floats, objective: float) -> float:
@@ -182,36 +244,37 @@ def _busiest_end_s(arrival_s: Floats, work: Floats, objective: float) -> float:
     return float(arrival_s[(done - np.minimum.accumulate(done - work)).argmax()])
 
 
-def _best_start(arrival_s: Floats, work: Floats, objective: float, end_s: float) -> tuple[float, float]:
-    """Where an interval with this end has most work beyond objective x its length, and how much."""
-    excess = np.cumsum(work[::-1])[::-1] - objective * (end_s - arrival_s)
+def _best_start(
+    arrival_s: Floats, work: Floats, objective: float, end_s: float
+) -> tuple[float, float] | None:
+    """Where an interval with this end has most work beyond objective x its length, and how much.
+
+    It begins at an arrival before its end; None if there is none. (After the end it would be of negative
+    length, and the more so the better it would look.)
+    """
+    before = int(np.searchsorted(arrival_s, end_s))
+    if not before:
+        return None
+    excess = np.cumsum(work[::-1])[::-1][:before] - objective * (end_s - arrival_s[:before])
     first = int(excess.argmax())
     return float(arrival_s[first]), float(excess[first])
 
 
 def _solve(
-    rows: Mapping[tuple[float, float], Floats], slice_of: npt.NDArray[np.int64], spared: int
-) -> tuple[float, Floats]:
-    """R for these rows (each the p_iv of all i), and the share of each request that is kept.
-
-    Requests of one slice in the same rows share one variable.
-    """
-    group = slice_of
-    for work in rows.values():
-        group = np.unique(2 * group + (work > 0), return_inverse=True)[1]
-    sizes = np.bincount(group)
+    rows: Rows, sizes: npt.NDArray[np.int64], spared: int, deadline: float
+) -> tuple[float, Floats] | None:
+    """R for these rows, and the share of each group that is kept; None if there was no time."""
     problem = pulp.LpProblem("demand", pulp.LpMinimize)
     objective = problem.add_variable("R", 0)
     given_up = [problem.add_variable(f"d_{g}", 0, int(size)) for g, size in enumerate(sizes)]
     problem += objective, "objective"
     problem += pulp.lpSum(given_up) <= spared, "given_up"
-    for v, ((start_s, end_s), work) in enumerate(rows.items()):
-        dearest = np.zeros(len(sizes))
-        np.maximum.at(dearest, group, work)
-        total = float(work.sum())  # divides the row, so that its coefficients are shares
+    for v, (interval_s, total, dearest) in enumerate(
+        zip(rows.intervals_s, rows.work, rows.dearest, strict=True)
+    ):  # divided by the work in the row, so that its coefficients are shares
         spent = pulp.lpSum(float(dearest[g]) / total * given_up[g] for g in np.flatnonzero(dearest))
-        problem += (end_s - start_s) / total * objective + spent >= 1, f"demand_{v}"
-    if run(problem).status != "optimal":
-        return 0.0, np.ones(len(group))
+        problem += (interval_s[1] - interval_s[0]) / total * objective + spent >= 1, f"demand_{v}"
+    if run(problem, time_limit_s=min(max(deadline - time.monotonic(), 0.0), 30.0)).status != "optimal":
+        return None
     kept = 1 - np.array([d.value() or 0.0 for d in given_up]) / sizes
-    return float(objective.value()) * (1 - TOLERANCE), kept[group]
+    return float(objective.value()) * (1 - TOLERANCE), kept

@@ -3,6 +3,7 @@
 Sets   k  class of requests (Workload)        j  option: a worker type in a role (mixed, prefill, decode)
 Data   r_k    requests of class k in the trace                                           [requests]
        u_kj   least seconds one request of k costs a worker of j                         [s]
+              (x_kj = 0 where the KV cache of j cannot hold a request of k)
        m_kj   least KV tokens x seconds it holds there                                   [token s]
        b_k    bytes of its prompt's KV blocks                                            [bytes]
        c_j    objective of one worker of j (USD/h, W or GPUs)
@@ -36,6 +37,8 @@ token, lengths at the smallest of the class. `promising` drops the x and is the 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -122,17 +125,91 @@ def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
     return float((latency.step_s(tokens) / tokens).min())
 
 
+def lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, float]]:
+    """(alpha, beta) with alpha + beta N <= f(N) + h for whole steps of up to `most_tokens`; alpha >= 0.
+
+    The edges of f's lower hull, its floor, and the steepest line through the origin.
+    """
+    latency = worker.latency
+    tokens = np.unique([1.0, *(t for t in latency.knots_tokens if 1 < t < most_tokens), most_tokens])
+    corners: list[tuple[float, float]] = []
+    for x, y in zip(tokens.tolist(), latency.step_s(tokens).tolist(), strict=True):
+        while len(corners) > 1 and _slope(corners[-2], corners[-1]) >= _slope(corners[-1], (x, y)):
+            corners.pop()
+        corners.append((x, y))
+    found = [(0.0, cheapest_token_s(latency, most_tokens)), (corners[0][1], 0.0)]
+    for one, other in itertools.pairwise(corners):
+        beta = _slope(one, other)
+        if (alpha := one[1] - beta * one[0]) > 0:
+            found.append((alpha, beta))
+    return found
+
+
+def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
+
+
+def decoded_from(latency: StepLatency, token_s: float) -> float:
+    """The context from which on a token is never dearer to decode than to recompute all before it.
+
+    Who is preempted recomputes its whole context c, at `token_s` per token, and has the next token of that:
+    token_s c + a c (c + 1) / 2 + e, in place of token_s + b + d c. In steps so small that tokens are free
+    (token_s = 0) that is cheaper as long as c is short, about 2 d / a tokens.
+    """
+    two_a, linear = latency.a_s / 2, token_s + latency.a_s / 2 - latency.d_s
+    rest = latency.e_s - latency.b_s - token_s
+    if two_a == 0:
+        if linear > 0:
+            return max(-rest / linear, 0.0)
+        return 0.0 if linear == 0 and rest >= 0 else np.inf
+    inside = linear * linear - 4 * two_a * rest
+    return 0.0 if inside <= 0 else max((np.sqrt(inside) - linear) / (2 * two_a), 0.0)
+
+
+def attention_s(
+    latency: StepLatency, token_s: float, input_tokens: Floats, gaps: Floats, *, is_cached: bool = False
+) -> Floats:
+    """Least seconds of b D + d K that these decodes cost, where each may be preempted and recompute instead.
+
+    With prefix caches (`is_cached`) who was preempted finds its prompt again and recomputes what it has
+    generated: then only tokens count by which that is dearer.
+    """
+    first: Floats = np.ones_like(gaps)
+    if is_cached:  # of the g-th gap g tokens at least, at half of their pairs
+        least = 2 * latency.d_s / latency.a_s if latency.a_s > 0 else np.inf if latency.d_s > 0 else 0.0
+        spare_s = latency.b_s - latency.e_s
+        if spare_s > 0:
+            least = max(least, 1 + spare_s / token_s if token_s > 0 else np.inf)
+        first = np.full_like(gaps, max(np.ceil(least), 1.0))
+    else:
+        first = np.where(input_tokens + 1 >= decoded_from(latency, token_s), first, np.inf)
+    many = np.maximum(gaps - first + 1, 0.0)
+    context = input_tokens + (np.minimum(first, gaps) + gaps) / 2  # the mean one of those that count
+    return np.asarray(many * (latency.b_s + latency.d_s * context))
+
+
+def is_held(
+    option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
+) -> npt.NDArray[np.bool_]:
+    """Whether a worker's KV cache takes such requests to their end: else every router passes it over."""
+    tokens = np.asarray(input_tokens, float) + np.asarray(output_tokens, float)
+    return np.asarray(np.ceil(tokens / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS <= option.type.kv_tokens)
+
+
 def least_seconds(
     option: Option,
     input_tokens: npt.ArrayLike,
     output_tokens: npt.ArrayLike,
     cached_tokens: npt.ArrayLike = 0.0,
+    *,
+    is_cached: bool = False,
 ) -> Floats:
     """u: least seconds of work that requests of these lengths bring to one worker of `option`.
 
     A step of N tokens costs at least N min f/N; pairs, sequences, KV tokens and prefills cost what they cost.
     In a mixed worker both phases share the token budget, in a decode worker a step has at most max_num_seqs.
-    A pipeline of pp stages has up to pp steps under way. `cached_tokens` of the prompts hit a prefix cache.
+    A pipeline of pp stages has up to pp steps under way. `cached_tokens` of the prompts hit a prefix cache;
+    `is_cached`: so may the prompts of who was preempted.
     """
     latency, worker = option.type.latency, option.type
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
@@ -140,10 +217,18 @@ def least_seconds(
     most = worker.max_num_seqs if option.role == "decode" else worker.max_num_batched_tokens
     token_s = cheapest_token_s(latency, most)
     prefill_s = token_s * (n - c) + latency.a_s * (n * (n + 1) - c * (c + 1)) / 2 + latency.e_s
-    decode_s = gaps * (token_s + latency.b_s) + latency.d_s * gaps * (n + (gaps + 1) / 2)
     if option.role == "prefill":
         return np.asarray(prefill_s / worker.pp)
+    keeps = is_cached and option.role == "mixed"
+    decode_s = gaps * token_s + attention_s(latency, token_s, n, gaps, is_cached=keeps)
     return np.asarray((decode_s if option.role == "decode" else prefill_s + decode_s) / worker.pp)
+
+
+def least_prefill_s(worker: WorkerType, tokens: Floats) -> Floats:
+    """Least seconds in which a step after the other computes so many tokens of a prompt, however cut."""
+    most, latency = worker.max_num_batched_tokens, worker.latency
+    by_line = [alpha * np.ceil(tokens / most) + beta * tokens for alpha, beta in lines(worker, most)]
+    return np.asarray(np.max(by_line, axis=0) + latency.e_s + latency.a_s * tokens * (tokens + 1) / 2)
 
 
 def least_token_seconds(
@@ -151,25 +236,30 @@ def least_token_seconds(
     input_tokens: npt.ArrayLike,
     output_tokens: npt.ArrayLike,
     shared_tokens: npt.ArrayLike = 0.0,
+    *,
+    is_cached: bool = False,
 ) -> Floats:
     """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`.
 
     `shared_tokens` of the prompts may be another's, in a cache that counts them once; not on decode workers.
+    A gap lasts as long as a step with one decode at least, or as one that recomputes what was preempted.
     """
     latency = option.type.latency
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     own = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
     if option.role == "prefill":
-        prefill_s = latency.prefill_s(own, option.type.max_num_batched_tokens)
-        return np.asarray(own / 2 * prefill_s / option.type.pp)
-    step_s = latency.step_s(1, decodes=1, kv_tokens=n + 1)
+        return np.asarray(own / 2 * least_prefill_s(option.type, own) / option.type.pp)
+    step_s = latency.step_s(1) + np.zeros_like(n)
+    if not is_cached or option.role == "decode":
+        decoded = n + 1 >= decoded_from(latency, 0.0)
+        step_s += np.where(decoded, latency.b_s + latency.d_s * (n + 1), 0.0)
     return np.asarray((own + gaps / 2) * gaps * step_s)
 
 
 def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
     """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives.
 
-    The requests that may be late are the most expensive ones.
+    The requests that may be late are the most expensive ones, in each row by themselves.
     """
     n, output = lengths.input_tokens, lengths.output_tokens
 
@@ -184,8 +274,10 @@ def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
         prefill_s = least_seconds(option, n, np.ones_like(n), lengths.cached_tokens)
         workers = max(workers, least_sum(prefill_s, obliged.prefill_frac) / obliged.prefill_s)
     if obliged.whole_frac > 0:
-        whole_s = least_seconds(option, n, output, lengths.cached_tokens)
-        held = least_token_seconds(option, n, output, lengths.shared_tokens) / option.type.kv_tokens
+        cached = lengths.is_cached
+        whole_s = least_seconds(option, n, output, lengths.cached_tokens, is_cached=cached)
+        held = least_token_seconds(option, n, output, lengths.shared_tokens, is_cached=cached)
+        held /= option.type.kv_tokens
         workers = max(workers, least_sum(whole_s, obliged.whole_frac) / obliged.whole_s)
         workers = max(workers, least_sum(held, obliged.whole_frac) / obliged.whole_s)
     return int(np.ceil(workers - 1e-9))
@@ -200,38 +292,45 @@ def bound(
     kv_bytes_per_token: float,
     link_bytes_per_s: float,
     at_least: float = 0.0,
+    is_cached: bool = False,
     cuts: Sequence[Sequence[int]] = (),
+    deadline: float = math.inf,
     time_limit_s: float = 20.0,
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
     `at_least` is a bound from elsewhere (solvers/demand.py), which whole workers may exceed. Where the SLO
-    obliges nothing beyond prefill, decode work does not count. If the solver runs out of time, what it has
-    proved by then, else the value of the relaxation without integers, else `at_least`: each is a bound.
+    obliges nothing beyond prefill, decode work does not count. If the solver runs out of time (each run has
+    `time_limit_s`, all have until `deadline` on time.monotonic's clock), what it has proved by then, else the
+    value of the relaxation without integers, else `at_least`: each is a bound.
     """
+
+    def left_s() -> float:
+        return min(time_limit_s, deadline - time.monotonic())
+
     reached = at_least
-    if at_least > 0:  # alone: it is quick without x, and the rest is slow with it
+    if at_least > 0 and left_s() > 0:  # alone: it is quick without x, and the rest is slow with it
         problem, n = _counts("demand", options, limits, cuts, is_integer=True)
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost, "objective"
         problem += cost >= at_least, "demand"
-        outcome = run(problem, time_limit_s=time_limit_s)
+        outcome = run(problem, time_limit_s=left_s())
         if outcome.status == "infeasible":
             return None
         reached = max(at_least, outcome.bound or 0.0)
     for is_integer in (True, False):
+        if left_s() <= 0:
+            break
         problem, n = _counts("bound", options, limits, cuts, is_integer=is_integer)
         problem += (
             pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)),
             "objective",
         )
-        _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s)
-        outcome = run(problem, time_limit_s=time_limit_s)
+        _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s, is_cached)
+        outcome = run(problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
             return None
-        if outcome.status == "optimal":
-            return max(float(pulp.value(problem.objective)), reached)
-        if outcome.bound is not None:
+        if outcome.bound is not None:  # what is proved: at an optimum a hair less than its value
             return max(outcome.bound, reached)
     return reached
 
@@ -244,6 +343,8 @@ def shadow_prices(
     obliged: Obliged,
     kv_bytes_per_token: float,
     link_bytes_per_s: float,
+    is_cached: bool = False,
+    time_limit_s: float = 20.0,
 ) -> dict[str, float]:
     """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
 
@@ -255,8 +356,8 @@ def shadow_prices(
     for n_j in n:
         n_j.upBound = None  # it follows from the limits, and would take their price
     problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
-    _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s)
-    if run(problem).status != "optimal":
+    _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s, is_cached)
+    if run(problem, time_limit_s=time_limit_s).status != "optimal":
         return {}
     duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
     return {name: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (name, _) in enumerate(limits.rows())}
@@ -340,6 +441,7 @@ def _carry(
     obliged: Obliged,
     kv_bytes_per_token: float,
     link_bytes_per_s: float,
+    is_cached: bool,
 ) -> None:
     """The constraints on x and d: served, handed, given_up, capacity, memory, transfer; and some worker."""
     classes, columns = range(len(workload)), range(len(options))
@@ -351,10 +453,11 @@ def _carry(
     given_up_frac = 1.0 - served_frac
     problem += pulp.lpSum(n) >= 1, "some_worker"
     cached, shared = inputs - workload.min_uncached_tokens, inputs - workload.min_own_tokens
-    u = np.array([least_seconds(option, inputs, outputs, cached) for option in options])
-    m = np.array([least_token_seconds(option, inputs, outputs, shared) for option in options])
+    u = np.array([least_seconds(o, inputs, outputs, cached, is_cached=is_cached) for o in options])
+    m = np.array([least_token_seconds(o, inputs, outputs, shared, is_cached=is_cached) for o in options])
     b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * kv_bytes_per_token * (outputs > 1)
-    x = [[problem.add_variable(f"x_{k}_{j}", 0) for j in columns] for k in classes]
+    held = np.array([is_held(o, inputs, workload.min_output_tokens) for o in options])
+    x = [[problem.add_variable(f"x_{k}_{j}", 0, None if held[j, k] else 0) for j in columns] for k in classes]
     d = [problem.add_variable(f"d_{k}", 0) for k in classes]
     of_role = {
         role: [j for j in columns if options[j].role == role] for role in ("mixed", "prefill", "decode")
@@ -371,8 +474,8 @@ def _carry(
         # divided by the horizon, so that the coefficients are workers, not seconds
         work = pulp.lpSum(u[j, k] / horizon_s * x[k][j] for k in classes)
         problem += work <= n[j], f"capacity_{j}"
-        held = pulp.lpSum(m[j, k] / horizon_s / options[j].type.kv_tokens * x[k][j] for k in classes)
-        problem += held <= n[j], f"memory_{j}"
+        kept = pulp.lpSum(m[j, k] / horizon_s / options[j].type.kv_tokens * x[k][j] for k in classes)
+        problem += kept <= n[j], f"memory_{j}"
     if of_role["prefill"]:
         moved = pulp.lpSum(
             b[k] / link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"]
