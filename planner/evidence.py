@@ -17,7 +17,7 @@ from planner.domain import (
     Policies,
     Slo,
 )
-from planner.errors import PlannerError
+from planner.errors import InfeasibleError, PlannerError
 from planner.options import (
     OBJECTIVE_UNITS,
 )
@@ -29,8 +29,10 @@ from planner.searching import (
     Problem,
     best_of,
     counts_of,
+    on_all_draws,
     policies_label,
     pose,
+    rates_frac,
     search_policies,
     stripped,
     with_policies,
@@ -97,7 +99,7 @@ def one_more(problem: Problem, best: Counts) -> tuple[tuple[str, ...], tuple[str
     sentences, warnings = [], []
     for i, (option, count) in enumerate(best):
         more = (*best[:i], (option, count + 1), *best[i + 1 :])
-        _, verdict = problem.oracle.verdict(problem.oracle.fleet(more), record=True)
+        verdict = _on_every_draw(problem, problem.oracle.fleet(more))
         pool = problem.oracle.fleet(best).pools[i].name
         sentences.append(f"with one worker more in the {pool} pool: {_why(verdict, problem.slo)}")
         warnings += [] if verdict.holds else [f"{sentences[-1]}; do not scale it up without a new plan"]
@@ -133,16 +135,16 @@ def neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], t
         pool = problem.oracle.fleet(best).pools[i].name
         fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
         failing_loss = problem.oracle.failing_loss(fewer)
-        holds, lost = failing_loss is None, failing_loss or fewer
-        after = (
-            "after the losses it must survive, " if sum(n for _, n in lost) < sum(n for _, n in fewer) else ""
-        )
+        holds, (oracle, lost) = failing_loss is None, failing_loss or (problem.oracle, fewer)
+        after = "" if oracle is problem.oracle else "on another draw or rate of the traffic, "
+        if sum(n for _, n in lost) < sum(n for _, n in fewer):
+            after += "after the losses it must survive, "
         roles = {o.role for o, n in lost if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             reason = f"{after}no worker of this role is left"
             neighbours.append(Neighbour(pool, option.type.name, False, reason))
             continue
-        _, verdict = problem.oracle.verdict(problem.oracle.fleet(lost), record=True)
+        _, verdict = oracle.verdict(oracle.fleet(lost), record=True)
         why = after + _why(verdict, problem.slo)
         neighbours.append(Neighbour(pool, option.type.name, holds, why))
         failing = [line for line in verdict.lines if not line.holds]
@@ -151,6 +153,7 @@ def neighbours(problem: Problem, best: Counts) -> tuple[tuple[Neighbour, ...], t
             and verdict.is_steady
             and verdict.attainment_holds
             and not problem.oracle.has_losses
+            and not problem.draws
         ):
             line = failing[0]
             if line.value_s <= _NEAR * line.limit.limit_s:
@@ -175,7 +178,7 @@ def if_steps_take_longer(problem: Problem, fleet: Fleet) -> tuple[str, bool]:
         replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(share)))
         for pool, share in zip(fleet.pools, shares, strict=True)
     )
-    _, verdict = problem.oracle.verdict(replace(fleet, pools=pools), record=True)
+    verdict = _on_every_draw(problem, replace(fleet, pools=pools))
     share = f"{100 * max(shares):.2g} %"
     sentence = f"if every step took {share} longer, the error of the fits: {_why(verdict, problem.slo)}"
     return sentence, verdict.holds
@@ -183,32 +186,52 @@ def if_steps_take_longer(problem: Problem, fleet: Fleet) -> tuple[str, bool]:
 
 def insurance(
     problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int
-) -> tuple[tuple[Alternative, ...], tuple[str, ...]]:
-    """What a robust plan costs more than one for what is expected, and how it does then."""
+) -> tuple[tuple[Alternative, ...], tuple[str, ...], tuple[str, ...]]:
+    """What a robust plan costs more than one for what is expected, and how it does then; and warnings.
+
+    Both searches leave the exact world beyond level 0, so the fleet of the stricter question, where it holds,
+    is offered to the weaker one: what is expected never costs more than what is robust.
+    """
     task = problem.task
     if task.robust == Robust():
-        return (), ()
+        return (), (), ()
     problem.progress("the plan for what is expected, to price the insurance")
-    expected = pose(
-        replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=problem.deadline,
-        progress=problem.progress,
-    )  # fmt: skip
-    expected, plain = best_of(search_policies(expected))
-    saved = found.value - plain.value
-    unit = OBJECTIVE_UNITS[task.objective]
-    label = "not insured: step times and traffic as expected"
-    row = Alternative(label, expected.oracle.fleet(plain.best), plain.value, _more(plain.value, found.value))
-    counts = counts_of(problem.oracle.fleet(found.best), plain.level0.options)
-    sentences = [
-        f"planned for steps {100 * task.robust.step_times_frac:g} % longer and "
-        f"{100 * task.robust.traffic_frac:g} % more traffic than expected; this insurance costs {saved:.4g} "
-        f"{unit} ({_more(found.value, plain.value)})"
-    ]
-    if counts is not None:
-        _, verdict = expected.oracle.verdict(expected.oracle.fleet(counts), record=True)
-        values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
-        sentences.append(f"if all comes as expected, {values}")
-    return (row,), tuple(sentences)
+    robust, unit = problem.oracle.fleet(found.best), OBJECTIVE_UNITS[task.objective]
+    planned = (
+        f"planned for steps {100 * task.robust.step_times_frac:g} % longer and all traffic up to "
+        f"{100 * task.robust.traffic_frac:g} % more than expected"
+    )
+    if task.robust.traffic_frac != task.robust.traffic_from_frac:
+        planned += f", sampled at {len(rates_frac(task, problem.trace))} rates"
+    try:
+        asked = pose(
+            replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=problem.deadline,
+            progress=problem.progress,
+        )  # fmt: skip
+        expected, plain = best_of(search_policies(asked, (robust,)))
+    except InfeasibleError as error:
+        missed = f"{planned}, but for what is expected no fleet was found: {error}"
+        return (), (missed,), (missed,)
+    except PlannerError:
+        return (), (f"{planned}; what that costs was not found in time",), ()
+    cheapest, value = expected.oracle.fleet(plain.best), plain.value
+    same_way = on_all_draws(with_policies(asked, robust.policies))
+    counts = counts_of(robust, plain.level0.options)
+    held = counts is not None and same_way.oracle.holds([counts])[0]
+    if counts is not None and held and found.value < value:
+        cheapest, value = same_way.oracle.fleet(counts), found.value
+    row = Alternative(
+        "not insured: step times and traffic as expected", cheapest, value, _more(value, found.value)
+    )
+    if counts is None or not held:
+        verdict = None if counts is None else _on_every_draw(same_way, same_way.oracle.fleet(counts))
+        missed = f"{planned}, but if all comes as expected it misses the SLO"
+        missed += "" if verdict is None else f": {_why(verdict, problem.slo)}"
+        return (row,), (missed,), (missed,)
+    verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
+    values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
+    costs = f"this insurance costs {found.value - value:.4g} {unit} ({_more(found.value, value)})"
+    return (row,), (f"{planned}; {costs}", f"if all comes as expected, {values}"), ()
 
 
 def placement(fleet: Fleet) -> Placement | None:
@@ -249,7 +272,7 @@ def on_spot(problem: Problem, found: Found) -> tuple[tuple[str, ...], tuple[str,
         return (), ()
     warnings = ["spot workers need nodes of your cloud's spot market: no manifest asks for them"]
     if events:
-        _, verdict = oracle.verdict(replace(fleet, disturbances=tuple(events)), record=True)
+        verdict = _on_every_draw(problem, replace(fleet, disturbances=tuple(events)))
         sentence = (
             f"if they go at once in the middle of the trace, their requests begin anew: "
             f"{_why(verdict, problem.slo)}"
@@ -258,6 +281,18 @@ def on_spot(problem: Problem, found: Found) -> tuple[tuple[str, ...], tuple[str,
         if not verdict.holds:
             warnings.append(sentence)
     return tuple(sentences), tuple(warnings)
+
+
+def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
+    """Of the traffic that must be served; where that holds, of the first other draw or rate that does not."""
+    _, first = problem.oracle.verdict(fleet, record=True)
+    if not first.holds:
+        return first
+    for draw in problem.draws:
+        _, verdict = replace(problem.oracle, trace=draw, draws=()).verdict(fleet, record=True)
+        if not verdict.holds:
+            return verdict
+    return first
 
 
 def _why(verdict: Verdict, slo: Slo) -> str:

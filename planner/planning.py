@@ -94,10 +94,11 @@ def certified(
     fleet = oracle.fleet(best)
     progress("simulating the plan and its neighbours")
     simulation, verdict = oracle.verdict(fleet, record=True)
-    neighbours, binding = evidence.neighbours(problem, best)
-    one_more, one_more_warnings = evidence.one_more(problem, best)
+    asked = on_all_draws(problem)  # the search asked of as few draws as would do
+    neighbours, binding = evidence.neighbours(asked, best)
+    one_more, one_more_warnings = evidence.one_more(asked, best)
     if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet)
-    insurance, insured = evidence.insurance(problem, found, trace, catalog, seed)
+    insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed)
     spot, spot_warnings = evidence.on_spot(problem, found)
     progress("simulating the plan on other draws of its traffic")
     repeats = [draws.on_other_draws(problem, best, trace, seed), draws.on_histories(problem, best, seed)]
@@ -126,7 +127,8 @@ def certified(
         assumptions=evidence.assumptions(
             problem, simulation, trusts_separation=level0.search.trusts_separation
         ),
-        simulations=sum(each.oracle.simulations for each, _ in searched),
+        simulations=sum(each.oracle.simulations for each, _ in searched)
+        + (0 if asked is problem else asked.oracle.simulations),
         cuts=found.cuts,
         seed=seed,
         shadow_prices=prices,
@@ -150,6 +152,7 @@ def certified(
             *evidence.warnings(fleet, simulation), *([] if is_robust else [if_longer]), *spot_warnings,
             *draws.warnings(certificate.repeats),
             *evidence.shared_copies(problem), *evidence.dying_away(problem, simulation), *one_more_warnings,
+            *uninsured,
         ),
         throughput=throughput,
         placement=evidence.placement(fleet),

@@ -77,10 +77,13 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Robust:
-    """The plan must hold if every step takes, and the traffic is, this share more than we think."""
+    """The plan must hold if every step takes this share longer than we think, and at all traffic between
+    `traffic_from_frac` and `traffic_frac` more than we think.
+    """
 
     step_times_frac: float = 0.0
     traffic_frac: float = 0.0
+    traffic_from_frac: float = 0.0  # other than 0 only where a study moves what we think
 
 
 @dataclass(frozen=True, slots=True)
