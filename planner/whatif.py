@@ -268,12 +268,15 @@ class Headroom:
 
     def sentence(self) -> str:
         shown = [
-            "at least twice as long" if found >= HEADROOM_MOST_FRAC and what == "steps" else
-            "at least twice the traffic" if found >= HEADROOM_MOST_FRAC else
-            f"{100 * found:.2g} % {'longer' if what == 'steps' else 'more traffic'}"
-            for what, found in (("steps", self.steps_frac), ("traffic", self.traffic_frac))
+            f"at least {twice}" if found >= HEADROOM_MOST_FRAC else
+            f"up to {100 * found:.2g} % {more}" if found else
+            f"less than {100 * HEADROOM_STEP_FRAC:g} % {more}"
+            for found, twice, more in (
+                (self.steps_frac, "twice as long", "longer"),
+                (self.traffic_frac, "twice the traffic", "more traffic"),
+            )
         ]  # fmt: skip
-        return f"the plan as it is holds if steps take up to {shown[0]}, and it carries up to {shown[1]}"
+        return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
 
 
 def headroom(study: Study, before: Answer) -> Headroom:
