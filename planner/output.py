@@ -434,8 +434,9 @@ def _alternatives(plan: Plan) -> list[Document]:
         {
             "label": alternative.label,
             "fleet": _fleet_summary(alternative.fleet) if alternative.fleet is not None else None,
-            "objective": alternative.objective,
+            "objective": alternative.objective if alternative.is_priced else None,
             "at_least": alternative.at_least,
+            "bound": alternative.objective if alternative.at_least else None,
             "note": alternative.note,
         }
         for alternative in plan.alternatives

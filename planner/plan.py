@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,8 +31,9 @@ class Alternative:
     """Another way to serve the same traffic, and what it would cost.
 
     `label` is for people: "one GPU type only", "mixed pools only", "runner-up". `fleet` is None where no
-    such fleet exists; `note` then says why. `objective` is in the unit of the plan's objective.
-    `at_least` marks an objective that is only a lower bound: the best of that kind was refuted up to there.
+    such fleet was found; `note` then says why. `objective` is in the unit of the plan's objective.
+    `at_least` marks an objective that is no price but a lower bound: none of that kind that costs less holds.
+    It has no fleet, and is never to be shown as if one cost so much.
     """
 
     label: str
@@ -39,6 +41,11 @@ class Alternative:
     objective: float
     note: str
     at_least: bool = False
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether `objective` is what a fleet costs."""
+        return math.isfinite(self.objective) and not self.at_least
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,9 +123,9 @@ def _interval(row: Section) -> Interval:
 
 def _alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
     fleet = row["fleet"] and fleet_of({"llm": llm, **row["fleet"]}, path, catalog)
-    return Alternative(**{
-        **row, "fleet": fleet, "objective": math.inf if row["objective"] is None else row["objective"],
-    })  # fmt: skip
+    found = {key: value for key, value in row.items() if key != "bound"}
+    value = row["bound"] if row["at_least"] else row["objective"]
+    return Alternative(**{**found, "fleet": fleet, "objective": math.inf if value is None else value})
 
 
 def _is_near(value: float, written: float | None) -> bool:

@@ -18,6 +18,7 @@ from planner.reports.words import (
     limit_text,
     percent,
     seconds_text,
+    unpriced,
     usd,
     value_text,
 )
@@ -245,7 +246,7 @@ def alternative_rows(plan: Plan) -> Rows:
             _fleet_of(alternative),
             _objective(alternative, certificate.unit),
             _difference(alternative, certificate.value),
-            alternative.note,
+            unpriced(alternative, certificate.unit) or alternative.note,
         )
         for alternative in plan.alternatives
     ]
@@ -255,22 +256,18 @@ def alternative_rows(plan: Plan) -> Rows:
 def _fleet_of(alternative: Alternative) -> str:
     if alternative.fleet is not None:
         return describe(alternative.fleet)
-    return "none for less" if alternative.at_least else "none"
+    return "none"
 
 
 def _objective(alternative: Alternative, unit: str) -> str:
-    if not abs(alternative.objective) < float("inf"):
-        return "–"
-    return f"{'≥ ' if alternative.at_least else ''}{amount(alternative.objective, unit)}"
+    return amount(alternative.objective, unit) if alternative.is_priced else "–"
 
 
 def _difference(alternative: Alternative, value: float) -> str:
-    if not abs(alternative.objective) < float("inf") or not value:
+    if not alternative.is_priced or not value:
         return "–"
     more = alternative.objective / value - 1
-    if abs(more) < 5e-4:
-        return "no less" if alternative.at_least else "the same"
-    return f"{'at least ' if alternative.at_least else ''}{more:+.1%}".replace("%", " %")
+    return "the same" if abs(more) < 5e-4 else f"{more:+.1%}".replace("%", " %")
 
 
 def neighbour_rows(plan: Plan) -> Rows:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planner.domain import Fleet, Limit, Pool
 from planner.manifests.engine import is_capped, running
-from planner.plan import Plan
+from planner.plan import Alternative, Plan
 from planner.simulator.metrics import Line
 from planner.units import show_s
 
@@ -165,6 +165,14 @@ def proof_lines(plan: Plan) -> list[str]:
         f"{certificate.seed}.",
     ]
     return lines
+
+
+def unpriced(alternative: Alternative, unit: str) -> str:
+    """What is said of a kind of fleet that has no price: a bound is none. Empty where it has one."""
+    if alternative.is_priced:
+        return ""
+    least = f", at least {amount(alternative.objective, unit)} {unit}" if alternative.at_least else ""
+    return f"not priced{least}" + (f": {alternative.note}" if alternative.note else "")
 
 
 def listed(parts: Sequence[str]) -> str:
