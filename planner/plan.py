@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def usd_per_million_tokens(self) -> float:
-        """Price of the fleet over the tokens of its traffic, prompts and answers alike."""
+        """Price of the fleet, for as long as it serves (`served_s`), over its tokens, prompts and answers."""
         return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
 
     @property
@@ -142,5 +142,14 @@ class Plan:
         return self._usd_per_million(self.trace.output_tokens.sum())
 
     def _usd_per_million(self, tokens: float) -> float:
-        hours = self.trace.duration_s / 3600
+        hours = served_s(self.trace, self.simulation) / 3600
         return float(self.fleet.price_usd_per_h * hours / tokens * 1e6)
+
+
+def served_s(trace: Trace, simulation: Simulation) -> float:
+    """How long this traffic keeps a fleet: the trace's duration; where requests wait for others, whose
+    arrivals as if answers took no time say little of it, from the first arrival to the last token.
+    """
+    if not trace.after.size:
+        return trace.duration_s
+    return float(simulation.end_s - simulation.arrival_s.min())

@@ -26,6 +26,7 @@ from planner.domain import Fleet, Limit, Policies
 from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
+from planner.plan import served_s
 from planner.prefixes.router_fit import fitted
 from planner.promise import METRICS
 from planner.reports.words import describe
@@ -62,6 +63,7 @@ class Answer:
     found: Found
     fleet: Fleet
     verdict: Verdict
+    served_s: float  # for so long the fleet is paid: plan.served_s
 
     @property
     def value(self) -> float:
@@ -132,7 +134,8 @@ class Study:
         problem = self.pose(task)
         problem, found = best_of(search_policies(problem, start))
         fleet = problem.oracle.fleet(found.best)
-        return Answer(problem, found, fleet, problem.oracle.verdict(fleet, record=True)[1])
+        simulation, verdict = problem.oracle.verdict(fleet, record=True)
+        return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation))
 
     def bound(self, answer: Answer) -> float:
         """What any fleet costs at least, under any policy."""
@@ -408,7 +411,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "value": answer.value,
         "level0_exact": answer.is_exact,
         "cost_usd_per_h": fleet.price_usd_per_h,
-        "usd_per_million_tokens": fleet.price_usd_per_h * tokens.duration_s / 3600 / millions,
+        "usd_per_million_tokens": fleet.price_usd_per_h * answer.served_s / 3600 / millions,
         "power_w": fleet.power_w,
         "gpus": fleet.gpus,
         "slo": [

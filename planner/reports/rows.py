@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.domain import KV_BLOCK_TOKENS, SPOT, Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
-from planner.plan import Alternative, Plan
+from planner.plan import Alternative, Plan, served_s
 from planner.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.words import (
@@ -112,6 +112,9 @@ def cost_rows(plan: Plan) -> Rows:
     price, power = plan.fleet.price_usd_per_h, plan.power
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price over the tokens of this traffic"
+    if plan.trace.after.size:
+        hours_s = served_s(plan.trace, plan.simulation)
+        over = f"price of the {show_s(hours_s)} to the last token, over the tokens of this traffic"
     found: list[tuple[str, ...]] = [
         ("Price per hour", usd(price), "the GPUs' prices, all of them all the time"),
         (f"Price per month of {HOURS_PER_MONTH}\u00a0h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
