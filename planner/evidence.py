@@ -23,6 +23,7 @@ from planner.options import (
 )
 from planner.oracle import SPOT_RISK_FRAC, side_by_side
 from planner.plan import Alternative, Neighbour
+from planner.reports.words import queue_text
 from planner.searching import (
     Found,
     Level0,
@@ -309,7 +310,7 @@ def _why(verdict: Verdict, slo: Slo) -> str:
         reasons.append(f"{100 * verdict.attainment_frac:.2f} % of requests keep all limits "
                        f"({100 * (slo.attainment_frac or 1):g} % needed)")  # fmt: skip
     if not verdict.is_steady:
-        reasons.append("its backlog grows")
+        reasons.append(queue_text(verdict.patient_frac, verdict.patience_s))
     return "; ".join(reasons) or "keeps the SLO"
 
 

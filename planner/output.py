@@ -477,6 +477,8 @@ def _verdict(verdict: Verdict) -> Document:
         "attainment_frac": verdict.attainment_frac,
         "attainment_holds": verdict.attainment_holds,
         "is_steady": verdict.is_steady,
+        "patient_frac": verdict.patient_frac,
+        "patience_s": verdict.patience_s,
         "rejected": verdict.rejected,
     }
 
