@@ -256,7 +256,7 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
 
 
 def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool) -> None:
-    from planner.reports.words import answer, promise
+    from planner.reports.words import answer, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -290,13 +290,10 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
         markup=False,
     )
     for alternative in found.alternatives:
-        least = "at least " if alternative.at_least else ""
-        value = (
-            f"{least}{alternative.objective:.6g} {certificate.unit}"
-            if alternative.objective < float("inf")
-            else ""
+        value = unpriced(alternative, certificate.unit) or (
+            f"{alternative.objective:.6g} {certificate.unit} ({alternative.note})"
         )
-        console.print(f"  {alternative.label}: {value} ({alternative.note})", markup=False)
+        console.print(f"  {alternative.label}: {value}", markup=False)
     for pool in found.prefixes:
         hits = (pool.simulated_hit_frac, pool.plan.hit_frac, pool.possible_hit_frac)
         simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)

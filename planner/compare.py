@@ -26,7 +26,7 @@ from planner.reports.curves import Curve, distribution
 from planner.reports.drawing import Figure
 from planner.reports.page import charts as drawn
 from planner.reports.page import page, table
-from planner.reports.words import describe
+from planner.reports.words import describe, queue_text
 from planner.traces import Trace
 from planner.units import show_s
 
@@ -110,7 +110,8 @@ class Comparison:
                     "infinitely late, so its curves may end below 100 %"
                 )
             if row.summary["slo"] and not row.summary["slo"]["is_steady"]:
-                found.append(f"{row.variant.name}: saturated, its backlog grows until the end")
+                slo = row.summary["slo"]
+                found.append(f"{row.variant.name}: {queue_text(slo['patient_frac'], slo['patience_s'])}")
         if len({row.variant.fleet.llm.name for row in self.rows}) > 1:
             found.append("the variants serve different LLMs: equal tokens are not equal work")
         return found

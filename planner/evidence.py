@@ -18,20 +18,23 @@ from planner.domain import (
     Policies,
     Slo,
 )
-from planner.errors import PlannerError
+from planner.errors import InfeasibleError, PlannerError
 from planner.options import (
     OBJECTIVE_UNITS,
 )
-from planner.oracle import SPOT_RISK_FRAC
+from planner.oracle import SPOT_RISK_FRAC, side_by_side
 from planner.plan import Alternative, Neighbour
+from planner.reports.words import queue_text
 from planner.searching import (
     Found,
     Level0,
     Problem,
     best_of,
     counts_of,
+    on_all_draws,
     policies_label,
     pose,
+    rates_frac,
     search_policies,
     stripped,
     with_policies,
@@ -39,12 +42,8 @@ from planner.searching import (
 from planner.simulator.metrics import Verdict, measured
 from planner.simulator.replay import Simulation
 from planner.slo import Robust, Task
-from planner.solvers.level0 import (
-    Counts,
-    Search,
-    objective,
-)
-from planner.solvers.master import Limits
+from planner.solvers.level0 import Counts, Search, largest_below, least_that_holds, objective
+from planner.solvers.master import Limits, Option
 from planner.solvers.placement import Placement, place
 from planner.traces import Trace
 from planner.units import show_s
@@ -54,6 +53,11 @@ FEW_KEEP = 0.5  # of the lowest percentile: of p90, 45 % of the requests keep al
 LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more, and the load dies away
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
 PLACEMENT_S = 10.0
+ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
+ALONE_REQUESTS = 2_000_000  # simulated requests that the GPU types alone may cost together
+ALONE_LEAST = 4  # simulations of each at least,
+ALONE_FAILED = 0.2  # of which one that fails is such a share: it stops early
+_PRICE_STEP = 1.3
 _ROUTED = {"jsq": "join the shortest queue", "round-robin": "routed in turn"}
 
 
@@ -130,7 +134,7 @@ def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[str, .
         more = (*best[:i], (option, count + 1), *best[i + 1 :])
         if not clock.allows("fleets with one worker more"):
             break
-        _, verdict = problem.oracle.verdict(problem.oracle.fleet(more), record=True)
+        verdict = _on_every_draw(problem, problem.oracle.fleet(more))
         pool = problem.oracle.fleet(best).pools[i].name
         sentences.append(f"with one worker more in the {pool} pool: {_why(verdict, problem.slo)}")
         warnings += [] if verdict.holds else [f"{sentences[-1]}; do not scale it up without a new plan"]
@@ -148,7 +152,7 @@ def _shortest_first(problem: Problem, found: Found, clock: Clock) -> tuple[Alter
     fewer = stripped(found.best, other.oracle) if other.oracle.holds([found.best])[0] else found.best
     value = objective(fewer)
     if value >= found.value:
-        return (Alternative("queue sjf, same worker types", None, found.value, "saves nothing"),)
+        return ()
     note = (
         f"{_more(value, found.value)}; longest TTFT {_longest_ttft(other, fewer)} instead of "
         f"{_longest_ttft(problem, found.best)}; ask for it with policies: {{queue: [fcfs, sjf]}}"
@@ -170,16 +174,16 @@ def neighbours(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Neig
         if not clock.allows("fleets with one worker fewer"):
             break
         failing_loss = problem.oracle.failing_loss(fewer)
-        holds, lost = failing_loss is None, failing_loss or fewer
-        after = (
-            "after the losses it must survive, " if sum(n for _, n in lost) < sum(n for _, n in fewer) else ""
-        )
+        holds, (oracle, lost) = failing_loss is None, failing_loss or (problem.oracle, fewer)
+        after = "" if oracle is problem.oracle else "on another draw or rate of the traffic, "
+        if sum(n for _, n in lost) < sum(n for _, n in fewer):
+            after += "after the losses it must survive, "
         roles = {o.role for o, n in lost if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             reason = f"{after}no worker of this role is left"
             neighbours.append(Neighbour(pool, option.type.name, False, reason))
             continue
-        _, verdict = problem.oracle.verdict(problem.oracle.fleet(lost), record=True)
+        _, verdict = oracle.verdict(oracle.fleet(lost), record=True)
         why = after + _why(verdict, problem.slo)
         neighbours.append(Neighbour(pool, option.type.name, holds, why))
         failing = [line for line in verdict.lines if not line.holds]
@@ -188,6 +192,7 @@ def neighbours(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Neig
             and verdict.is_steady
             and verdict.attainment_holds
             and not problem.oracle.has_losses
+            and not problem.draws
         ):
             line = failing[0]
             if line.value_s <= _NEAR * line.limit.limit_s:
@@ -212,7 +217,7 @@ def if_steps_take_longer(problem: Problem, fleet: Fleet, clock: Clock) -> tuple[
         replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(share)))
         for pool, share in zip(fleet.pools, shares, strict=True)
     )
-    _, verdict = problem.oracle.verdict(replace(fleet, pools=pools), record=True)
+    verdict = _on_every_draw(problem, replace(fleet, pools=pools))
     share = f"{100 * max(shares):.2g} %"
     sentence = f"if every step took {share} longer, the error of the fits: {_why(verdict, problem.slo)}"
     return sentence, verdict.holds
@@ -220,37 +225,52 @@ def if_steps_take_longer(problem: Problem, fleet: Fleet, clock: Clock) -> tuple[
 
 def insurance(
     problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int, clock: Clock
-) -> tuple[tuple[Alternative, ...], tuple[str, ...]]:
-    """What a robust plan costs more than one for what is expected, and how it does then."""
+) -> tuple[tuple[Alternative, ...], tuple[str, ...], tuple[str, ...]]:
+    """What a robust plan costs more than one for what is expected, and how it does then; and warnings.
+
+    Both searches leave the exact world beyond level 0, so the fleet of the stricter question, where it holds,
+    is offered to the weaker one: what is expected never costs more than what is robust.
+    """
     task = problem.task
     if task.robust == Robust() or not clock.allows("the plan for what is expected, to price the insurance"):
-        return (), ()
+        return (), (), ()
     problem.progress("the plan for what is expected, to price the insurance")
-    expected = pose(
-        replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=clock.deadline,
-        progress=problem.progress,
-    )  # fmt: skip
+    robust, unit = problem.oracle.fleet(found.best), OBJECTIVE_UNITS[task.objective]
+    planned = (
+        f"planned for steps {100 * task.robust.step_times_frac:g} % longer and all traffic up to "
+        f"{100 * task.robust.traffic_frac:g} % more than expected"
+    )
+    if task.robust.traffic_frac != task.robust.traffic_from_frac:
+        planned += f", sampled at {len(rates_frac(task, problem.trace))} rates"
     try:
-        expected, plain = best_of(search_policies(expected))
+        asked = pose(
+            replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=clock.deadline,
+            progress=problem.progress,
+        )  # fmt: skip
+        expected, plain = best_of(search_policies(asked, (robust,)))
+    except InfeasibleError as error:
+        missed = f"{planned}, but for what is expected no fleet was found: {error}"
+        return (), (missed,), (missed,)
     except PlannerError:
-        if clock.allows("the plan for what is expected, to price the insurance"):
-            raise
-        return (), ()
-    saved = found.value - plain.value
-    unit = OBJECTIVE_UNITS[task.objective]
-    label = "not insured: step times and traffic as expected"
-    row = Alternative(label, expected.oracle.fleet(plain.best), plain.value, _more(plain.value, found.value))
-    counts = counts_of(problem.oracle.fleet(found.best), plain.level0.options)
-    sentences = [
-        f"planned for steps {100 * task.robust.step_times_frac:g} % longer and "
-        f"{100 * task.robust.traffic_frac:g} % more traffic than expected; this insurance costs {saved:.4g} "
-        f"{unit} ({_more(found.value, plain.value)})"
-    ]
-    if counts is not None:
-        _, verdict = expected.oracle.verdict(expected.oracle.fleet(counts), record=True)
-        values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
-        sentences.append(f"if all comes as expected, {values}")
-    return (row,), tuple(sentences)
+        return (), (f"{planned}; what that costs was not found in time",), ()
+    cheapest, value = expected.oracle.fleet(plain.best), plain.value
+    same_way = on_all_draws(with_policies(asked, robust.policies))
+    counts = counts_of(robust, plain.level0.options)
+    held = counts is not None and same_way.oracle.holds([counts])[0]
+    if counts is not None and held and found.value < value:
+        cheapest, value = same_way.oracle.fleet(counts), found.value
+    row = Alternative(
+        "not insured: step times and traffic as expected", cheapest, value, _more(value, found.value)
+    )
+    if counts is None or not held:
+        verdict = None if counts is None else _on_every_draw(same_way, same_way.oracle.fleet(counts))
+        missed = f"{planned}, but if all comes as expected it misses the SLO"
+        missed += "" if verdict is None else f": {_why(verdict, problem.slo)}"
+        return (row,), (missed,), (missed,)
+    verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
+    values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
+    costs = f"this insurance costs {found.value - value:.4g} {unit} ({_more(found.value, value)})"
+    return (row,), (f"{planned}; {costs}", f"if all comes as expected, {values}"), ()
 
 
 def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | None:
@@ -291,7 +311,7 @@ def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[str, ..
         return (), ()
     warnings = ["spot workers need nodes of your cloud's spot market: no manifest asks for them"]
     if events and clock.allows("spot workers that go all at once"):
-        _, verdict = oracle.verdict(replace(fleet, disturbances=tuple(events)), record=True)
+        verdict = _on_every_draw(problem, replace(fleet, disturbances=tuple(events)))
         sentence = (
             f"if they go at once in the middle of the trace, their requests begin anew: "
             f"{_why(verdict, problem.slo)}"
@@ -300,6 +320,18 @@ def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[str, ..
         if not verdict.holds:
             warnings.append(sentence)
     return tuple(sentences), tuple(warnings)
+
+
+def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
+    """Of the traffic that must be served; where that holds, of the first other draw or rate that does not."""
+    _, first = problem.oracle.verdict(fleet, record=True)
+    if not first.holds:
+        return first
+    for draw in problem.draws:
+        _, verdict = replace(problem.oracle, trace=draw, draws=()).verdict(fleet, record=True)
+        if not verdict.holds:
+            return verdict
+    return first
 
 
 def _why(verdict: Verdict, slo: Slo) -> str:
@@ -314,7 +346,7 @@ def _why(verdict: Verdict, slo: Slo) -> str:
         reasons.append(f"{100 * verdict.attainment_frac:.2f} % of requests keep all limits "
                        f"({100 * (slo.attainment_frac or 1):g} % needed)")  # fmt: skip
     if not verdict.is_steady:
-        reasons.append("its backlog grows")
+        reasons.append(queue_text(verdict.patient_frac, verdict.patience_s))
     return "; ".join(reasons) or "keeps the SLO"
 
 
@@ -351,39 +383,163 @@ def duals(prices: Mapping[str, float], wanted: str) -> tuple[str, ...]:
 
 
 def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
-    """The best of simpler kinds, and the best known of every single GPU type with mixed pools."""
-    oracle, search = problem.oracle, level0.search
-    rows = []
+    """The best of simpler kinds, and the cheapest of every GPU type alone in one mixed pool.
+
+    Each is a fleet that holds, with its price, or is said to be not priced. The plan itself is none of them.
+    """
+    asked, search = on_all_draws(problem), level0.search
+    oracle, rows = asked.oracle, []
+    alone = _mixed_alone(asked, level0, best, value)
     is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
     is_mixed = all(option.role == "mixed" for option, _ in best)
-    for label, (counts, cost) in (
-        ("one GPU type only", (best, value) if is_one_gpu else level0.one_gpu),
-        ("mixed pools only", (best, value) if is_mixed else level0.mixed),
-        ("one worker type per pool (level 0)", (search.best, search.value)),
-    ):
-        note = "the plan itself" if counts == best else _more(cost, value)
+    kinds: list[tuple[str, Counts | None, float]] = []
+    if not is_one_gpu:
+        of_one = [(found.cost, found.counts) for found in alone.values() if found.counts]
+        if (counts := level0.one_gpu[0]) and len({option.type.gpu.name for option, _ in counts}) == 1:
+            of_one.append((level0.one_gpu[1], counts))
+        cost, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
+        kinds.append(("one GPU type only", cheapest, cost))
+    if not is_mixed:
+        cost, cheapest = min(
+            ((found.cost, found.counts) for found in alone.values()), key=lambda row: row[0],
+            default=(math.inf, None),
+        )  # fmt: skip
+        kinds.append(("mixed pools only", cheapest, cost))
+    kinds.append(("one worker type per pool (level 0)", search.best, search.value))
+    for label, counts, cost in kinds:
+        if counts == best:
+            continue
         if counts is None:
-            note = "no fleet of this kind keeps the SLO within the limits"
-        rows.append(Alternative(label, oracle.fleet(counts) if counts else None, cost, note))
-    for gpu in dict.fromkeys(option.type.gpu.name for option in level0.options):
-        mixed = [
-            option for option in level0.options if option.role == "mixed" and option.type.gpu.name == gpu
-        ]
-        least = min(
-            max(search.beyond.get(o.name, 0) + 1, level0.bounded[o.name].least) * o.objective for o in mixed
-        )
-        if search.is_exhausted:
-            least = max(least, search.value)
-        known = [
-            (o.objective * search.smallest[o.name], o.name, o) for o in mixed if o.name in search.smallest
-        ]
-        cost, _, option = min(known, default=(math.inf, "", mixed[0]))
-        if known and cost <= least * (1 + 1e-9):  # nothing cheaper is left open
-            counts = ((option, search.smallest[option.name]),)
-            rows.append(Alternative(f"{gpu}, mixed", oracle.fleet(counts), cost, _more(cost, value)))
+            note = (
+                "no pool, or pair of pools, of one worker type was found; mixes of several were not searched"
+            )
+            rows.append(Alternative(label, None, math.inf, note))
+        elif oracle.holds([counts])[0]:
+            rows.append(Alternative(label, oracle.fleet(counts), cost, _more(cost, value)))
         else:
-            rows.append(Alternative(f"{gpu}, mixed", None, least, _more(least, value), at_least=True))
+            note = "its best fails on another draw or rate of the traffic"
+            rows.append(Alternative(label, None, cost, note, at_least=True))
+    for gpu, found in alone.items():
+        label = f"{gpu}, mixed"
+        if found.counts is None:
+            rows.append(Alternative(label, None, found.least, found.note, at_least=True))
+        elif found.counts != best:
+            note = "; ".join(filter(None, (_more(found.cost, value), found.note)))
+            rows.append(Alternative(label, oracle.fleet(found.counts), found.cost, note))
     return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """The cheapest mixed pool of one GPU type, if one was found; else what none costs less than, and why."""
+
+    counts: Counts | None
+    cost: float
+    least: float
+    note: str
+
+
+def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -> dict[str, _Alone]:
+    """Of each GPU type, by its name; searched side by side, each with its share of the effort."""
+    groups: dict[str, list[Option]] = {}
+    for option in level0.options:
+        if option.role == "mixed":
+            groups.setdefault(option.type.gpu.name, []).append(option)
+    found: dict[str, _Alone] = {}
+    effort = ALONE_REQUESTS // max(len(groups), 1)
+
+    def look(gpu: str) -> None:
+        found[gpu] = _cheapest_mixed(problem, level0, groups[gpu], best, value, effort)
+
+    problem.progress("the other GPU types, each alone")
+    side_by_side([lambda gpu=gpu: look(gpu) for gpu in groups])  # type: ignore[misc]
+    return {gpu: found[gpu] for gpu in groups}
+
+
+def _cheapest_mixed(
+    problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
+) -> _Alone:
+    """One mixed pool of one of these options, up to ALONE_TIMES the plan's value and `effort` requests.
+
+    Where none is known, all sizes of worker are tried at one price, which grows until one of them holds; then
+    every option is tried below that.
+    """
+    oracle, search = problem.oracle, level0.search
+    left = max(effort / (len(problem.trace) + sum(map(len, problem.draws))), ALONE_LEAST)
+    failed = {
+        option.name: max(search.beyond.get(option.name, 0), level0.bounded[option.name].least - 1)
+        for option in options
+    }
+    counts: Counts | None = None
+    ceiling, note = ALONE_TIMES * value, ""
+
+    def holds(option: Option, count: int) -> bool:
+        nonlocal left
+        answer = oracle.holds([((option, count),)])[0]
+        left -= 1 if answer else ALONE_FAILED
+        if not answer:
+            failed[option.name] = max(failed[option.name], count)
+        return answer
+
+    def most(option: Option, price: float) -> int:
+        """Workers of this option for less than `price`, as many as there are; 0 where all of them fail."""
+        count = min(level0.bounded[option.name].most, largest_below(option, price))
+        return int(count) if failed[option.name] < count < math.inf else 0
+
+    gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
+
+    def expected(option: Option) -> tuple[bool, float, int]:
+        """Whether a full step would break the tightest limit on gaps; then by what is likely to do."""
+        budget = option.type.max_num_batched_tokens
+        is_late = float(option.type.latency.step_s(budget)) > 0.9 * min(gaps_s, default=math.inf)
+        count = search.smallest.get(option.name, level0.bounded[option.name].likely)
+        return is_late and option.name not in search.smallest, count * option.objective, -budget
+
+    def has_stopped() -> bool:
+        return left <= 0 or problem.out_of_time()
+
+    ordered = sorted(options, key=expected)
+    known = [option for option in ordered if option.name in search.smallest]
+    if len(best) == 1 and best[0][0] in options:
+        counts, ceiling = best, value
+    elif known and holds(known[0], count := search.smallest[known[0].name]):
+        counts, ceiling = ((known[0], count),), count * known[0].objective
+    sizes = {(option.type.tp, option.type.pp): option for option in reversed(ordered)}.values()
+    price = max(_least(options, failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
+    while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
+        for option in sizes if price < ceiling else ordered:
+            if (count := most(option, min(price, ceiling))) and holds(option, count):
+                counts, ceiling = ((option, count),), count * option.objective
+                break
+        price *= _PRICE_STEP
+    for option in ordered if counts else ():
+        if not (count := most(option, ceiling)):
+            continue
+        if has_stopped():
+            note = "perhaps not the cheapest, as not all of its settings were tried"
+            break
+        found = least_that_holds(
+            lambda n, option=option: holds(option, n), failed[option.name] + 1, count,  # type: ignore[misc]
+            level0.bounded[option.name],
+        )  # fmt: skip
+        if found is not None:
+            counts, ceiling = ((option, found),), found * option.objective
+    if counts is not None:
+        return _Alone(counts, ceiling, 0.0, note)
+    least = max(_least(options, failed), search.value if search.is_exhausted else 0.0)
+    note = "the effort ended" if has_stopped() else _none_alone(level0, options, failed)
+    return _Alone(None, math.inf, least, note)
+
+
+def _least(options: Sequence[Option], failed: Mapping[str, int]) -> float:
+    """What one pool of one of these options costs at least, after these counts failed."""
+    return min((failed[option.name] + 1) * option.objective for option in options)
+
+
+def _none_alone(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> str:
+    if all(failed[option.name] >= level0.bounded[option.name].most for option in options):
+        return "all that are in stock or within the limits are too few"
+    return f"none holds up to {ALONE_TIMES:g} times the plan"
 
 
 def _more(cost: float, value: float) -> str:

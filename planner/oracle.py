@@ -142,11 +142,13 @@ class Oracle:
             self.told[tuple((option.name, count) for option, count in counts)] = answer
         return answers
 
-    def failing_loss(self, counts: Counts) -> Counts | None:
-        """What is left of a fleet by the first loss that it does not survive; None if it survives all."""
+    def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
+        """What is left of a fleet by the first loss that it does not survive, and who says so: this oracle,
+        or that of another draw; None if it survives all.
+        """
         return next(
             (
-                left
+                (oracle, left)
                 for oracle in (self, *self._others)
                 for left in self._losses(counts)
                 if not oracle._simulated(left)

@@ -438,8 +438,9 @@ def _alternatives(plan: Plan) -> list[Document]:
         {
             "label": alternative.label,
             "fleet": _fleet_summary(alternative.fleet) if alternative.fleet is not None else None,
-            "objective": alternative.objective,
+            "objective": alternative.objective if alternative.is_priced else None,
             "at_least": alternative.at_least,
+            "bound": alternative.objective if alternative.at_least else None,
             "note": alternative.note,
         }
         for alternative in plan.alternatives
@@ -480,6 +481,8 @@ def _verdict(verdict: Verdict) -> Document:
         "attainment_frac": verdict.attainment_frac,
         "attainment_holds": verdict.attainment_holds,
         "is_steady": verdict.is_steady,
+        "patient_frac": verdict.patient_frac,
+        "patience_s": verdict.patience_s,
         "rejected": verdict.rejected,
     }
 

@@ -24,6 +24,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.options import OBJECTIVE_UNITS
 from planner.promise import METRICS
 from planner.reports.words import describe
+from planner.searching import on_all_draws
 from planner.slo import Task
 from planner.whatif import Answer, Study, finite, holds, recast
 
@@ -179,10 +180,11 @@ def _latency(task: Task, metric: str, percentile: str) -> _Walk:
 
     def corner(answer: Answer, at_s: float, _: float) -> tuple[float, float]:
         simulated_s = answer.verdict.lines[k].value_s * (1 + 1e-9)
-        counts = answer.problem.oracle.counts(answer.fleet)
+        oracle = on_all_draws(answer.problem).oracle
+        counts = oracle.counts(answer.fleet)
 
         def keeps(limit_s: float) -> bool:
-            return replace(answer.problem.oracle, slo=at(limit_s).slo).holds([counts])[0]
+            return replace(oracle, slo=at(limit_s).slo).holds([counts])[0]
 
         if keeps(min(simulated_s, at_s)):
             return simulated_s, simulated_s * (1 - NEXT_FRAC)

@@ -31,8 +31,9 @@ class Alternative:
     """Another way to serve the same traffic, and what it would cost.
 
     `label` is for people: "one GPU type only", "mixed pools only", "runner-up". `fleet` is None where no
-    such fleet exists; `note` then says why. `objective` is in the unit of the plan's objective.
-    `at_least` marks an objective that is only a lower bound: the best of that kind was refuted up to there.
+    such fleet was found; `note` then says why. `objective` is in the unit of the plan's objective.
+    `at_least` marks an objective that is no price but a lower bound: none of that kind that costs less holds.
+    It has no fleet, and is never to be shown as if one cost so much.
     """
 
     label: str
@@ -40,6 +41,11 @@ class Alternative:
     objective: float
     note: str
     at_least: bool = False
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether `objective` is what a fleet costs."""
+        return math.isfinite(self.objective) and not self.at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ class Plan:
 
     @property
     def usd_per_million_tokens(self) -> float:
-        """Price of the fleet over the tokens of its traffic, prompts and answers alike."""
+        """Price of the fleet, for as long as it serves (`served_s`), over its tokens, prompts and answers."""
         return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
 
     @property
@@ -144,5 +150,14 @@ class Plan:
         return self._usd_per_million(self.trace.output_tokens.sum())
 
     def _usd_per_million(self, tokens: float) -> float:
-        hours = self.trace.duration_s / 3600
+        hours = served_s(self.trace, self.simulation) / 3600
         return float(self.fleet.price_usd_per_h * hours / tokens * 1e6)
+
+
+def served_s(trace: Trace, simulation: Simulation) -> float:
+    """How long this traffic keeps a fleet: the trace's duration; where requests wait for others, whose
+    arrivals as if answers took no time say little of it, from the first arrival to the last token.
+    """
+    if not trace.after.size:
+        return trace.duration_s
+    return float(simulation.end_s - simulation.arrival_s.min())

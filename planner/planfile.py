@@ -66,7 +66,10 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
             if not _is_near(line.value_s, said["simulated_s"]):
                 here = f"{line.limit.name} at {line.value_s:.10g} s"
                 raise InputError(_of_two(folder, here, f"{said['simulated_s']} s"))
-        certificate = _of(Certificate, written["certificate"], "certificate")
+        proof = written["certificate"]
+        if proof["level0"] is None:  # what is not finite is null in JSON
+            proof = {**proof, "level0": math.inf}
+        certificate = _of(Certificate, proof, "certificate")
         found = Plan(
             status=rest["status"],
             fleet=fleet,
@@ -142,9 +145,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 def _alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
     of_fleet = row["fleet"]
     fleet = None if of_fleet is None else fleet_of({"llm": llm, **of_fleet}, path, catalog)
-    if row["objective"] is None:
-        row = {**row, "objective": math.inf}
-    return _of(Alternative, row, "alternatives", fleet=fleet)
+    value = row["bound"] if row["at_least"] else row["objective"]
+    given = {**row, "objective": math.inf if value is None else value}
+    return _of(Alternative, given, "alternatives", fleet=fleet)
 
 
 def _is_near(value: float, written: float | None) -> bool:

@@ -107,10 +107,11 @@ def certified(
     deadline = problem.deadline if deadline is None else deadline
     clock = evidence.Clock(deadline - (time.monotonic() - began))  # others take as long
     other_policies = evidence.other_policies(searched, clock)
-    neighbours, binding = evidence.neighbours(problem, best, clock)
-    one_more, one_more_warnings = evidence.one_more(problem, best, clock)
+    asked = on_all_draws(problem)  # the search asked of as few draws as would do
+    neighbours, binding = evidence.neighbours(asked, best, clock)
+    one_more, one_more_warnings = evidence.one_more(asked, best, clock)
     if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet, clock)
-    insurance, insured = evidence.insurance(problem, found, trace, catalog, seed, clock)
+    insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
     spot, spot_warnings = evidence.on_spot(problem, found, clock)
     progress("simulating the plan on other draws of its traffic")
     repeats: list[Repeats | None] = []
@@ -145,7 +146,8 @@ def certified(
             *([draws.SAME] if is_drawn and repeats[0] is None else []),
         ),
         assumptions=evidence.assumptions(problem, simulation, level0.search),
-        simulations=sum(each.oracle.simulations for each, _ in searched),
+        simulations=sum(each.oracle.simulations for each, _ in searched)
+        + (0 if asked is problem else asked.oracle.simulations),
         cuts=found.cuts,
         seed=seed,
         shadow_prices=prices,
@@ -177,6 +179,7 @@ def certified(
             *([] if is_robust else [if_longer]), *spot_warnings,
             *draws.warnings(certificate.repeats),
             *evidence.shared_copies(problem), *evidence.dying_away(problem, simulation), *one_more_warnings,
+            *uninsured,
         ),
         throughput=throughput,
         placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from planner.domain import Fleet
 from planner.errors import InputError
-from planner.searching import Problem, expected_share
+from planner.searching import Problem, expected_share, on_all_draws
 from planner.simulator.metrics import Verdict
 from planner.slo import Task
 from planner.solvers.level0 import Counts
@@ -96,7 +96,7 @@ def replan(
     problem = scratch.problem
     running, gone = _running(problem, current)
     universe = _universe(running, scratch)
-    oracle = problem.oracle
+    oracle = on_all_draws(problem).oracle
 
     def counts(n: Ints) -> Counts:
         return tuple((option, k) for option, k in zip(universe, n.tolist(), strict=True) if k)

@@ -72,6 +72,8 @@ from planner.workload import Lengths, coarser, distinct_lengths, to_classes
 Progress = Callable[[str], None]
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 BEYOND_MOST = 24  # fleets it may try at most
+RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interval of traffic
+RATES_LEAST, RATES_MOST = 5, 41
 DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
@@ -106,18 +108,59 @@ def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
     """The requests that must be served, and a sentence on how they came out of the trace.
 
     Stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them, are spread by the seed as well.
+    Of an interval of traffic (robust) it is the upper end; `further_traffic` has the rest.
     """
+    return _asked_at(trace, task, task.robust.traffic_frac, seed=seed)
+
+
+def further_traffic(trace: Trace, task: Task, requests: Trace, *, seed: int) -> tuple[Trace, ...]:
+    """What must be served beside `requests`, which is `asked_traffic` of this seed: `task.draws` draws, and
+    of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
+    """
+    found, last = [], requests
+    for draw in range(task.draws):
+        for frac in reversed(rates_frac(task, requests)):
+            at, _ = _asked_at(trace, task, frac, seed=seed + draw)
+            if draw == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
+                raise InputError(
+                    f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
+                    "same; leave draws out, or ask for a rate that is not the trace's"
+                )
+            if not same_requests(at, last):
+                found.append(at)
+            last = at
+    return tuple(found)
+
+
+def rates_frac(task: Task, requests: Trace) -> tuple[float, ...]:
+    """The rates that stand for an interval of traffic, evenly from end to end, as shares more than expected.
+
+    A fleet may hold at both ends and fail between them: each rate draws other requests.
+    """
+    lowest, highest = task.robust.traffic_from_frac, task.robust.traffic_frac
+    if lowest == highest:
+        return (highest,)
+    points = int(np.clip(RATES_REQUESTS // len(requests), RATES_LEAST, RATES_MOST))
+    return tuple(np.linspace(lowest, highest, points).tolist())
+
+
+def _asked_at(trace: Trace, task: Task, more_frac: float, *, seed: int) -> tuple[Trace, str]:
     asked = spread(trace, seed=seed)
     note = trace.name
     rate_rps = task.rate_rps
-    if more_frac := task.robust.traffic_frac:
+    if more_frac:
         rate_rps = (asked.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
     if rate_rps is not None:
         asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
         note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
-    if more_frac:
-        note += f", {100 * more_frac:g} % more than expected (robust)"
     asked = window(asked, task.window or "whole")
+    if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
+        note += (
+            f", up to {100 * robust.traffic_frac:g} % more than expected (robust: sampled at "
+            f"{len(rates_frac(task, asked))} rates, this is the highest)"
+        )
+    elif more_frac:
+        note += f", {abs(100 * more_frac):g} % {'more' if more_frac > 0 else 'less'} than expected"
     if asked.after.size:
         asked = nominal(asked)  # a clock that was turned is off by its last bit
     note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
@@ -181,15 +224,18 @@ def pose(
     watch: Watch = unwatched,
     answers: Answers | None = None,
     asked: tuple[Trace, str] | None = None,
+    further: tuple[Trace, ...] | None = None,
 ) -> Problem:
     """The question, ready to be searched; `deadline` is on time.monotonic's clock.
 
-    `answers` are those of earlier questions; `asked` is what `asked_traffic` gave for one of them, where the
-    traffic is the same. Raises InputError, and InfeasibleError for what no number of workers could cure.
+    `answers` are those of earlier questions; `asked` and `further` are what `asked_traffic` and
+    `further_traffic` gave for one of them, where the traffic is the same. Raises InputError, and
+    InfeasibleError for what no number of workers could cure.
     """
     llm = catalog.llm(task.llm)
     requests, note = asked or asked_traffic(trace, task, seed=seed)
-    longest = int((requests.input_tokens + requests.output_tokens).max())
+    draws = further_traffic(trace, task, requests, seed=seed) if further is None else further
+    longest = max(int((each.input_tokens + each.output_tokens).max()) for each in (requests, *draws))
     if longest > llm.context_tokens:
         raise InputError(
             f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
@@ -209,12 +255,6 @@ def pose(
             break
     if not types:
         raise _no_room(llm, left)
-    draws = tuple(asked_traffic(trace, task, seed=seed + k)[0] for k in range(1, task.draws))
-    if draws and same_requests(draws[0], requests):
-        raise InputError(
-            f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the same; "
-            "leave draws out, or ask for a rate that is not the trace's"
-        )
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     slo, slo_note = _in_seconds(task, llm, lengths, catalog)
@@ -288,7 +328,9 @@ def search_policies(
         if failed is None:
             return answers
         draws = (*problem.oracle.draws, failed)
-        problem.progress(f"the best fleet fails on another draw of the traffic; now with {len(draws)} more")
+        problem.progress(
+            f"the best fleet fails on another draw or rate of the traffic; now with {len(draws)} more"
+        )
         problem = replace(problem, oracle=replace(problem.oracle, draws=draws))
 
 

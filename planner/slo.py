@@ -51,7 +51,7 @@ SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
 QUEUES = ("fcfs", "sjf", "ljf", "srpt")
-ROUTINGS = ("jsq", "least-outstanding", "least-waiting", "power-of-two", "round-robin")
+ROUTINGS = ("jsq", "least-outstanding", "power-of-two", "round-robin")
 PREFIX_ROUTINGS = ("prefix-affinity", "min-ttft", "cache-aware", "e2", "d2lpm")
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
@@ -77,10 +77,13 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Robust:
-    """The plan must hold if every step takes, and the traffic is, this share more than we think."""
+    """The plan must hold if every step takes this share longer than we think, and at all traffic between
+    `traffic_from_frac` and `traffic_frac` more than we think.
+    """
 
     step_times_frac: float = 0.0
     traffic_frac: float = 0.0
+    traffic_from_frac: float = 0.0  # other than 0 only where a study moves what we think
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +375,13 @@ def _routings(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], 
         raise InputError(f"{where}: policies: prefix_cache: expected true or false, found {has_cache!r}")
     if "routing" not in section:
         return (("cache-aware", "e2") if has_cache else ("jsq",)), has_cache
+    known = ROUTINGS + (PREFIX_ROUTINGS if has_cache else ())
+    asked = section["routing"] if isinstance(section["routing"], list) else [section["routing"]]
+    if "least-waiting" in asked:
+        raise InputError(
+            f"{where}: policies: routing: least-waiting is that of DistServe's program (batching "
+            f"distserve), which `plan simulate` has and no plan; take of {', '.join(known)}"
+        )
     routings = _choices(section, "routing", ROUTINGS + PREFIX_ROUTINGS, where)
     aware = [name for name in routings if name in PREFIX_ROUTINGS]
     if aware and not has_cache:

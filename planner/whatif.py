@@ -20,11 +20,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.catalog import Catalog
-from planner.domain import Fleet, Limit
+from planner.domain import Fleet, Limit, Policies
 from planner.errors import InfeasibleError, InputError
 from planner.files import yaml_value
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
+from planner.plan import served_s
+from planner.prefixes.router_fit import fitted
 from planner.promise import METRICS
 from planner.reports.words import describe
 from planner.searching import (
@@ -34,10 +36,14 @@ from planner.searching import (
     asked_traffic,
     best_of,
     checked_bound,
+    further_traffic,
     lower_bound,
+    on_all_draws,
+    policies_label,
     pose,
     search_policies,
     silent,
+    with_policies,
 )
 from planner.simulator.metrics import Verdict
 from planner.slo import Robust, Task
@@ -57,6 +63,7 @@ class Answer:
     found: Found
     fleet: Fleet
     verdict: Verdict
+    served_s: float  # for so long the fleet is paid: plan.served_s
 
     @property
     def value(self) -> float:
@@ -79,25 +86,44 @@ class Study:
     progress: Progress = silent
     answers: Answers = field(default_factory=Answers)
     _traffic: dict[tuple[object, ...], tuple[Trace, str]] = field(default_factory=dict)
+    _further: dict[tuple[object, ...], tuple[Trace, ...]] = field(default_factory=dict)
 
     def traffic(self, task: Task) -> tuple[Trace, str]:
         """`searching.asked_traffic`, once for every traffic."""
-        key = (task.rate_rps, task.scale, task.window, task.robust.traffic_frac)
+        robust = task.robust
+        key = (task.rate_rps, task.scale, task.window, robust.traffic_frac, robust.traffic_from_frac)
         if key not in self._traffic:
             self._traffic[key] = asked_traffic(self.trace, task, seed=self.seed)
         return self._traffic[key]
 
+    def further(self, task: Task) -> tuple[Trace, ...]:
+        """`searching.further_traffic`, once for every traffic."""
+        robust = task.robust
+        key = (
+            task.rate_rps,
+            task.scale,
+            task.window,
+            robust.traffic_frac,
+            robust.traffic_from_frac,
+            task.draws,
+        )
+        if key not in self._further:
+            requests = self.traffic(task)[0]
+            self._further[key] = further_traffic(self.trace, task, requests, seed=self.seed)
+        return self._further[key]
+
     @property
     def held_requests(self) -> int:
         """Requests of all the traffic that is remembered: 24 bytes each, and what was said of them."""
-        return sum(len(trace) for trace, _ in self._traffic.values())
+        first = sum(len(trace) for trace, _ in self._traffic.values())
+        return first + sum(len(trace) for traces in self._further.values() for trace in traces)
 
     def pose(self, task: Task) -> Problem:
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
         return pose(
             task, self.trace, self.catalog, seed=self.seed, deadline=time.monotonic() + self.time_limit_s,
-            answers=self.answers, asked=self.traffic(task),
+            answers=self.answers, asked=self.traffic(task), further=self.further(task),
         )  # fmt: skip
 
     def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
@@ -108,7 +134,8 @@ class Study:
         problem = self.pose(task)
         problem, found = best_of(search_policies(problem, start))
         fleet = problem.oracle.fleet(found.best)
-        return Answer(problem, found, fleet, problem.oracle.verdict(fleet, record=True)[1])
+        simulation, verdict = problem.oracle.verdict(fleet, record=True)
+        return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation))
 
     def bound(self, answer: Answer) -> float:
         """What any fleet costs at least, under any policy."""
@@ -151,7 +178,8 @@ class Moved:
     """A changed question: whether the fleet of before keeps it, and the best fleet now, if there is one.
 
     `kept` is None where the changed question does not know that fleet's workers. `why` says what stands in
-    the way, of the old fleet or of any.
+    the way, of the old fleet or of any; `under` names the policies with which its workers keep the question
+    where their own are no longer among those that may be chosen.
     """
 
     label: str
@@ -159,6 +187,7 @@ class Moved:
     kept: bool | None
     answer: Answer | None
     why: str = ""
+    under: str = ""
 
 
 def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
@@ -169,11 +198,15 @@ def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
     except InfeasibleError as error:
         return Moved(label, task, False, None, str(error))
     fleet = recast(problem, before.fleet)
-    kept = None if fleet is None else holds(problem, fleet)
+    under = None if fleet is None else kept_under(problem, fleet)
+    kept = None if fleet is None else under is not None
+    said = ""
+    if fleet is not None and under is not None and under != fleet.policies:
+        said = policies_label(under, (under, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, kept, study.ask(task, (before.fleet,)))
+        return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=said)
     except InfeasibleError as error:
-        return Moved(label, task, kept, None, str(error))
+        return Moved(label, task, kept, None, str(error), said)
 
 
 def recast(problem: Problem, fleet: Fleet) -> Fleet | None:
@@ -187,11 +220,35 @@ def recast(problem: Problem, fleet: Fleet) -> Fleet | None:
 
 
 def holds(problem: Problem, fleet: Fleet) -> bool:
-    """Whether a fleet with its own policies keeps SLO and limits, after all losses that must be survived."""
-    oracle = replace(problem.oracle, policies=fleet.policies)
-    counts = oracle.counts(fleet)
-    broken = problem.limits.broken([(option.type, count) for option, count in counts])
-    return broken is None and oracle.holds([counts])[0]
+    """Whether a fleet's workers keep all that is asked: see `kept_under`."""
+    return kept_under(problem, fleet) is not None
+
+
+def kept_under(problem: Problem, fleet: Fleet) -> Policies | None:
+    """The policies under which a fleet's workers keep the limits, and the SLO on every draw and rate asked,
+    after all losses that must be survived; None if they do under none.
+
+    Its own policies if they may still be chosen, else those that may, in order: no worker moves for them.
+    """
+    counts = problem.oracle.counts(fleet)
+    if problem.limits.broken([(option.type, count) for option, count in counts]) is not None:
+        return None
+    asked = on_all_draws(problem)
+    choices = problem.task.policies()
+    if any(_kind(choice) == _kind(fleet.policies) for choice in choices):
+        choices = (fleet.policies,)
+    for policies in choices:
+        oracle = with_policies(asked, policies).oracle
+        if policies.prefix_cache and policies != fleet.policies:  # as a search would set its router
+            oracle = replace(oracle, policies=fitted(oracle, counts))
+        if oracle.holds([counts])[0]:
+            return oracle.policies
+    return None
+
+
+def _kind(policies: Policies) -> tuple[object, ...]:
+    """What of policies a question names; the rest is fitted."""
+    return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
 
 
 def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> list[Moved]:
@@ -204,7 +261,8 @@ def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> li
 class Headroom:
     """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
 
-    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. More traffic is drawn anew, and taken to be harder.
+    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
+    those of `searching.rates_frac`.
     """
 
     steps_frac: float
@@ -212,12 +270,15 @@ class Headroom:
 
     def sentence(self) -> str:
         shown = [
-            "at least twice as long" if found >= HEADROOM_MOST_FRAC and what == "steps" else
-            "at least twice the traffic" if found >= HEADROOM_MOST_FRAC else
-            f"{100 * found:.2g} % {'longer' if what == 'steps' else 'more traffic'}"
-            for what, found in (("steps", self.steps_frac), ("traffic", self.traffic_frac))
+            f"at least {twice}" if found >= HEADROOM_MOST_FRAC else
+            f"up to {100 * found:.2g} % {more}" if found else
+            f"less than {100 * HEADROOM_STEP_FRAC:g} % {more}"
+            for found, twice, more in (
+                (self.steps_frac, "twice as long", "longer"),
+                (self.traffic_frac, "twice the traffic", "more traffic"),
+            )
         ]  # fmt: skip
-        return f"the plan as it is holds if steps take up to {shown[0]}, and it carries up to {shown[1]}"
+        return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
 
 
 def headroom(study: Study, before: Answer) -> Headroom:
@@ -225,7 +286,7 @@ def headroom(study: Study, before: Answer) -> Headroom:
 
     def keeps(steps_frac: float, traffic_frac: float) -> bool:
         try:
-            problem = study.pose(_wrong_by(before, steps_frac, traffic_frac))
+            problem = study.pose(_wrong_by(before, steps_frac, traffic_frac, up_to=True))
         except InfeasibleError:
             return False
         fleet = recast(problem, before.fleet)
@@ -262,23 +323,28 @@ def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC)
 
 
 def uncertain(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
-    """Step times and traffic that are wrong by a share, and both at once to the bad side."""
+    """Step times and traffic that are wrong by a share; and steps and traffic wrong to the bad side, the
+    traffic by anything up to that share.
+    """
     percent = f"{100 * by_frac:g} %"
     for label, steps_frac, traffic_frac in (
         (f"steps take {percent} longer", by_frac, 0.0),
         (f"steps take {percent} less", -by_frac, 0.0),
         (f"{percent} more traffic", 0.0, by_frac),
         (f"{percent} less traffic", 0.0, -by_frac),
-        (f"steps {percent} longer and {percent} more traffic", by_frac, by_frac),
     ):
         yield label, _wrong_by(before, steps_frac, traffic_frac)
+    both = _wrong_by(before, by_frac, by_frac, up_to=True)
+    yield f"steps {percent} longer and up to {percent} more traffic", both
 
 
-def _wrong_by(before: Answer, steps_frac: float, traffic_frac: float) -> Task:
+def _wrong_by(before: Answer, steps_frac: float, traffic_frac: float, *, up_to: bool = False) -> Task:
+    """The question where steps and traffic are wrong by shares; the traffic by all shares `up_to` it."""
     task, robust = before.problem.task, before.problem.task.robust
     changed = Robust(
         (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
         (1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
+        robust.traffic_from_frac if up_to else (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1,
     )
     return replace(task, robust=changed)
 
@@ -344,7 +410,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "value": answer.value,
         "level0_exact": answer.is_exact,
         "cost_usd_per_h": fleet.price_usd_per_h,
-        "usd_per_million_tokens": fleet.price_usd_per_h * tokens.duration_s / 3600 / millions,
+        "usd_per_million_tokens": fleet.price_usd_per_h * answer.served_s / 3600 / millions,
         "power_w": fleet.power_w,
         "gpus": fleet.gpus,
         "slo": [
@@ -362,6 +428,7 @@ def moved_document(moved: Moved, before: Answer) -> dict[str, Any]:
     return {
         "change": moved.label,
         "kept": moved.kept,
+        "kept_under": moved.under or None,
         "difference": None if moved.answer is None else moved.answer.value - before.value,
         "answer": None if moved.answer is None else document(moved.answer),
         "why": moved.why,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from plans import CATALOG, LLM, mixed, pairs
+from plans import CATALOG, LLM, a_plan, mixed, pairs
 from typer.testing import CliRunner
 
 from planner.cli import app
@@ -19,10 +20,14 @@ from planner.domain import Fleet, Limit, Pool, Slo, WorkerType
 from planner.errors import InputError
 from planner.executors import Executor
 from planner.fleetfile import read_fleet
+from planner.models.latency import StepLatency
 from planner.outcome import outcome
 from planner.reports import charts
 from planner.reports.curves import Curve
+from planner.reports.words import measured_line, queue_text
+from planner.simulator import judge, simulate
 from planner.traces import Trace
+from planner.units import show_s
 
 FLEET = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: mixed, gpu: h100-80g, tp: 4, count: 2}\n"
 SLO = "llm: meta-llama/Llama-3.1-70B\nslo: {ttft: {p90: 1 s}, tbt: {p99: 200 ms}}\ntraffic: {rate: 4}\n"
@@ -103,6 +108,25 @@ def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
     kept = sum(found is not None and found.holds for found in by_count.values())
     assert verdict(comparison).startswith(f"{kept} of 3 keep the promise; the cheapest is n{least}, ")
     assert shown(comparison)["promise"] == ["kept" if count >= least else "MISSED" for count in (3, 1, 2)]
+
+
+def test_a_queue_is_told_in_the_same_words_as_in_a_plan() -> None:
+    """1 request/s served, 1.25 arriving: with a limit of 100 s the plan's report said "as promptly as the
+    first" or "grows", compare "grows". Now all say what the backlog test saw: how many waited how long."""
+    steps = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, basis="by hand")
+    worker = WorkerType(CATALOG.gpu("h100-80g"), 1, steps, 10**6, 8, 1)
+    fleet = Fleet(LLM, (Pool("mixed", "mixed", worker, 1),))
+    requests = Trace("t", np.arange(0.0, 800.0, 0.8), np.ones(1000, int), np.ones(1000, int))
+    for limit_s, patient in ((100.0, "0 %"), (190.0, "5"), (250.0, "100 %")):
+        slo = Slo((Limit("ttft", 0.1, limit_s),))
+        found = compare([Variant("one", fleet)], requests, slo)
+        verdict_on = judge(simulate(fleet, requests, limits=slo.limits), slo)
+        said = queue_text(verdict_on.patient_frac, verdict_on.patience_s)
+        assert f"{patient}" in said and f"waited no longer than {show_s(limit_s)}, 50 % must" in said
+        told = replace(a_plan(), verdict=verdict_on)
+        assert said[1:] in measured_line(told) and "promptly" not in measured_line(told)
+        assert found.notes == ([] if verdict_on.is_steady else [f"one: {said}"])
+        assert said.startswith("the backlog grows") is not verdict_on.is_steady
 
 
 def test_rejected_requests_are_seen_everywhere() -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from plans import CATALOG
 from questions import question, traffic
 from scipy.stats import binom
 
+from planner import evidence
 from planner.domain import SPOT, Disturbance, Fleet, Policies
 from planner.errors import InfeasibleError
 from planner.oracle import SPOT_RISK_FRAC, Oracle
+from planner.plan import Plan
 from planner.planning import plan
-from planner.searching import asked_traffic, pose, search
+from planner.searching import Found, Problem, asked_traffic, pose, search, search_policies
 from planner.simulator import judge, simulate
 from planner.slo import Spot
 from planner.solvers.level0 import objective
 from planner.solvers.master import Option
+from planner.traces import Trace
 
 ON_SPOT = {"spot": 1.0, "spot_interruptions_per_h": 0.2, "spot_restart": "10 min"}
 
@@ -134,6 +139,72 @@ def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: 
     assert row.objective == pytest.approx(plain.certificate.value)
     insurance = found.certificate.value - plain.certificate.value
     assert any(f"this insurance costs {insurance:.4g} USD/h" in line for line in found.certificate.binding)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
+    """The cheapest fleet that holds at 28.6 requests/s misses at a rate between that and 26: the worst of
+    an interval is not its end. The plan holds at all the rates it names, both ends among them."""
+    asked: dict[str, Any] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+    trace = traffic(seed, requests=250)
+    task = question(**asked, traffic={"rate": 26}, robust={"traffic": "10 %"})
+
+    def at(rate_rps: float) -> Trace:
+        return asked_traffic(trace, question(**asked, traffic={"rate": rate_rps}), seed=0)[0]
+
+    def misses(found: Plan) -> list[float]:
+        rates_rps = [26 * (1 + frac) for frac in np.linspace(0.0, 0.1, 41)]
+        return [
+            rate_rps for rate_rps in rates_rps
+            if not judge(simulate(found.fleet, at(rate_rps), limits=task.slo.limits), task.slo).holds
+        ]  # fmt: skip
+
+    end, found = (plan(t, trace, CATALOG) for t in (question(**asked, traffic={"rate": 28.6}), task))
+    assert misses(end) and max(misses(end)) < 28.6 and not misses(found)
+    assert "sampled at 41 rates" in found.traffic_note and "sampled at 41 rates" in str(
+        found.certificate.binding
+    )
+    (row,) = (row for row in found.alternatives if row.label.startswith("not insured"))
+    assert row.objective <= found.certificate.value
+
+
+def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the search for what is expected finds a dearer fleet, that of the robust plan, which holds there
+    too, is the answer."""
+    task, found = question(robust={"traffic": "5 %"}), []
+
+    def dearer(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
+        ((asked, best),) = search_policies(problem, start)
+        found.append((asked, best))
+        option, count = best.best[0]
+        return [(asked, replace(best, best=((option, count + 9), *best.best[1:]), value=3 * best.value))]
+
+    monkeypatch.setattr(evidence, "search_policies", dearer)
+    plan_found = plan(task, traffic(), CATALOG)
+    assert found
+    (row,) = (row for row in plan_found.alternatives if row.label.startswith("not insured"))
+    assert row.objective == plan_found.certificate.value and row.fleet is not None
+    assert row.fleet.price_usd_per_h == pytest.approx(row.objective)
+    assert any("this insurance costs 0 USD/h (the same)" in line for line in plan_found.certificate.binding)
+
+
+def test_a_neighbour_that_fails_on_another_draw_is_said_to_fail() -> None:
+    """The search asks of few draws; what is said of the plan is asked of all."""
+    asked: dict[str, Any] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+    trace = traffic(requests=250)
+    found = plan(question(**asked, traffic={"rate": 26, "draws": 6}), trace, CATALOG)
+    (neighbour,) = found.certificate.neighbours
+    task = question(**asked, traffic={"rate": 26})
+    fewer = replace(found.fleet, pools=(replace(found.fleet.pools[0], count=found.fleet.pools[0].count - 1),))
+    kept = [
+        judge(
+            simulate(fewer, asked_traffic(trace, task, seed=seed)[0], limits=task.slo.limits), task.slo
+        ).holds
+        for seed in range(6)
+    ]
+    assert neighbour.holds is all(kept) is False
+    assert ("on another draw" in neighbour.reason) is kept[0]
+    assert "keeps the SLO" not in neighbour.reason
 
 
 def test_most_traffic_within_the_limits() -> None:

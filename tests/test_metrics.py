@@ -116,7 +116,10 @@ def test_a_growing_queue_fails_the_backlog_test_whatever_the_percentiles() -> No
     assert not verdict.is_steady
     assert not verdict.holds
     patient = Slo((Limit("ttft", 0.5, 250.0),))
-    assert judge(simulate(fleet, trace, limits=patient.limits), patient).holds
+    held = judge(simulate(fleet, trace, limits=patient.limits), patient)
+    assert held.holds
+    assert (verdict.patience_s, held.patience_s) == (150.0, 250.0)
+    assert verdict.patient_frac == 0.0 and held.patient_frac == 1.0
 
 
 def test_without_a_ttft_limit_the_backlog_test_waits_a_minute() -> None:

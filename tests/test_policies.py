@@ -30,9 +30,13 @@ from planner.simulator.replay import (
     WATERMARKED,
     WHOLE_LIFE,
     Simulation,
+    routing_weights,
     simulate,
 )
+from planner.slo import ROUTINGS
 from planner.traces import Trace
+
+FORMULATIONS = Path(__file__).parents[1] / "docs" / "formulations.md"
 
 SHAPES: dict[str, tuple[Role, ...]] = {
     "mixed": ("mixed", "mixed"),
@@ -682,3 +686,25 @@ def test_same_input_gives_the_same_bytes(batching: str) -> None:
         first, second = (simulate(fleet, trace, record=True) for _ in range(2))
         for name in ("queue_s", "ttft_s", "e2e_s", "tbt_max_s", "prefill_worker", "worker_busy_s", "runs"):
             assert getattr(first, name).tobytes() == getattr(second, name).tobytes()
+
+
+def test_the_weights_of_jsq_are_those_of_the_docs() -> None:
+    """B = 8: f(8) + a 36 + h, over 8. Seats = 4: (f(4) - f(1)) / 4 + b + 1e-12. Neither has e."""
+    latency = make_latency((1.0, 1.5), knots=(1, 9), a=1 / 8, b=1 / 4, d=1 / 16, e=1 / 2, h=1 / 2)
+    worker = WorkerType(GPU, 1, latency, 1600, 8, 4)
+    token_s = (1.4375 + 36 / 8 + 0.5) / 8
+    assert routing_weights(worker, "jsq", decode=False) == pytest.approx((token_s, token_s, 0, 0))
+    sequence_s = (0.5 / 8 * 3) / 4 + 1 / 4 + 1e-12
+    assert routing_weights(worker, "jsq", decode=True) == pytest.approx((0, sequence_s, 1 / 16, 0))
+    (row,) = (line for line in FORMULATIONS.read_text().splitlines() if line.startswith("| `jsq` |"))
+    assert "s_tok = (f(B) + a B (B + 1) / 2 + h) / B" in row
+    assert "s_seq = (f(seats) - f(1)) / seats + b + 1e-12 s" in row
+
+
+def test_every_routing_of_a_slo_file_can_be_planned_with() -> None:
+    """`least-waiting` was among them, and no fleet could be simulated with it."""
+    fleet = Fleet(LLM, (make_pool(make_latency(), count=2),))
+    trace = make_trace(np.arange(4.0), np.full(4, 20), np.full(4, 3))
+    for routing in ROUTINGS:
+        found = simulate(replace(fleet, policies=Policies(routing=routing)), trace)
+        assert (found.status == 0).all()

@@ -24,6 +24,7 @@ from planner.files import cached_text, package_text
 from planner.repeats import Interval, Repeats
 from planner.reports import charts, curves, drawing, figures, report, rows
 from planner.reports.page import page as make_page
+from planner.reports.words import excluded_text, proof_lines
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
 PAGE_CSS = package_text("reports/page.css")
@@ -235,6 +236,27 @@ def test_a_plan_without_recorded_steps_still_has_a_report() -> None:
     plan = a_plan()
     page = report.render(replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0])))
     assert "How busy" not in page
+
+
+@pytest.mark.parametrize(
+    ("cheaper", "simulated", "assumed", "said"),
+    [
+        (5195, 99, (), "of 5,195 cheaper ones 99 were simulated and fail, 5,096 are excluded without a "
+                       "simulation, by valid bounds"),
+        (99, 99, (), "of 99 cheaper ones 99 were simulated and fail"),
+        (0, 0, (), "there is no cheaper one"),
+        (7, 3, ("a is so", "b is so"), "4 are excluded without a simulation, by valid bounds, or as a is so "
+                                       "and b is so"),
+        (None, 0, (), "cheaper ones were simulated and fail, or are excluded by valid bounds"),
+    ],
+)  # fmt: skip
+def test_not_every_cheaper_fleet_was_simulated(
+    cheaper: int | None, simulated: int, assumed: tuple[str, ...], said: str
+) -> None:
+    """99 of 5195 were, where the report claimed all."""
+    assert excluded_text(cheaper, simulated, assumed).endswith(said)
+    text = " ".join(proof_lines(a_plan()))
+    assert "every cheaper one was simulated" not in text and "fail" in text
 
 
 def test_a_saturated_fleet_still_has_curves() -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from planner import cli
 
 TRACE = Path(__file__).parents[1] / "examples" / "traces" / "azure-conversation-sample.csv"
+CODE = Path(__file__).parents[2] / "shared/data/traces/AzureLLMInferenceTrace_code.csv"
 SLO = "llm: llama-3.1-8b\nslo: {ttft: {p90: 1 s}, tbt: {p99: 100 ms}}\nfleet: {gpus: [a100-80g]}\n"
 SLOWDOWNS = "llm: llama-2-70b\npreset: splitwise\nfleet: {gpus: [h100-80g, a100-80g]}\n"
 FLEET = "llm: llama-3.1-8b\nworkers: [{gpu: a100-80g, count: 2}]\n"
@@ -97,6 +99,32 @@ def test_splitwises_search_counts_machines(plan: Plan) -> None:
     counts = {row["design"]: (row["prompt"], row["token"]) for row in rows}
     assert counts["h100-80g"] == (1, 0) and counts["h100-80g + h100-80g"] == (1, 1)
     assert rows[0]["USD/h"] == min(row["USD/h"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        ("", "latency: 0 ms, transfer: layerwise"),
+        (", network: {latency: 2 ms, transfer: serialised}", "latency: 2 ms, transfer: serialised"),
+    ],
+)
+def test_splitwises_search_moves_kv_as_the_slo_file_says(plan: Plan, asked: str, written: str) -> None:
+    """It always serialised. Every machine still has a link of its own, which slo.yaml has no word for."""
+    Path("relative.yaml").write_text(SLOWDOWNS.replace("]}", f"]{asked}}}"))
+    answer(plan, "search", "splitwise", "--slo", "relative.yaml", "--rate", 0.1, "-o", "best.yaml")
+    network = yaml.safe_load(Path("best.yaml").read_text())["network"]
+    assert network == {"bandwidth": "50 GB/s", "shared": False} | yaml.safe_load(f"{{{written}}}")
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not CODE.exists(), reason="no reference data beside the checkout")
+def test_bloom_on_code_needs_a_third_of_the_machines_layer_by_layer(plan: Plan) -> None:
+    """70 requests/s: 23 + 83, 2535 USD/h, if transfers began only after prefill; 30 + 2 as they overlap."""
+    Path("relative.yaml").write_text("llm: bloom-176b\npreset: splitwise\nfleet: {gpus: [h100-80g]}\n")
+    words = ("search", "splitwise", "--slo", "relative.yaml", "--rate", 70)
+    rows = {row["design"]: row for row in answer(plan, *words, trace=CODE)["designs"]}
+    pair = rows["h100-80g + h100-80g"]
+    assert (pair["prompt"], pair["token"]) == (30, 2) and pair["USD/h"] == 765.44
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,14 @@ from planner.obliged import due, held, obliged
 from planner.oracle import Answers, Oracle
 from planner.planning import plan
 from planner.prefixes.hits import PrefixHits
+from planner.reports.rows import cost_rows
 from planner.searching import Problem, asked_traffic, lower_bound, pose, with_policies
 from planner.sessions import nominal, sessions
 from planner.simulator import simulate
 from planner.solvers.goodput import poisson
 from planner.traces import Trace
 from planner.traffic import rescale, window
+from planner.whatif import Study, document
 from planner.workload import distinct_lengths
 
 INSTANCES = int(os.environ.get("PLANNER_INSTANCES", "120")) // 2
@@ -271,6 +273,20 @@ def test_a_plan_for_sessions_holds_where_it_is_simulated_and_says_what_that_mean
     assert 0 < found.certificate.bound <= found.certificate.value
     said = " ".join(found.certificate.assumptions)
     assert "arrive when this fleet has answered those" in said and "all of its session is given up" in said
+
+
+def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
+    """Eight chats of six turns, pauses of 5 s: nominally the last turn comes 25 s after the last chat begins,
+    in the run later, by five answers. Price * hours / tokens * 1e6, in the plan and in what-if."""
+    trace, task = chats([0.5 * k for k in range(8)], 6, 5.0, tokens=200), question(**CHATS)
+    found, answer_to = plan(task, trace, CATALOG), Study(trace, CATALOG).ask(task)
+    run = simulate(found.fleet, trace)
+    assert trace.duration_s == pytest.approx(28.5) and run.end_s > 1.1 * trace.duration_s
+    millions = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
+    usd = found.fleet.price_usd_per_h * run.end_s / 3600 / millions
+    assert found.usd_per_million_tokens == pytest.approx(usd)
+    assert document(answer_to)["usd_per_million_tokens"] == pytest.approx(usd)
+    assert any("to the last token" in row[2] for row in cost_rows(found)[1])
 
 
 def test_caches_pay_where_a_prompt_holds_the_turns_before() -> None:

@@ -21,8 +21,10 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.oracle import Answers, is_looser
 from planner.planning import plan
+from planner.searching import rates_frac
 from planner.simulator import judge, simulate
-from planner.slo import parse_task
+from planner.slo import Robust, Task, parse_task
+from planner.traces import Trace
 from planner.traffic import rescale
 from planner.units import show_s
 from planner.whatif import (
@@ -75,6 +77,38 @@ def test_of_equal_offers_the_fleet_of_before_stays() -> None:
     assert moved.answer.fleet == before.fleet and difference(moved, before) == "the same"
 
 
+DRAWN: dict[str, object] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+
+
+def test_the_fleet_of_before_is_asked_every_draw() -> None:
+    """It keeps the SLO on the draw it was planned on and misses it on another, so it no longer holds."""
+    trace = traffic(requests=250)
+    study = Study(trace, CATALOG)
+    before = study.ask(question(**DRAWN, traffic={"rate": 26}))
+    draws = question(**DRAWN, traffic={"rate": 26, "draws": 6})
+    kept = []
+    for seed in range(6):
+        drawn = rescale(trace, 26.0, rng=np.random.default_rng(seed))
+        verdict = judge(simulate(before.fleet, drawn, limits=draws.slo.limits), draws.slo)
+        kept.append(verdict.holds)
+    assert kept[0] and not all(kept)
+    moved = ask_again(study, before, draws, "draws")
+    assert moved.kept is False
+    assert moved.answer is not None and moved.answer.value > before.value
+
+
+@pytest.mark.parametrize(("seed", "kept"), [(0, True), (2, False)])
+def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> None:
+    """Planned with shortest prompts first, asked to hold first come first served: simulated so."""
+    study = Study(traffic(seed), CATALOG)
+    before = study.ask(question(policies={"queue": "sjf"}))
+    moved = ask_again(study, before, question(policies={"queue": "fcfs"}), "fcfs")
+    in_order = replace(before.fleet, policies=replace(before.fleet.policies, queue="fcfs"))
+    simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
+    assert judge(simulation, before.problem.slo).holds is moved.kept is kept
+    assert moved.under == ("queue fcfs" if kept else "")
+
+
 def test_a_change_that_leaves_no_fleet_says_why() -> None:
     study = Study(traffic(), CATALOG)
     before = study.ask(question())
@@ -106,6 +140,10 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
     before = study.ask(question())
     room = headroom(study, before)
 
+    def up_to(traffic_frac: float) -> tuple[Task, Trace]:
+        task = replace(question(), robust=Robust(0.0, traffic_frac))
+        return task, study.traffic(task)[0]
+
     def keeps(steps_frac: float, traffic_frac: float) -> bool:
         pools = tuple(
             replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(steps_frac)))
@@ -120,7 +158,9 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
 
     assert 0 < room.steps_frac < HEADROOM_MOST_FRAC
     assert keeps(room.steps_frac, 0.0) and not keeps(room.steps_frac + HEADROOM_STEP_FRAC, 0.0)
-    assert keeps(0.0, room.traffic_frac) and not keeps(0.0, room.traffic_frac + HEADROOM_STEP_FRAC)
+    shares = np.linspace(0.0, room.traffic_frac + HEADROOM_STEP_FRAC, 200)
+    assert all(keeps(0.0, share) for share in rates_frac(*up_to(room.traffic_frac)))
+    assert not all(keeps(0.0, share) for share in shares)  # wherever up to there
     assert f"steps take up to {100 * room.steps_frac:.2g} % longer" in room.sentence()
 
 

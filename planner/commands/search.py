@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -321,7 +321,6 @@ def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) ->
 
 
 def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seeds: int) -> Found:
-    from planner.domain import Network
     from planner.options import OBJECTIVE_UNITS, weight
     from planner.solvers import splitwise
     from planner.solvers.goodput import poisson
@@ -341,7 +340,7 @@ def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seed
     traffic = poisson(lengths.select(several))
     traces = [traffic(rate_rps, max(2000, round(120 * rate_rps)), seed) for seed in range(seeds)]
     alone_s = [splitwise.alone_on(reference, trace) for trace in traces]
-    network = Network(task.network.bandwidth_bytes_per_s, transfer="serialised", is_shared=False)
+    network = replace(task.network, is_shared=False)  # each machine has a link of its own
     designs = [splitwise.Design(machine.gpu.name, machine, None) for machine in machines]
     designs += [splitwise.Design(f"{p.gpu.name} + {t.gpu.name}", p, t) for p in machines for t in machines]
     rows: list[dict[str, Any]] = []

@@ -112,6 +112,8 @@ def simulate(
 
 
 def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) -> None:
+    from planner.reports.words import queue_text
+
     rows = []
     for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s"):
         if summary[name]:
@@ -139,7 +141,8 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) 
         lines += attainment_rows(promise, summary["slo"]["attainment_frac"])
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
         if not summary["slo"]["is_steady"]:
-            print_mapping({"steady": "no: the backlog grows"}, "")
+            found = summary["slo"]
+            print_mapping({"steady": f"no: {queue_text(found['patient_frac'], found['patience_s'])}"}, "")
 
 
 def _print_seeds(found: dict[str, Any], promise: Slo | None, title: str) -> None:

@@ -128,10 +128,10 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
     worst = next(moved for moved in moves if moved.label.startswith("steps") and " and " in moved.label)
     percent = f"{100 * by_frac:g} %"
     if worst.kept:
-        return f"robust: it also holds with steps {percent} longer and {percent} more traffic at once"
+        return f"robust: it also holds with steps {percent} longer and up to {percent} more traffic at once"
     return (
-        f"not robust to steps {percent} longer and {percent} more traffic at once; a plan that is, with "
-        f"robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {difference(worst, before)}"
+        f"not robust to steps {percent} longer and up to {percent} more traffic at once; a plan that is, "
+        f"with robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {difference(worst, before)}"
     )
 
 
@@ -217,4 +217,6 @@ def verdict_on(moved: Moved) -> str:
         return f"after the change no fleet is left: {moved.why}"
     if moved.kept is None:
         return "the fleet of before is not among those that may be used after the change"
-    return f"the fleet of before {'still holds' if moved.kept else 'no longer holds'} after the change"
+    holds = "still holds" if moved.kept else "no longer holds"
+    under = f", with {moved.under} in place of its own policies" if moved.under else ""
+    return f"the fleet of before {holds} after the change{under}"

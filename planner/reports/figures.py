@@ -44,14 +44,10 @@ def alternatives(plan: Plan) -> list[Figure]:
     certificate = plan.certificate
     others = [a for a in plan.alternatives if a.fleet != plan.fleet]
     bars = [charts.Bar("this plan", certificate.value, is_plan=True)]
-    bars += [
-        charts.Bar(other.label, other.objective, at_least=other.at_least)
-        for other in others
-        if 0 <= other.objective < float("inf")
-    ]
+    bars += [charts.Bar(other.label, other.objective) for other in others if other.is_priced]
     if len(bars) == 1:
         return []
-    caption = f"{certificate.unit} of the plan and its alternatives; ≥ marks a lower bound."
+    caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
     found = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
     fleets = {"this plan": plan.fleet} | {a.label: a.fleet for a in others if a.fleet is not None}
     dots = {name: (fleet.price_usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}

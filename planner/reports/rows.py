@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.domain import KV_BLOCK_TOKENS, SPOT, Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
-from planner.plan import Alternative, Plan
+from planner.plan import Alternative, Plan, served_s
 from planner.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.words import (
@@ -18,6 +18,7 @@ from planner.reports.words import (
     limit_text,
     percent,
     seconds_text,
+    unpriced,
     usd,
     value_text,
 )
@@ -111,6 +112,9 @@ def cost_rows(plan: Plan) -> Rows:
     price, power = plan.fleet.price_usd_per_h, plan.power
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price over the tokens of this traffic"
+    if plan.trace.after.size:
+        hours_s = served_s(plan.trace, plan.simulation)
+        over = f"price of the {show_s(hours_s)} to the last token, over the tokens of this traffic"
     found: list[tuple[str, ...]] = [
         ("Price per hour", usd(price), "the GPUs' prices, all of them all the time"),
         (f"Price per month of {HOURS_PER_MONTH}\u00a0h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
@@ -245,7 +249,7 @@ def alternative_rows(plan: Plan) -> Rows:
             _fleet_of(alternative),
             _objective(alternative, certificate.unit),
             _difference(alternative, certificate.value),
-            alternative.note,
+            unpriced(alternative, certificate.unit) or alternative.note,
         )
         for alternative in plan.alternatives
     ]
@@ -255,22 +259,18 @@ def alternative_rows(plan: Plan) -> Rows:
 def _fleet_of(alternative: Alternative) -> str:
     if alternative.fleet is not None:
         return describe(alternative.fleet)
-    return "none for less" if alternative.at_least else "none"
+    return "none"
 
 
 def _objective(alternative: Alternative, unit: str) -> str:
-    if not abs(alternative.objective) < float("inf"):
-        return "–"
-    return f"{'≥ ' if alternative.at_least else ''}{amount(alternative.objective, unit)}"
+    return amount(alternative.objective, unit) if alternative.is_priced else "–"
 
 
 def _difference(alternative: Alternative, value: float) -> str:
-    if not abs(alternative.objective) < float("inf") or not value:
+    if not alternative.is_priced or not value:
         return "–"
     more = alternative.objective / value - 1
-    if abs(more) < 5e-4:
-        return "no less" if alternative.at_least else "the same"
-    return f"{'at least ' if alternative.at_least else ''}{more:+.1%}".replace("%", " %")
+    return "the same" if abs(more) < 5e-4 else f"{more:+.1%}".replace("%", " %")
 
 
 def neighbour_rows(plan: Plan) -> Rows:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from planner.domain import Fleet, Limit, Pool
 from planner.manifests.engine import is_capped, running
-from planner.plan import Plan
-from planner.simulator.metrics import Line
+from planner.plan import Alternative, Certificate, Plan
+from planner.simulator.metrics import STEADY_FRAC, Line
 from planner.units import show_s
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
+MONOTONE = "a larger fleet of their kind fails (more workers never hurt, as is assumed)"
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
 WHAT = {
     "ttft": "of requests get their first token within",
@@ -113,15 +114,38 @@ def policies_line(fleet: Fleet) -> str:
 def measured_line(plan: Plan) -> str:
     """Whether the queue grows, who was turned away, and when was measured."""
     verdict = plan.verdict
-    steady = (
-        "The queue does not grow: the last requests of the run are served as promptly as the first."
-        if verdict.is_steady
-        else "The queue grows until the end of the run, so the fleet is saturated whatever its percentiles."
-    )
+    steady = queue_text(verdict.patient_frac, verdict.patience_s)
+    steady = f"{steady[0].upper()}{steady[1:]}."
     rejected = f" {counted(verdict.rejected, 'request')} did not fit any worker." if verdict.rejected else ""
     start_s, end_s = plan.simulation.window_s
     window = f" Measured from {show_s(start_s)} to {show_s(end_s)} of the trace, after the warm-up."
     return steady + rejected + window
+
+
+def queue_text(patient_frac: float, patience_s: float) -> str:
+    """What the backlog test found (`Verdict`), in the same words wherever it is told."""
+    found = (
+        f"of the requests that arrived in the last tenth of the run {percent(patient_frac)} waited no longer "
+        f"than {show_s(patience_s)}, {percent(STEADY_FRAC)} must"
+    )
+    if patient_frac >= STEADY_FRAC:
+        return f"the backlog test holds: {found}"
+    return f"the backlog grows: {found}"
+
+
+def excluded_text(cheaper: int | None, simulated: int, assumed: Sequence[str]) -> str:
+    """Why no cheaper fleet of level 0 is the answer: how many there are, how many were simulated, and what
+    excludes the rest. `cheaper` is None where they were not counted.
+    """
+    by = "by valid bounds" + (f", or as {listed(assumed)}" if assumed else "")
+    if cheaper is None:
+        return f"cheaper ones were simulated and fail, or are excluded {by}"
+    if cheaper == 0:
+        return "there is no cheaper one"
+    rest = cheaper - simulated
+    return f"of {counted(cheaper, 'cheaper one')} {simulated:,} were simulated and fail" + (
+        f", {rest:,} are excluded without a simulation, {by}" if rest else ""
+    )
 
 
 def value_text(line: Line) -> str:
@@ -132,10 +156,17 @@ def seconds_text(seconds: float) -> str:
     return "never" if seconds == float("inf") else show_s(seconds)
 
 
+def _cheaper(certificate: Certificate) -> tuple[int | None, int, tuple[str, ...]]:
+    """Fleets of level 0 that cost less, those of them that were simulated, and on what excludes the rest."""
+    assumed = getattr(certificate, "assumed", (MONOTONE,))
+    return getattr(certificate, "cheaper", None), getattr(certificate, "cheaper_simulated", 0), assumed
+
+
 def proof_lines(plan: Plan) -> list[str]:
     """What was found, what was proved over what, and by how many simulations."""
     certificate = plan.certificate
     unit = certificate.unit
+    cheaper, simulated, assumed = _cheaper(certificate)
     value, level0, bound = (
         amount(v, unit) for v in (certificate.value, certificate.level0, certificate.bound)
     )
@@ -143,7 +174,8 @@ def proof_lines(plan: Plan) -> list[str]:
         f"Plan: {value} {unit}. Status: {plan.status}.",
         f"Fleets with one worker type per pool: the best is {level0} {unit}, "
         + (
-            "exactly: every cheaper one was simulated and fails, or cannot hold by a valid bound."
+            f"{'if what is assumed holds' if assumed else 'exactly'}: "
+            f"{excluded_text(cheaper, simulated, assumed)}."
             if certificate.level0_exact
             else "as far as the search came; it was not exhausted in time."
         ),
@@ -167,6 +199,14 @@ def proof_lines(plan: Plan) -> list[str]:
         f"{certificate.seed}.",
     ]
     return lines
+
+
+def unpriced(alternative: Alternative, unit: str) -> str:
+    """What is said of a kind of fleet that has no price: a bound is none. Empty where it has one."""
+    if alternative.is_priced:
+        return ""
+    least = f", at least {amount(alternative.objective, unit)} {unit}" if alternative.at_least else ""
+    return f"not priced{least}" + (f": {alternative.note}" if alternative.note else "")
 
 
 def listed(parts: Sequence[str]) -> str:

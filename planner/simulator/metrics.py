@@ -13,6 +13,7 @@ from planner.simulator.replay import Simulation, spared
 
 Floats = npt.NDArray[np.float64]
 BACKLOG_LIMIT_S = 60.0
+STEADY_FRAC = 0.5  # of the last requests must not wait longer than that, or the TTFT limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ class Verdict:
 
     `attainment_frac` is the share of measured requests that keep every limit at once (for tbt: in their
     longest gap). `is_steady` is the backlog test: of the requests that arrived in the last tenth of the
-    window at least half waited no longer than the loosest TTFT limit (60 s where the SLO has none), neither
-    for their first token nor between two tokens. A fleet whose queue grows, before prefill or before decode,
+    window at least half waited no longer than `patience_s`, neither for their first token nor between two
+    tokens; that is the loosest TTFT limit (60 s where the SLO has none), `patient_frac` the share of them,
+    and reports.words.queue_text says it. A fleet whose queue grows, before prefill or before decode,
     fails it whatever its percentiles. Where requests wait for others the window ends for this test when the
     last would have arrived had answers taken no time: later no session begins, and any queue gets shorter.
     """
@@ -42,6 +44,8 @@ class Verdict:
     attainment_holds: bool
     is_steady: bool
     rejected: int
+    patient_frac: float = 1.0
+    patience_s: float = BACKLOG_LIMIT_S
 
     @property
     def holds(self) -> bool:
@@ -205,12 +209,15 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
         lines.append(Line(limit, value, kept, holds))
     attainment = _attainment(simulation, slo) if values or slo.attainment_frac is not None else float("nan")
+    patient_frac, patience_s = _last_tenth(simulation, slo)
     return Verdict(
         lines=tuple(lines),
         attainment_frac=attainment,
         attainment_holds=slo.attainment_frac is None or attainment >= slo.attainment_frac,
-        is_steady=_is_steady(simulation, slo),
+        is_steady=patient_frac >= STEADY_FRAC,
         rejected=int((simulation.status == 1).sum()),
+        patient_frac=patient_frac,
+        patience_s=patience_s,
     )
 
 
@@ -224,11 +231,12 @@ def _attainment(simulation: Simulation, slo: Slo) -> float:
     return float(kept.mean()) if len(kept) else 1.0
 
 
-def _is_steady(simulation: Simulation, slo: Slo) -> bool:
+def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
+    """Of the requests that arrived last, the share that waited no longer than so many seconds."""
     start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
     limits_s = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     last = (simulation.arrival_s >= end - (end - start) / 10) & (simulation.arrival_s <= end)
     patience_s = max(limits_s, default=BACKLOG_LIMIT_S)
     waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])  # one token: no gap
     waited_s[simulation.status[last] != 0] = np.inf
-    return bool((waited_s <= patience_s).mean() >= 0.5) if last.any() else True
+    return float((waited_s <= patience_s).mean()) if last.any() else 1.0, patience_s
