@@ -26,6 +26,25 @@ QUIET_S = 1.0  # work shorter than this is not talked about
 PIPE_COLUMNS = 500
 
 TRACE_HELP = "The traffic: CSV or JSONL, plain or .gz."
+
+
+def out_file(help: str) -> Any:
+    """The option -o of a command that writes one file."""
+    return typer.Option("--out", "-o", parser=_file, metavar="FILE", help=help)
+
+
+def _file(text: str) -> Path:
+    """A Path forgets the slash at the end, and a file would be written where a folder is meant."""
+    if os.path.basename(text) in ("", ".", ".."):  # noqa: PTH119
+        raise InputError(f"-o {text!r}: names a folder, and one file is written; name that file")
+    return Path(text)
+
+
+def folder_or_csv(text: str) -> Path:
+    """Of -o, where a name that ends in .csv is a file's."""
+    return _file(text) if Path(text).suffix == ".csv" else Path(text)
+
+
 # readable=False: files.py says what is wrong with a file, so that every kind of it ends alike
 SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
@@ -37,7 +56,7 @@ CatalogOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", readable=False, help="The file to write.")]
+OutOption = Annotated[Path, out_file("The file to write.")]
 PngOption = Annotated[
     bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
 ]
@@ -79,8 +98,12 @@ class Progress:
 
 
 def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
-    """Refuse to write over what is being read."""
+    """Refuse to write over what is being read, or where a folder is in the way."""
     for path in outputs:
+        if is_path(str(path)) and path.is_dir():
+            raise InputError(
+                f"{path}: is a directory, and a file of that name is written; name another place with -o"
+            )
         for given in inputs:
             if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
                 raise InputError(f"{given}: would be written over; name another place with -o")

@@ -16,6 +16,7 @@ from planner.commands.common import (
     Progress,
     SeedOption,
     keep_inputs,
+    out_file,
     print_json,
     print_mapping,
     print_rows,
@@ -180,9 +181,7 @@ def profile_steps(
     config: Annotated[
         Path, typer.Argument(readable=False, help="A Hugging Face config.json, or its folder.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", readable=False, help="The step table; a run goes on in it.")
-    ],
+    out: Annotated[Path, out_file("The step table; a run goes on in it.")],
     engine: Annotated[str, typer.Option("--engine", help="vllm, torch (operators alone) or auto.")] = "auto",
     tp: Annotated[int, typer.Option("--tp", min=1, help="Measure one rank's share, on one GPU.")] = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="Of weights and KV cache.")] = "bfloat16",

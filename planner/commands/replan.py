@@ -14,6 +14,7 @@ from planner.commands.common import (
     Progress,
     SeedOption,
     keep_inputs,
+    out_file,
     print_json,
     print_rows,
     stdout_console,
@@ -37,9 +38,7 @@ def replan(
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
     ] = 1.0,
     stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", readable=False, help="Write the new fleet as a fleet.yaml.")
-    ] = None,
+    out: Annotated[Path | None, out_file("Write the new fleet as a fleet.yaml.")] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,

@@ -11,6 +11,7 @@ from planner.commands.common import (
     JsonOption,
     Progress,
     SeedOption,
+    folder_or_csv,
     keep_inputs,
     print_json,
     print_rows,
@@ -45,7 +46,8 @@ def schedule(
         typer.Option(
             "--out",
             "-o",
-            readable=False,
+            parser=folder_or_csv,
+            metavar="DIR|FILE.csv",
             help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
         ),
     ] = None,

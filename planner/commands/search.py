@@ -21,6 +21,7 @@ from planner.commands.common import (
     WindowOption,
     asked_of,
     keep_inputs,
+    out_file,
     print_json,
     print_mapping,
     print_rows,
@@ -177,7 +178,7 @@ def search(
     seeds: SeedsOption = 1,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", readable=False, help="Write the best fleet to this fleet.yaml."),
+        out_file("Write the best fleet to this fleet.yaml."),
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,

@@ -89,11 +89,13 @@ def validate(
     _need_aiohttp()
     import numpy as np
 
+    from planner.files import check_output_directory
     from planner.tracefile import read_trace
     from runtime.document import STATUSES, document, rows
     from runtime.validate import slice_of
     from runtime.validate import validate as run
 
+    check_output_directory(out)
     with Progress() as progress:
         known = read_catalog(catalog)
         file = _plan_file(plan)
