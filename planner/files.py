@@ -343,11 +343,11 @@ def _make(directory: Path, made: list[Path]) -> None:
 def write_file(path: Path, content: str | bytes) -> None:
     """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is.
 
-    A name that ends in .gz gets what is read under one: a packed file.
+    Text under a name that ends in .gz is packed, as it would be read; bytes are what they are.
     """
     check_output_file(path)
     raw = content if isinstance(content, bytes) else _encoded(content)
-    if path.suffix == ".gz":
+    if path.suffix == ".gz" and isinstance(content, str):
         raw = gzip.compress(raw, mtime=0)
     if not path.exists() or path.is_file():
         write_files(path.parent, {path.name: raw})

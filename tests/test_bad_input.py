@@ -976,6 +976,8 @@ def test_a_name_that_ends_in_gz_gets_a_packed_file(tmp_path: Path) -> None:
     files.write_file(tmp_path / "new" / "x.csv.gz", "a,b\n")
     with files.open_text(tmp_path / "new" / "x.csv.gz") as stream:
         assert stream.read() == b"a,b\n"
+    files.write_file(tmp_path / "upload.gz", gzip.compress(b"packed already"))
+    assert gzip.decompress((tmp_path / "upload.gz").read_bytes()) == b"packed already"
 
 
 def test_a_device_is_written_to_as_it_is(here: Path) -> None:

@@ -21,6 +21,7 @@ from planner.commands.common import (
     print_mapping,
     print_rows,
 )
+from planner.errors import InputError
 
 FactLlm = Annotated[str | None, typer.Option("--llm", help="The LLM, where the file does not say it.")]
 FactGpu = Annotated[str | None, typer.Option("--gpu", help="The GPU, where the file does not say it.")]
@@ -198,6 +199,8 @@ def profile_steps(
     """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch."""
     from profiling.measure import profile, summary
 
+    if out.suffix == ".gz":
+        raise InputError(f"{out}: a run goes on in its table, which cannot be packed; drop the .gz ending")
     keep_inputs([out], config)
     with Progress() as progress:
         table = profile(
