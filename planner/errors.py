@@ -5,6 +5,7 @@
         TraceError          ... in a trace
         CatalogError        ... in a catalog
       ExtrapolationError    a fitted model was asked beyond what it was fitted on
+      OutOfTimeError        nothing was found within --time-limit: exit code 4
       InfeasibleError       no fleet keeps the promise: exit code 3
 
 A message says what was asked, what was found and what to change, in one line. Anything that is not a
@@ -32,6 +33,12 @@ class CatalogError(InputError):
 
 class ExtrapolationError(PlannerError):
     """A prediction was asked outside the profiled range."""
+
+
+class OutOfTimeError(PlannerError):
+    """Nothing was found within the time limit, and nothing says that there is nothing."""
+
+    exit_code = 4
 
 
 class InfeasibleError(PlannerError):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -16,7 +19,7 @@ from rich.table import Table
 
 from planner.catalog import Catalog
 from planner.domain import Slo
-from planner.errors import InputError
+from planner.errors import InputError, OutOfTimeError
 from planner.files import is_path
 from planner.slo import read_task
 from planner.traffic import Asked
@@ -107,6 +110,29 @@ def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
         for given in inputs:
             if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
                 raise InputError(f"{given}: would be written over; name another place with -o")
+
+
+@contextmanager
+def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
+    """Whatever is under way ends after so long with an OutOfTimeError, which says what is known `so_far`.
+
+    As Ctrl-C does, between two steps of Python: a single simulation is not cut. For searches that have no
+    clock of their own; only in the main thread, elsewhere there is no limit.
+    """
+
+    def stop(*_: object) -> None:
+        raise OutOfTimeError(f"no answer within {seconds:g} s{so_far()}; raise --time-limit")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a callback have dropped it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def asked_of(

@@ -103,7 +103,9 @@ def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) ->
              else finite(found.running_verdict.lines[k].value_s)}
             for k, line in enumerate(found.verdict.lines)
         ],
-        "exact_over": list(found.options),
+        "searched_over": list(found.options),
+        "is_exhausted": found.is_exhausted,
+        "left_out_by_a_larger_one": found.assumed,
         "is_exact": found.is_exact,
         "simulations": found.simulations,
         "drift": None if moved is None else [
@@ -151,6 +153,14 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
         for way in document["ways"]
     ]  # fmt: skip
     print_rows(rows, "ways to go on")
-    over = ", ".join(document["exact_over"])
-    proof = "exact" if document["is_exact"] else "NOT exhausted"
+    over = ", ".join(document["searched_over"])
+    if document["is_exact"]:
+        proof = "exact"
+    elif document["is_exhausted"]:
+        assumed = document["left_out_by_a_larger_one"]
+        proof = (
+            f"found by search ({assumed} fleets left out because a larger one fails, which is an assumption)"
+        )
+    else:
+        proof = "NOT exhausted"
     console.print(f"{proof} over all counts of {over}; {document['simulations']} simulations", markup=False)

@@ -92,7 +92,10 @@ def schedule(
             asked = schedulefile.demand_of(traces, window_s=window_s)
         progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
         found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit)
-        others = {"peak": at_peak(sold, asked), "linear rule": by_rule(sold, asked)}
+        others = {
+            "peak": at_peak(sold, asked, time_limit_s=min(20.0, time_limit)),
+            "linear rule": by_rule(sold, asked),
+        }
         answer = report.Answer(sold, asked, found, others, gap)
         if out is not None and is_csv:
             files.write_file(out, report.to_csv(answer))
