@@ -64,7 +64,12 @@ class Answer:
 
     @property
     def is_exact(self) -> bool:
-        """Whether level 0 was exhausted."""
+        """Whether the best of level 0 is exact, whatever is assumed."""
+        return self.is_exhausted
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the search of level 0 came to its end in time."""
         return self.found.level0.search.is_exhausted
 
 
@@ -344,6 +349,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "objective": answer.problem.task.objective,
         "value": answer.value,
         "level0_exact": answer.is_exact,
+        "level0_exhausted": answer.is_exhausted,
         "cost_usd_per_h": fleet.price_usd_per_h,
         "usd_per_million_tokens": fleet.price_usd_per_h * tokens.duration_s / 3600 / millions,
         "power_w": fleet.power_w,

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from planner import __main__, __version__, cli
+from planner import __main__, __version__, cli, planning
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SLO, TRACE = EXAMPLES / "slo.yaml", EXAMPLES / "traces" / "azure-conversation-sample.csv"
@@ -254,6 +254,26 @@ def test_a_table_cut_short_says_so(here: Path, run: Run, monkeypatch: pytest.Mon
             break
     assert outcome.code == 4 and "NOT exhausted" in outcome.out
     assert "# best found:" in (here / "out" / "plan.yaml").read_text()
+
+
+def test_what_was_found_under_assumptions_is_not_called_exact(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search came to its end, so the exit code is 0; but it left fleets out by assumption."""
+    line = ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
+
+    def assumed(*given: Any, **more: Any) -> Any:
+        found = plan(*given, **more)
+        return replace(found, certificate=replace(found.certificate, level0_exact=False, beyond_exact=True))
+
+    plan = planning.plan
+    monkeypatch.setattr(planning, "plan", assumed)
+    outcome = run(*line)
+    assert outcome.code == 0
+    report = re.sub(r"<[^>]*>", " ", (here / "out" / "report.html").read_text())
+    for said in (outcome.out, report):
+        assert "found by search" in said
+        assert not re.search(r"exactly|, exact|proved|no policy whatever", said, flags=re.IGNORECASE)
 
 
 def test_a_relaxation_cut_short_is_never_called_latency(

@@ -135,19 +135,21 @@ def _certificate(plan: SharedPlan) -> Document:
 
 
 def proof_lines(plan: SharedPlan) -> list[str]:
-    """What was proved, in sentences."""
+    """What was found and what bounds it, in sentences."""
     value, least, bound = (amount(each, plan.unit) for each in (plan.value, plan.level0_bound, plan.bound))
     if plan.level0 is None:
         level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
     else:
-        level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
-        level0 += f"{amount(plan.level0, plan.unit)} {plan.unit}"
-        level0 += "" if plan.is_exact else f", none has less than {least}; the search was stopped"
+        level0 = f"the best found is {amount(plan.level0, plan.unit)} {plan.unit}"
+        level0 += (
+            ", under the assumptions below" if plan.is_exact
+            else f", none has less than {least}; the search was stopped"
+        )  # fmt: skip
     return [
         f"Plan: {value} {plan.unit}. Status: {plan.status}.",
         f"With one worker type per pool for every LLM, {level0}.",
-        f"No fleets and no policies whatever serve all of this for less than {bound} {plan.unit}: a gap of "
-        f"{percent(plan.gap_frac)} to the plan.",
+        f"Lower bound over all fleets of these worker types, under any policies: {bound} {plan.unit}, a gap "
+        f"of {percent(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
         f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "
         f"{plan.seed}.",
     ]
@@ -174,7 +176,7 @@ def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
         ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
         ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
         ("Promises", f"{kept} of {len(plan.plans)}", "kept in the simulations"),
-        ("Certificate", "proved" if plan.is_exact else "not closed",
+        ("Certificate", "found by search" if plan.is_exact else "not closed",
          "best with one worker type per pool" if plan.is_exact
          else f"gap to the bound {percent(plan.gap_frac)}"),
     ]  # fmt: skip
@@ -246,7 +248,8 @@ def _report(plan: SharedPlan) -> str:
             + f"<div class=below>{bullets(plan.binding)}</div>",
         ),
         section(
-            "What was proved", bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions)
+            "What was found, and what bounds it",
+            bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions),
         ),
         *([section("Nodes", table(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
     ]
