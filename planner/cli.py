@@ -122,6 +122,9 @@ def main() -> None:
         sys.exit(_say(error))
     except PlannerError as error:
         sys.exit(_say(error))
+    except MemoryError as error:
+        why = f" ({error})" if str(error) else ""
+        sys.exit(_say(PlannerError(f"the memory of this machine does not suffice{why}; ask for less")))
 
 
 def _fill_closed_streams() -> None:

@@ -87,7 +87,7 @@ def frontier(
     as "ttft.p90" where there are several on a metric. Raises InfeasibleError if nothing holds at the loosest.
     """
     walk = _axis(study, task, axis)
-    low, high = sorted((first or walk.low, last or walk.high))
+    low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
     if not 0 < low < high:
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
     sign = -1 if walk.is_rising else 1

@@ -627,6 +627,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run: Run, here: Path, case: Ca
         ("--trace", "trace.csv", "-o", "out"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--seed", "-1"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--seed", "one"),
+        ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--seed", "18446744073709551616"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--time-limit", "0"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--time-limit", "nan"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--speed", "5"),
@@ -961,6 +962,29 @@ def test_a_folder_in_the_way_of_a_plan_is_seen_beforehand(run: Run, here: Path) 
         1, "plan: out/report.html: is a directory, and a file of that name is written; name another place "
         "with -o",
     )  # fmt: skip
+
+
+def test_want_of_memory_is_one_line(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan search vidur --gpus 100000000` asks for 34 GiB at once."""
+
+    def too_much(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 34.3 GiB")
+
+    monkeypatch.setattr("planner.tracefile.read_trace", too_much)
+    outcome = run("trace", "trace.csv")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == (
+        "plan: the memory of this machine does not suffice (Unable to allocate 34.3 GiB); ask for less\n"
+    )
+
+
+@pytest.mark.parametrize("plan", ["nowhere.yaml", "empty"])
+def test_a_validation_names_the_plan_that_is_not_there(run: Run, here: Path, plan: str) -> None:
+    """Not the trace that would have been beside it."""
+    (here / "empty").mkdir()
+    outcome = run("validate", plan, "-o", "out")
+    file = plan if plan.endswith("yaml") else f"{plan}/plan.yaml"
+    assert (outcome.code, outcome.complaint) == (1, f"plan: {file}: no such file")
 
 
 def test_a_link_to_nothing_is_refused_beforehand(run: Run, here: Path) -> None:

@@ -27,6 +27,7 @@ from planner.units import show_s
 
 QUIET_S = 1.0  # work shorter than this is not talked about
 PIPE_COLUMNS = 500
+LONGEST_S = 1e8  # three years; a longer clock cannot be set
 
 TRACE_HELP = "The traffic: CSV or JSONL, plain or .gz."
 
@@ -57,7 +58,7 @@ CatalogOption = Annotated[
         "--catalog", readable=False, help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 OutOption = Annotated[Path, out_file("The file to write.")]
 PngOption = Annotated[
@@ -123,7 +124,7 @@ def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise OutOfTimeError(f"no answer within {seconds:g} s{so_far()}; raise --time-limit")
 
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_S:
         yield
         return
     before = signal.signal(signal.SIGALRM, stop)

@@ -99,11 +99,11 @@ def validate(
     with Progress() as progress:
         known = read_catalog(catalog)
         file = _plan_file(plan)
+        fleet, longest = _fleet(file, known)
         promise, asked = asked_of(
             slo, known, rate=rate, scale=scale, window=window or "whole", command="validate"
         )
         requests = asked.of(read_trace(trace or _beside(file), seed=seed), seed=seed)
-        fleet, longest = _fleet(file, known)
         longest = longest or int(np.max(requests.input_tokens + requests.output_tokens))
         notes: tuple[str, ...] = ()
         whole = None
