@@ -19,6 +19,7 @@ else:
     import _signal as signal
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a solver's run may be one of them
 
 
 def main() -> None:
@@ -26,6 +27,10 @@ def main() -> None:
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and & have it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _leave)
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        _thread.start_new_thread(_watch, (read,))
     from planner.cli import main as run
 
     sys.unraisablehook = _again
@@ -49,6 +54,14 @@ def _leave(*_: object) -> NoReturn:
     """Where nothing is under way that would have to be put back."""
     _say()
     os._exit(INTERRUPTED)
+
+
+def _watch(pipe: int) -> None:
+    """Ends what does not end itself soon after an interrupt: files are written whole or not at all."""
+    while signal.SIGINT not in os.read(pipe, 1):
+        pass
+    time.sleep(PATIENCE_S)
+    _leave()
 
 
 def _say() -> None:

@@ -495,6 +495,27 @@ def test_an_interrupt_of_many_processes_is_one_line(here: Path, after_s: float) 
     assert (running.returncode, out, without_progress(err)) == (130, "", "plan: interrupted\n")
 
 
+def test_an_interrupt_ends_a_solver_that_does_not_hear_it() -> None:
+    """Minutes in one call of a library in C, as a solver or a long simulation may take."""
+    code = (
+        "import hashlib, os, planner.cli\n"
+        "from planner.__main__ import main\n"
+        "def command():\n"
+        "    os.write(1, b'.')\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 2**31 - 1)\n"
+        "planner.cli.main = command\n"
+        "main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None and running.stdout.read(1) == "."
+        time.sleep(0.2)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "plan: interrupted\n")
+
+
 def test_an_interrupt_that_python_would_drop_comes_again() -> None:
     """Raised in a destructor it ends nothing: Python writes a traceback and goes on."""
     code = (
