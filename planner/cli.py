@@ -160,7 +160,11 @@ def plan(
     seed: SeedOption = 0,
     time_limit: Annotated[
         float,
-        typer.Option("--time-limit", min=0.1, help="Seconds after which the best plan so far is written."),
+        typer.Option(
+            "--time-limit",
+            min=0.1,
+            help="Seconds after which the best plan so far is written; --explain: of each plan.",
+        ),
     ] = 120.0,
     explain: Annotated[
         bool, typer.Option("--explain", help="Plan again around every limit: what does each one cost?")
