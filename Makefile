@@ -58,8 +58,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 
+# with what `plan validate --engine rehearsal` and `plan serve` need, so that every step of the tutorial works
 $(VENV)/installed: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[runtime]'
 	touch $@
 
 $(VENV)/installed-ui: pyproject.toml $(VENV)/installed

@@ -3,13 +3,14 @@
     pip install -e '.[silicon]' && python benchmarks/silicon.py
 
 AIConfigurator's wheel carries measured points (systems/silicon_sample.csv, Apache-2.0): mean TTFT and TPOT
-of vLLM at a fixed concurrency. Here are those of Llama-3.1-70B in fp8 (InferenceX: lengths uniform in 0.8 ...
-1 of the nominal ones) and of Qwen3-32B in bf16 (vLLM 0.12, AIConfigurator's authors: equal lengths, and the
-token budget its generator gives engines it benchmarks: one prompt, the batch and 1500 tokens). Each point
-is simulated with our fit of the kernel times of the same GPUs and three constants per campaign: host overhead
-per step, a factor on prefill, and a delay before the first token (tokenizer, HTTP). They are calibrated on
-half of the configurations (GPU, TP, lengths); the errors below are those on the other half. Prints a Markdown
-table.
+of vLLM at a fixed concurrency. Here are those of Llama-3.1-70B in fp8 (InferenceX, vLLM 0.10.2 with
+asynchronous scheduling: lengths uniform in 0.8 ... 1 of the nominal ones) and of Qwen3-32B in bf16 (vLLM
+0.12, AIConfigurator's authors: equal lengths, and the token budget its generator gives engines it benchmarks:
+one prompt, the batch and 1500 tokens). Each point is simulated with our fit of the kernel times of the same
+GPUs and three constants per campaign: host overhead per step, a factor on prefill, and a delay before the
+first token (tokenizer, HTTP). They are calibrated on half of the configurations (GPU, TP, lengths); the
+errors below are those on the other half. Left out are 24 points of dense LLMs (21 of Llama-3.1-8B fp8 on
+H200, 3 of Qwen3-32B fp8 on H100), Blackwell and mixtures of experts. Prints a Markdown table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The command line: files in, one library call, files and a short answer out.
 
 stdout carries the answer (a table, or one JSON object with --json), stderr progress and errors. Exit codes:
-0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 plan written but level 0 not exhausted in time;
-5 validation ran and the engines missed the SLO.
+0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 not finished in time: a plan is written but level 0
+not exhausted, or nothing was found; 5 validation ran and the engines missed the SLO; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -124,6 +124,9 @@ def main() -> None:
         sys.exit(_say(error))
     except PlannerError as error:
         sys.exit(_say(error))
+    except MemoryError as error:
+        why = f" ({error})" if str(error) else ""
+        sys.exit(_say(PlannerError(f"the memory of this machine does not suffice{why}; ask for less")))
 
 
 def _fill_closed_streams() -> None:
@@ -159,7 +162,11 @@ def plan(
     seed: SeedOption = 0,
     time_limit: Annotated[
         float,
-        typer.Option("--time-limit", min=0.1, help="Seconds after which the best plan so far is written."),
+        typer.Option(
+            "--time-limit",
+            min=0.1,
+            help="Seconds after which the best plan so far is written; --explain: of each plan.",
+        ),
     ] = 120.0,
     explain: Annotated[
         bool, typer.Option("--explain", help="Plan again around every limit: what does each one cost?")
@@ -240,7 +247,7 @@ def plan(
         print_json(output.to_json(found) | {"directory": str(out)})
     else:
         _print_plan(found, out, written, explain=explain)
-    if not found.certificate.level0_exhausted:
+    if found.status != "certified":
         raise typer.Exit(4)
 
 
@@ -256,7 +263,7 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
 
 
 def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool) -> None:
-    from planner.reports.words import answer, promise, unpriced
+    from planner.reports.words import answer, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -282,7 +289,7 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
     ]  # fmt: skip
     lines += attainment_rows(found.slo, found.verdict.attainment_frac)
     print_rows(lines, "SLO")
-    proof = "exact" if certificate.level0_exact else "NOT exhausted"
+    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=found.status == "certified")
     console.print(
         f"level 0 (one worker type per pool): {certificate.level0:.6g} {certificate.unit}, {proof}; plan: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
@@ -304,7 +311,7 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
         )
     if found.throughput is not None:
         console.print(
-            f"most traffic: {found.throughput.rate_rps:g} requests/s; no fleet of level 0 carries "
+            f"most traffic: {found.throughput.rate_rps:g} requests/s; of level 0 none was found that carries "
             f"{found.throughput.refuted_rps:g}",
             markup=False,
         )

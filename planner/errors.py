@@ -5,7 +5,8 @@
         TraceError          ... in a trace
         CatalogError        ... in a catalog
       ExtrapolationError    a fitted model was asked beyond what it was fitted on
-      InfeasibleError       no fleet keeps the promise: exit code 3; none was found in time: 4
+      OutOfTimeError        nothing was found within --time-limit: exit code 4
+      InfeasibleError       no fleet keeps the promise: exit code 3; none was found and nothing proves it: 4
 
 A message says what was asked, what was found and what to change, in one line. Anything that is not a
 `PlannerError` is our own mistake and keeps its traceback; `BoundError` is one of these with a name.
@@ -32,6 +33,12 @@ class CatalogError(InputError):
 
 class ExtrapolationError(PlannerError):
     """A prediction was asked outside the profiled range."""
+
+
+class OutOfTimeError(PlannerError):
+    """Nothing was found within the time limit, and nothing says that there is nothing."""
+
+    exit_code = 4
 
 
 class InfeasibleError(PlannerError):

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from planner import __version__
@@ -100,12 +103,26 @@ def _loky(function: Callable[[Any, Any], Any], items: Sequence[Any], shared: Any
     # copy on write: to a compiled function a read-only array is of another type
     parallel = Parallel(n_jobs=workers, backend="loky", max_nbytes=MAPPED, mmap_mode="c")
     try:
-        return list(parallel(delayed(function)(shared, item) for item in items))
+        with parallel:
+            with _deaf_to_interrupts():
+                parallel([delayed(int)()])  # starts all workers
+            return list(parallel(delayed(function)(shared, item) for item in items))
     except BrokenProcessPool:
         raise PlannerError(
             f"--executor loky: one of {workers} processes died, most likely of want of memory; "
             "use a smaller --window, or --executor serial"
         ) from None
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Workers started in here inherit it: Ctrl-C reaches every process of a terminal, and we end them."""
+    resource_tracker.ensure_running()  # its start would undo it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ray(

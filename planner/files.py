@@ -365,21 +365,31 @@ def _make(directory: Path, made: list[Path]) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is."""
+    """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is.
+
+    Text under a name that ends in .gz is packed, as it would be read; bytes are what they are.
+    """
     check_output_file(path)
+    raw = content if isinstance(content, bytes) else _encoded(content)
+    if path.suffix == ".gz" and isinstance(content, str):
+        raw = gzip.compress(raw, mtime=0)
     if not path.exists() or path.is_file():
-        write_files(path.parent, {path.name: content})
+        write_files(path.parent, {path.name: raw})
         return
     try:
-        path.write_bytes(content if isinstance(content, bytes) else _encoded(content))
+        path.write_bytes(raw)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def check_output_file(path: Path) -> None:
     """Refuse a file that `write_file` could not write, before the work rather than after."""
+    if (is_directory := _is_directory(path)) is not None and not is_directory and not path.is_file():
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path}: no permission to write to it; name another file with -o")
+        return  # a pipe or a device: nothing is made beside it
     check_output_directory(path.parent)
-    if _is_directory(path):
+    if is_directory:
         raise InputError(f"{path}: is a directory; name a file with -o")
 
 
@@ -395,6 +405,16 @@ def check_output_directory(directory: Path) -> None:
         raise InputError(f"{directory}: {found} is not a directory; name another one with -o")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
+    probe = existing / f".fleetplan-{os.getpid()}"
+    try:  # what `access` says means nothing to root, and on some file systems
+        with suppress(FileExistsError):
+            probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(
+            f"{directory}: nothing can be written in {existing} ({why}); name another one with -o"
+        ) from None
 
 
 def _is_directory(path: Path) -> bool | None:

@@ -2,8 +2,8 @@
 
 The loosest limit in the range is planned; the fleet found holds down to its corner; just beyond the corner is
 planned again, and so on (the epsilon-constraint method). No grid: a step of the staircase takes one plan, and
-none is missed between two plans. It is as exact as the plans are: between two corners no cheaper fleet of
-level 0 holds, and fleets of several types were searched as far as a plan searches them.
+none is missed between two plans. It is as exact as the plans are: between two corners a cheaper fleet is one
+that a plan would not have found either.
 
     ttft, tbt, tpot, e2e   the corner is the fleet's own percentile in the simulation, where it still passes
                            there (backlog test, attainment, losses), else found by bisection, to CORNER_FRAC
@@ -43,7 +43,8 @@ class Step:
     corner: float
     value: float
     fleet: Fleet
-    is_exact: bool  # level 0 was exhausted
+    is_exact: bool  # the best of level 0 is
+    is_exhausted: bool  # the search of level 0 came to its end in time
     level0: float  # the best of one worker type per pool; a fleet of several types may have beaten it
 
 
@@ -87,7 +88,7 @@ def frontier(
     as "ttft.p90" where there are several on a metric. Raises InfeasibleError if nothing holds at the loosest.
     """
     walk = _axis(study, task, axis)
-    low, high = sorted((first or walk.low, last or walk.high))
+    low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
     if not 0 < low < high:
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
     sign = -1 if walk.is_rising else 1
@@ -107,7 +108,7 @@ def frontier(
             break
         corner, at = walk.corner(answer, at, tightest)
         level0 = answer.found.level0.search.value
-        steps.append(Step(corner, answer.value, answer.fleet, answer.is_exact, level0))
+        steps.append(Step(corner, answer.value, answer.fleet, answer.is_exact, answer.is_exhausted, level0))
         if sign * at < sign * tightest:
             ended = "the range that was asked for ends here"
             break
@@ -254,6 +255,7 @@ def document(found: Frontier) -> dict[str, Any]:
                 "gpus": step.fleet.gpus,
                 "level0": step.level0,
                 "level0_exact": step.is_exact,
+                "level0_exhausted": step.is_exhausted,
                 "is_asked": found.asked is not None and step == found.best_at(found.asked),
             }
             for step in found.steps

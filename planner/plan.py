@@ -58,7 +58,7 @@ class Refuted:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was proved, over what, and what was assumed. Written as certificate.json.
+    """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`

@@ -9,9 +9,10 @@ Vars   n_j integer >= 0 workers
         holds     the simulation of n keeps the SLO
 
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
-If it fails, it and all below it are out (monotonicity); if it holds, it is stripped and becomes the best
-known. When none is left the answer is exact over these options. Running workers of a GPU that is no longer in
-stock are stopped. Policies, which move no worker, are those of the plan from scratch.
+If it fails, it and all below it are out; if it holds, it is stripped and becomes the best known. That a fleet
+fails if a larger one does is an assumption, and not always true of pairs: more prefill workers hand over in
+bursts. The answer is exact over these options only where none was left out by it. Running workers of a GPU
+that is no longer in stock are stopped. Policies, which move no worker, are those of the plan from scratch.
 
 `drift` compares the traffic that the running fleet was planned on with today's: Kolmogorov and Smirnov's D is
 the largest share of requests by which the two distributions differ. With thousands of requests any D is
@@ -20,6 +21,7 @@ significant, so what counts is its size.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,7 +71,8 @@ class Way:
 class Replan:
     """The cheapest way to go on and the others. `keeps` if the running fleet holds and stays.
 
-    `is_exact`: no other counts of these `options` are cheaper over the horizon.
+    `is_exhausted`: of all counts of these `options` that are cheaper over the horizon `assumed` were left out
+    because a larger fleet fails; the others were simulated and fail.
     """
 
     best: Way
@@ -79,9 +82,15 @@ class Replan:
     verdict: Verdict
     running_verdict: Verdict | None  # None where a GPU of the running fleet is no longer in stock
     options: tuple[str, ...]
-    is_exact: bool
+    is_exhausted: bool
+    assumed: int
     simulations: int
     scratch: Answer
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no other counts of these options are cheaper, whatever is assumed."""
+        return self.is_exhausted and not self.assumed
 
 
 def replan(
@@ -135,7 +144,8 @@ def replan(
     capacity = _capacity(universe, share, vectors)
     vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
     tries = int(np.clip(MOST_REQUESTS / len(problem.trace), 24, 400))
-    while len(vectors) and tries > 0:
+    ends_s, assumed = time.monotonic() + study.time_limit_s, 0
+    while len(vectors) and tries > 0 and time.monotonic() < ends_s:
         tries -= 1
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
         study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
@@ -145,6 +155,7 @@ def replan(
             alive = total(vectors) < value * (1 - 1e-9)
         else:
             alive = ~(vectors <= candidate).all(axis=1)
+            assumed += int((~alive).sum()) - 1
         vectors, capacity = vectors[alive], capacity[alive]
 
     def way(label: str, n: Ints, *, is_held: bool) -> Way:
@@ -170,7 +181,8 @@ def replan(
         verdict=verdict,
         running_verdict=before,
         options=tuple(names),
-        is_exact=not len(vectors) and not left_out,
+        is_exhausted=not len(vectors) and not left_out,
+        assumed=assumed,
         simulations=oracle.simulations,
         scratch=scratch,
     )  # fmt: skip

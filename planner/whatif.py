@@ -71,7 +71,12 @@ class Answer:
 
     @property
     def is_exact(self) -> bool:
-        """Whether level 0 was exhausted."""
+        """Whether every cheaper fleet of level 0 was simulated, or has too few workers for the work."""
+        return self.found.level0.search.is_exact
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the search of level 0 came to its end in time."""
         return self.found.level0.search.is_exhausted
 
 
@@ -409,6 +414,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "objective": answer.problem.task.objective,
         "value": answer.value,
         "level0_exact": answer.is_exact,
+        "level0_exhausted": answer.is_exhausted,
         "cost_usd_per_h": fleet.price_usd_per_h,
         "usd_per_million_tokens": fleet.price_usd_per_h * answer.served_s / 3600 / millions,
         "power_w": fleet.power_w,

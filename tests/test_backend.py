@@ -53,6 +53,11 @@ def unbounded(category: str) -> pulp.LpProblem:
     return problem
 
 
+def test_cp_sat_leaves_interrupts_to_python() -> None:
+    """It stops at Ctrl-C as at its time limit, says nothing, and the command would go on."""
+    assert not backend.cp_solver(1.0).parameters.catch_sigint_signal
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sense", [pulp.LpMaximize, pulp.LpMinimize])
 def test_optimum_and_bound_are_those_of_enumeration(engine: Engine, sense: int) -> None:

@@ -627,6 +627,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run: Run, here: Path, case: Ca
         ("--trace", "trace.csv", "-o", "out"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--seed", "-1"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--seed", "one"),
+        ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--seed", "18446744073709551616"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--time-limit", "0"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--time-limit", "nan"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--speed", "5"),
@@ -883,7 +884,7 @@ def test_what_may_not_be_read_is_one_line(run: Run, here: Path, name: str) -> No
     }
     line = [word for pair in asked.items() for word in pair]
     assert run("--slo", "nowhere", "--trace", "nowhere", "-o", "out").code == 1  # imports what nobody may not
-    here.chmod(0o755)
+    here.chmod(0o777)
     closed = here / (name if "locked" not in name else "locked")
     closed.chmod(0)
     user = os.geteuid()
@@ -899,12 +900,108 @@ def test_what_may_not_be_read_is_one_line(run: Run, here: Path, name: str) -> No
     assert not (here / "out").exists()
 
 
+def test_a_place_that_lets_nothing_in_is_refused_beforehand(run: Run, here: Path) -> None:
+    """/proc says that root may write there."""
+    outcome = run("--slo", "nowhere.yaml", "--trace", "nowhere.csv", "-o", "/proc/out")
+    assert outcome.code == 1
+    assert re.fullmatch(
+        r"plan: /proc/out: (no permission|nothing can be).*another one with -o", outcome.complaint
+    )
+
+
+ONE_FILE = {
+    "simulate": ("--fleet", "nowhere", "--trace", "nowhere"),
+    "replan": ("--current", "nowhere", "--slo", "nowhere", "--trace", "nowhere"),
+    "search": ("vidur", "--slo", "nowhere", "--trace", "nowhere"),
+    "import": ("auto", "nowhere"),
+    "fit": ("nowhere",),
+    "calibrate": ("nowhere",),
+    "profile": ("nowhere",),
+}
+ONE_FOLDER = {
+    "validate": ("nowhere",),
+    "manifests": ("nowhere",),
+    "compare": ("--fleet", "nowhere", "--trace", "nowhere"),
+    "pareto": ("--slo", "nowhere", "--trace", "nowhere", "--over", "ttft"),
+    "schedule": ("nowhere", "--demand", "nowhere"),
+    "prefixes": ("nowhere",),
+    "report": ("nowhere",),
+}
+
+
+@pytest.mark.parametrize("command", ONE_FILE)
+@pytest.mark.parametrize("out", ["x/", "x/.", "own/", "own", "own/..", ".", "", "trace.csv/", "trace.csv/x"])
+def test_a_folder_where_a_file_is_written_is_refused_before_all_else(
+    run: Run, here: Path, command: str, out: str
+) -> None:
+    """`x/` became a file named x."""
+    (here / "own").mkdir()
+    before = snapshot(here)
+    outcome = run(command, *ONE_FILE[command], "-o", out)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert re.fullmatch("plan: .*(folder|directory).*", outcome.complaint)
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("command", ONE_FOLDER)
+@pytest.mark.parametrize("out", ["slo.yaml", "slo.yaml/", "slo.yaml/x"])
+def test_a_file_where_a_folder_is_written_is_refused_before_all_else(
+    run: Run, here: Path, command: str, out: str
+) -> None:
+    before = snapshot(here)
+    outcome = run(command, *ONE_FOLDER[command], "-o", out)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert re.fullmatch("plan: .*(folder|directory).*", outcome.complaint)
+    assert snapshot(here) == before
+
+
+def test_a_folder_in_the_way_of_a_plan_is_seen_beforehand(run: Run, here: Path) -> None:
+    (here / "out" / "report.html").mkdir(parents=True)
+    outcome = run("--slo", "nowhere.yaml", "--trace", "nowhere.csv", "-o", "out")
+    assert (outcome.code, outcome.complaint) == (
+        1, "plan: out/report.html: is a directory, and a file of that name is written; name another place "
+        "with -o",
+    )  # fmt: skip
+
+
+def test_want_of_memory_is_one_line(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan search vidur --gpus 100000000` asks for 34 GiB at once."""
+
+    def too_much(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 34.3 GiB")
+
+    monkeypatch.setattr("planner.tracefile.read_trace", too_much)
+    outcome = run("trace", "trace.csv")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == (
+        "plan: the memory of this machine does not suffice (Unable to allocate 34.3 GiB); ask for less\n"
+    )
+
+
+@pytest.mark.parametrize("plan", ["nowhere.yaml", "empty"])
+def test_a_validation_names_the_plan_that_is_not_there(run: Run, here: Path, plan: str) -> None:
+    """Not the trace that would have been beside it."""
+    (here / "empty").mkdir()
+    outcome = run("validate", plan, "-o", "out")
+    file = plan if plan.endswith("yaml") else f"{plan}/plan.yaml"
+    assert (outcome.code, outcome.complaint) == (1, f"plan: {file}: no such file")
+
+
 def test_a_link_to_nothing_is_refused_beforehand(run: Run, here: Path) -> None:
     (here / "out").symlink_to("nowhere")
     outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
     assert (outcome.code, outcome.complaint) == (
         1, "plan: out: out is a link to nothing; name another one with -o",
     )  # fmt: skip
+
+
+def test_a_name_that_ends_in_gz_gets_a_packed_file(tmp_path: Path) -> None:
+    """Plain text under such a name could not be read again."""
+    files.write_file(tmp_path / "new" / "x.csv.gz", "a,b\n")
+    with files.open_text(tmp_path / "new" / "x.csv.gz") as stream:
+        assert stream.read() == b"a,b\n"
+    files.write_file(tmp_path / "upload.gz", gzip.compress(b"packed already"))
+    assert gzip.decompress((tmp_path / "upload.gz").read_bytes()) == b"packed already"
 
 
 def test_a_device_is_written_to_as_it_is(here: Path) -> None:

@@ -6,9 +6,11 @@ import importlib
 import re
 from pathlib import Path
 
+import manifest_commands
 import pytest
 from typer.main import get_command
 
+from planner import manifests
 from planner.catalog import read_catalog
 from planner.cli import app
 from planner.fleetfile import read_fleet
@@ -143,3 +145,30 @@ def test_scripts_of_the_documents_exist() -> None:
     for document in DOCUMENTS:
         for script in re.findall(r"python ((?:benchmarks|examples)/[\w.]+)", document.read_text()):
             assert (ROOT / script).exists(), f"{document.name}: {script}"
+
+
+def test_what_the_documents_do_with_manifests_fits_them() -> None:
+    """The secret they create has the name and the keys that pods read; the files they apply are written.
+
+    `--from-literal=token=` made a secret without the key: pods started, without a token, as it is optional.
+    """
+    fleets = manifest_commands.EXAMPLES.values()
+    rendered = [manifests.render(fleet, 8192, "all") for fleet in fleets]
+    files = {name: text for one in rendered for name, text in one.files.items()}
+    read = {match for text in files.values() for match in _keys_read(text)}
+    assert read == {(kubernetes.SECRET_NAME, kubernetes.SECRET_KEY)}
+    said = "\n".join(document.read_text() for document in DOCUMENTS)
+    said += "\n".join(text for name, text in files.items() if name.endswith("README.md"))
+    secrets = set(re.findall(r"kubectl create secret generic (\S+) --from-literal=([^=\s]+)=", said))
+    assert secrets == read
+    for applied in re.findall(r"(?:kubectl apply|docker compose(?: --env-file \S+)?) -f (\S+)", said):
+        assert any(name.endswith(applied.removeprefix("deploy/")) for name in files), applied
+
+
+def _keys_read(text: str) -> list[tuple[str, str]]:
+    """(secret, key) of every `secretKeyRef`, whichever comes first."""
+    found = []
+    for block in re.findall(r"secretKeyRef:\n((?: +\w+: .*\n){2,3})", text):
+        fields = dict(line.strip().split(": ") for line in block.splitlines())
+        found.append((fields["name"], fields["key"]))
+    return found

@@ -115,6 +115,8 @@ def test_a_bad_axis_is_refused(study: Study, axis: str, message: str) -> None:
 def test_an_empty_range_is_refused(study: Study) -> None:
     with pytest.raises(InputError, match="range of ttft p90 is empty"):
         frontier(study, question(), "ttft", first=1.0, last=1.0)
+    with pytest.raises(InputError, match="range of ttft p90 is empty: 0 to 1 s"):  # 0 is no missing limit
+        frontier(study, question(), "ttft", first=0.0, last=1.0)
 
 
 def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_no_other_counts_are_cheaper(
     found = replan(
         study, at(rate_rps), running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd
     )  # fmt: skip
-    assert found.is_exact and found.verdict.holds
+    assert found.is_exhausted and found.verdict.holds
+    assert found.is_exact == (not found.assumed)
     started = sum(max(move.after - move.before, 0) for move in found.moves)
     stopped = sum(max(move.before - move.after, 0) for move in found.moves)
     total = horizon_h * found.best.fleet.price_usd_per_h + start_usd * started + stop_usd * stopped
@@ -162,7 +163,8 @@ def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> Non
     fleet = tmp_path / "fleet.yaml"
     arguments = ["replan", "--current", str(tmp_path / "out"), *later, "-o", str(fleet)]
     found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
-    assert not found["keeps"] and found["is_exact"]
+    assert not found["keeps"] and found["is_exhausted"]
+    assert found["is_exact"] == (not found["left_out_by_a_larger_one"])
     assert [row["what"] for row in found["drift"] if row["is_drift"]] == ["requests/s"]
     again = CliRunner().invoke(app, ["replan", "--current", str(fleet), *later])
     assert again.exit_code == 0, again.output

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,25 @@ def test_a_promise_that_no_rate_keeps_is_infeasible(plan: Plan) -> None:
     code, line = plan("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1)
     assert code == 3
     assert "the fleet keeps the SLO at no rate" in line and "ttft p90" in line and "promised 1 ms" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1000),
+        ("search", "vidur", "--slo", "slo.yaml", "--seeds", 1000),
+        ("search", "distserve", "--slo", "slo.yaml", "--seeds", 1000, "--rate", 500),
+        ("search", "splitwise", "--slo", "relative.yaml", "--seeds", 1000, "--rate", 500),
+    ],
+)
+def test_a_search_ends_with_its_time(plan: Plan, words: tuple[object, ...]) -> None:
+    """None of them had a clock: a thousand seeds took hours."""
+    begin_s = time.monotonic()
+    code, line = plan(*words, "--time-limit", 2)
+    assert (code, time.monotonic() - begin_s < 60) == (4, True)
+    assert re.fullmatch(
+        r"plan: no answer within 2 s( \((.* requests/s hold)?(, )?(.* do not)?\))?; raise --time-limit", line
+    )
 
 
 def test_distserves_search_writes_a_fleet_that_carries_the_rate(plan: Plan) -> None:

@@ -89,6 +89,15 @@ def test_every_step_prints_what_the_page_shows(scratch: Path) -> None:
     assert [name for name in sorted(named) if not (scratch / name).exists()] == []
 
 
+def test_make_plan_installs_what_the_steps_need() -> None:
+    """Whoever follows the page has run `make plan` and nothing else; validation needs the extra `runtime`."""
+    commands = {words[1] for line in lines_of(blocks("sh", TUTORIAL.read_text())) if (words := line.split())}
+    needed = {"runtime"} if commands & {"validate", "serve"} else set()
+    makefile = (ROOT / "Makefile").read_text()
+    (line,) = re.findall(r"^\$\(VENV\)/installed:.*\n\t(.*)$", makefile, flags=re.MULTILINE)
+    assert needed and needed <= set(re.findall(r"\[(\w+)\]", line)), line
+
+
 def test_the_how_to_s_own_gpu_is_planned_with(scratch: Path) -> None:
     """The page's catalog and question, written to the files that their first lines name, with its command."""
     text = HOW_TO.read_text()

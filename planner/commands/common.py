@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -16,7 +19,7 @@ from rich.table import Table
 
 from planner.catalog import Catalog
 from planner.domain import Slo
-from planner.errors import InputError
+from planner.errors import InputError, OutOfTimeError
 from planner.files import is_path
 from planner.slo import read_task
 from planner.traffic import Asked
@@ -27,8 +30,28 @@ if TYPE_CHECKING:
 
 QUIET_S = 1.0  # work shorter than this is not talked about
 PIPE_COLUMNS = 500
+LONGEST_S = 1e8  # three years; a longer clock cannot be set
 
 TRACE_HELP = "The traffic: CSV or JSONL, plain or .gz."
+
+
+def out_file(help: str) -> Any:
+    """The option -o of a command that writes one file."""
+    return typer.Option("--out", "-o", parser=_file, metavar="FILE", help=help)
+
+
+def _file(text: str) -> Path:
+    """A Path forgets the slash at the end, and a file would be written where a folder is meant."""
+    if os.path.basename(text) in ("", ".", ".."):  # noqa: PTH119
+        raise InputError(f"-o {text!r}: names a folder, and one file is written; name that file")
+    return Path(text)
+
+
+def folder_or_csv(text: str) -> Path:
+    """Of -o, where a name that ends in .csv is a file's."""
+    return _file(text) if Path(text).suffix == ".csv" else Path(text)
+
+
 # readable=False: files.py says what is wrong with a file, so that every kind of it ends alike
 SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
@@ -45,9 +68,9 @@ DropOption = Annotated[
         help="Leave out requests without input or output tokens even where they are more than 20 %.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", readable=False, help="The file to write.")]
+OutOption = Annotated[Path, out_file("The file to write.")]
 PngOption = Annotated[
     bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
 ]
@@ -104,11 +127,38 @@ def say_first(warnings: Iterable[str]) -> None:
 
 
 def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
-    """Refuse to write over what is being read."""
+    """Refuse to write over what is being read, or where a folder is in the way."""
     for path in outputs:
+        if is_path(str(path)) and path.is_dir():
+            raise InputError(
+                f"{path}: is a directory, and a file of that name is written; name another place with -o"
+            )
         for given in inputs:
             if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
                 raise InputError(f"{given}: would be written over; name another place with -o")
+
+
+@contextmanager
+def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
+    """Whatever is under way ends after so long with an OutOfTimeError, which says what is known `so_far`.
+
+    As Ctrl-C does, between two steps of Python: a single simulation is not cut. For searches that have no
+    clock of their own; only in the main thread, elsewhere there is no limit.
+    """
+
+    def stop(*_: object) -> None:
+        raise OutOfTimeError(f"no answer within {seconds:g} s{so_far()}; raise --time-limit")
+
+    if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_S:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a callback have dropped it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def asked_of(

@@ -16,10 +16,12 @@ from planner.commands.common import (
     Progress,
     SeedOption,
     keep_inputs,
+    out_file,
     print_json,
     print_mapping,
     print_rows,
 )
+from planner.errors import InputError
 
 FactLlm = Annotated[str | None, typer.Option("--llm", help="The LLM, where the file does not say it.")]
 FactGpu = Annotated[str | None, typer.Option("--gpu", help="The GPU, where the file does not say it.")]
@@ -180,9 +182,7 @@ def profile_steps(
     config: Annotated[
         Path, typer.Argument(readable=False, help="A Hugging Face config.json, or its folder.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", readable=False, help="The step table; a run goes on in it.")
-    ],
+    out: Annotated[Path, out_file("The step table; a run goes on in it.")],
     engine: Annotated[str, typer.Option("--engine", help="vllm, torch (operators alone) or auto.")] = "auto",
     tp: Annotated[int, typer.Option("--tp", min=1, help="Measure one rank's share, on one GPU.")] = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="Of weights and KV cache.")] = "bfloat16",
@@ -199,6 +199,8 @@ def profile_steps(
     """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch."""
     from profiling.measure import profile, summary
 
+    if out.suffix == ".gz":
+        raise InputError(f"{out}: a run goes on in its table, which cannot be packed; drop the .gz ending")
     keep_inputs([out], config)
     with Progress() as progress:
         table = profile(

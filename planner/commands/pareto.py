@@ -54,7 +54,7 @@ def pareto(
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Cost against a limit: every fleet on the frontier and the exact limit at which it stops holding.
+    """Cost against a limit: every fleet found on the frontier, and the limit at which it stops holding.
 
     Over cost, the objective is power (unless it is GPUs).
     """
@@ -140,13 +140,15 @@ def _asked(found: Frontier) -> str:
 
 
 def _steps(found: Frontier, document: dict[str, Any]) -> list[dict[str, str]]:
+    from planner.reports.words import level0_proof
+
     return [
         {
             f"{found.axis}, holds to": _shown(found, step["holds_to"]),
             found.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],
             "one type per pool": f"{step['level0']:.6g}, "
-            + ("exact" if step["level0_exact"] else "NOT exhausted"),
+            + level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"]),
             "asked": "*" if step["is_asked"] else "",
         }
         for step in document["steps"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +55,7 @@ def plan_prefixes(
     ] = None,
     catalog: CatalogOption = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.1, help="Seconds to place prefixes in.")
+        float, typer.Option("--time-limit", min=0.1, help="Seconds to place prefixes in, in all.")
     ] = 15.0,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
@@ -94,13 +95,19 @@ def plan_prefixes(
         if machines is not None and chosen is not None:
             progress(f"placing prefixes on {chosen.count} workers")
             rng = np.random.default_rng(seed)
-            found = placing.plan_prefixes(requests, chosen, time_limit_s=time_limit, rng=rng)
+            until_s = time.monotonic() + time_limit
+
+            def share_s(of: int) -> float:
+                """Of the time that is left, for the next of so many stages."""
+                return max(until_s - time.monotonic(), 0.1) / of
+
+            found = placing.plan_prefixes(requests, chosen, time_limit_s=share_s(2), rng=rng)
             prompts = placing.warm_up(requests, found)
-            needed = placing.workers_for_same_load(requests, found, time_limit_s=time_limit, rng=rng)
+            needed = placing.workers_for_same_load(requests, found, time_limit_s=share_s(2), rng=rng)
             if machines.policies.prefix_cache:
                 progress("simulating the fleet")
                 simulated = placing.pool_prefixes(
-                    machines, simulate(machines, requests), requests, time_limit_s=time_limit, rng=rng
+                    machines, simulate(machines, requests), requests, time_limit_s=share_s(1), rng=rng
                 )
     document: dict[str, Any] = {"trace": summary.as_dict(), "notes": list(requests.notes)}
     if found is not None:

@@ -15,6 +15,7 @@ from planner.commands.common import (
     Progress,
     SeedOption,
     keep_inputs,
+    out_file,
     print_json,
     print_rows,
     stdout_console,
@@ -41,9 +42,7 @@ def replan(
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
     ] = 1.0,
     stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", readable=False, help="Write the new fleet as a fleet.yaml.")
-    ] = None,
+    out: Annotated[Path | None, out_file("Write the new fleet as a fleet.yaml.")] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
@@ -112,7 +111,9 @@ def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) ->
              else finite(found.running_verdict.lines[k].value_s)}
             for k, line in enumerate(found.verdict.lines)
         ],
-        "exact_over": list(found.options),
+        "searched_over": list(found.options),
+        "is_exhausted": found.is_exhausted,
+        "left_out_by_a_larger_one": found.assumed,
         "is_exact": found.is_exact,
         "simulations": found.simulations,
         "drift": None if moved is None else [
@@ -160,6 +161,14 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
         for way in document["ways"]
     ]  # fmt: skip
     print_rows(rows, "ways to go on")
-    over = ", ".join(document["exact_over"])
-    proof = "exact" if document["is_exact"] else "NOT exhausted"
+    over = ", ".join(document["searched_over"])
+    if document["is_exact"]:
+        proof = "exact"
+    elif document["is_exhausted"]:
+        assumed = document["left_out_by_a_larger_one"]
+        proof = (
+            f"found by search ({assumed} fleets left out because a larger one fails, which is an assumption)"
+        )
+    else:
+        proof = "NOT exhausted"
     console.print(f"{proof} over all counts of {over}; {document['simulations']} simulations", markup=False)

@@ -12,6 +12,7 @@ from planner.commands.common import (
     JsonOption,
     Progress,
     SeedOption,
+    folder_or_csv,
     keep_inputs,
     print_json,
     print_rows,
@@ -47,7 +48,8 @@ def schedule(
         typer.Option(
             "--out",
             "-o",
-            readable=False,
+            parser=folder_or_csv,
+            metavar="DIR|FILE.csv",
             help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
         ),
     ] = None,
@@ -95,7 +97,10 @@ def schedule(
             asked = schedulefile.demand_of(traces, window_s=window_s)
         progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
         found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit)
-        others = {"peak": at_peak(sold, asked), "linear rule": by_rule(sold, asked)}
+        others = {
+            "peak": at_peak(sold, asked, time_limit_s=min(20.0, time_limit)),
+            "linear rule": by_rule(sold, asked),
+        }
         answer = report.Answer(sold, asked, found, others, gap)
         if out is not None and is_csv:
             files.write_file(out, report.to_csv(answer))

@@ -22,10 +22,12 @@ from planner.commands.common import (
     WindowOption,
     asked_of,
     keep_inputs,
+    out_file,
     print_json,
     print_mapping,
     print_rows,
     read_requests,
+    stopped_after,
 )
 from planner.commands.whatif import SloArgument, TraceArgument
 from planner.errors import InfeasibleError, InputError
@@ -64,6 +66,12 @@ ToleranceOption = Annotated[
 ]
 
 
+TimeOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, help="Seconds after which the search is given up.")
+]
+LONGEST_S = 1800.0
+
+
 def find_goodput(
     fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
     trace: TraceArgument,
@@ -77,20 +85,22 @@ def find_goodput(
     tolerance: ToleranceOption = 0.02,
     catalog: CatalogOption = None,
     drop_invalid: DropOption = False,
+    time_limit: TimeOption = LONGEST_S,
     json_output: JsonOption = False,
 ) -> None:
     """Find the highest rate at which a fleet keeps an SLO, in steady state.
 
-    The rate in the SLO's traffic section is not used. Exit code 3: no rate is kept.
+    The rate in the SLO's traffic section is not used. Exit code 3: no rate is kept. 4: not found in time.
     """
     from planner.fleetfile import read_fleet
     from planner.simulator.metrics import value_s
-    from planner.solvers.goodput import Steady, goodput, poisson, residences
+    from planner.solvers.goodput import Steady, highest, poisson, residences
     from planner.solvers.vidur_search import most_rps
     from planner.traces import spread
     from planner.traffic import Asked
 
-    with Progress() as progress:
+    tried: dict[float, bool] = {}
+    with Progress() as progress, stopped_after(time_limit, lambda: _bracket(tried)):
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
         promise, asked = asked_of(slo, known, rate=None, scale=scale, window=window, command="goodput")
@@ -106,8 +116,14 @@ def find_goodput(
             traffic, lowest_rps = poisson(spread(requests, seed=0)), 0.0
         rule = Steady(promise, traffic, seeds)
         progress(f"searching the goodput of {engines.workers} workers")
-        found = goodput(
-            rule, engines, guess_rps=most_rps(engines, requests) / 4, tolerance_frac=tolerance,
+
+        def carries(rate_rps: float) -> bool:
+            progress(f"{rate_rps:.4g} requests/s")
+            tried[rate_rps] = rule.carries(engines, rate_rps)
+            return tried[rate_rps]
+
+        found = highest(
+            carries, guess_rps=most_rps(engines, requests) / 4, tolerance_frac=tolerance,
             lowest_rps=max(lowest_rps, 1e-4),
         )  # fmt: skip
         run = rule.run(engines, found.rate_rps or max(lowest_rps, 1e-4))
@@ -159,6 +175,15 @@ def find_goodput(
     print_rows(rows, f"at {found.rate_rps:.4g} requests/s, {len(run.arrival_s)} requests")
 
 
+def _bracket(tried: dict[float, bool]) -> str:
+    """Between which rates it lies, as far as they were tried."""
+    kept = [rate for rate, holds in tried.items() if holds]
+    failed = [rate for rate, holds in tried.items() if not holds]
+    said = [f"{max(kept):.4g} requests/s hold"] if kept else []
+    said += [f"{min(failed):.4g} do not"] if failed else []
+    return f" ({', '.join(said)})" if said else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Rows for people, the same for programs, and the fleet to write down, if there is a best one."""
@@ -180,11 +205,12 @@ def search(
     seeds: SeedsOption = 1,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", readable=False, help="Write the best fleet to this fleet.yaml."),
+        out_file("Write the best fleet to this fleet.yaml."),
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
+    time_limit: TimeOption = LONGEST_S,
     json_output: JsonOption = False,
 ) -> None:
     """Search fleets as the papers do, on the planner's fits, and in steady state.
@@ -192,7 +218,7 @@ def search(
     distserve: Algorithms 1 and 2, and free counts of prefill and decode instances, for the rate asked.
     vidur: requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers.
     splitwise: machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`.
-    Arrivals are Poisson, lengths those of the trace.
+    Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
     """
     from planner import files, output
     from planner.slo import read_task
@@ -200,7 +226,7 @@ def search(
     if out is not None:
         files.check_output_file(out)
         keep_inputs([out], slo, trace)
-    with Progress() as progress:
+    with Progress() as progress, stopped_after(time_limit, str):
         known = read_catalog(catalog)
         task = read_task(slo, known)
         requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)

@@ -23,6 +23,7 @@ from planner.commands.common import (
     asked_of,
     attainment_rows,
     keep_inputs,
+    out_file,
     print_json,
     print_mapping,
     print_rows,
@@ -38,7 +39,7 @@ def simulate(
     trace: Annotated[Path, typer.Option("--trace", readable=False, help=TRACE_HELP)],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", readable=False, help="Write one row per request to this CSV."),
+        out_file("Write one row per request to this CSV."),
     ] = None,
     slo: SloOption = None,
     closed_loop: Annotated[

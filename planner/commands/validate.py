@@ -92,19 +92,21 @@ def validate(
     _need_aiohttp()
     import numpy as np
 
+    from planner.files import check_output_directory
     from runtime.document import STATUSES, document, rows
     from runtime.validate import slice_of
     from runtime.validate import validate as run
 
+    check_output_directory(out)
     with Progress() as progress:
         known = read_catalog(catalog)
         file = _plan_file(plan)
+        fleet, longest = _fleet(file, known)
         promise, asked = asked_of(
             slo, known, rate=rate, scale=scale, window=window or "whole", command="validate"
         )
         read = read_requests(trace or _beside(file), seed=seed, drop_invalid=drop_invalid)
         requests = asked.of(read, seed=seed)
-        fleet, longest = _fleet(file, known)
         longest = longest or int(np.max(requests.input_tokens + requests.output_tokens))
         notes: tuple[str, ...] = ()
         whole = None

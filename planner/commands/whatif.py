@@ -191,6 +191,8 @@ def rows(before: Answer, moved: Moved, bounds: list[float]) -> list[dict[str, st
 
 
 def _figures(found: dict[str, Any], bound: float) -> dict[str, str]:
+    from planner.reports.words import level0_proof
+
     lines = {
         f"{line['limit']}, limit": show_s(line["limit_s"]) for line in found["slo"]
     } | {
@@ -207,7 +209,7 @@ def _figures(found: dict[str, Any], bound: float) -> dict[str, str]:
         "requests/s": f"{found['rate_rps']:.4g}",
         **lines,
         "bound": f"{bound:.4g}",
-        "level 0": "exact" if found["level0_exact"] else "NOT exhausted",
+        "level 0": level0_proof(is_exact=found["level0_exact"], is_exhausted=found["level0_exhausted"]),
     }
 
 

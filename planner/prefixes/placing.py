@@ -358,7 +358,7 @@ def workers_for_same_load(
             workers,
             room,
             sessions=sessions,
-            time_limit_s=time_limit_s,
+            time_limit_s=max(ends_s - time.monotonic(), 0.1),
             routings=FEW_ROUTINGS,
             rng=rng,
         )

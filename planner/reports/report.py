@@ -33,7 +33,7 @@ def render(plan: Plan, *, command: str = "") -> str:
             ),
             section("What else it could be", _alternatives(plan)),
             section("What binds", bullets(plan.certificate.binding, "No single limit binds.")),
-            section("What was proved, and over what", _proof(plan)),
+            section("What was found, and what bounds it", _proof(plan)),
             section("Where the figures come from", _sources(plan)),
             section("Do it again", _again(command)),
         ]
@@ -42,7 +42,7 @@ def render(plan: Plan, *, command: str = "") -> str:
         f"Fleet plan for {plan.fleet.llm.name}",
         body,
         f"Written by fleetplan from a simulation of {counted(len(plan.trace), 'request')}, seed "
-        f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what was proved; "
+        f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what speaks for it; "
         "manifests/ deploys it.",
     )
 

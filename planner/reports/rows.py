@@ -302,7 +302,11 @@ def source_rows(plan: Plan) -> Rows:
         *(_step_times(pool) for pool in running(plan.fleet)),
         ("KV tokens of a worker", "computed", memory),
         ("Latencies, shares, load", "simulated", simulated),
-        ("Lower bound", "solved", "a mixed-integer program that no policy escapes; see docs/formulations.md"),
+        (
+            "Lower bound",
+            "solved",
+            "a mixed-integer program over all fleets and policies; see docs/formulations.md",
+        ),
     ]
     if plan.power is not None:
         found.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))

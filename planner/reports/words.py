@@ -76,12 +76,12 @@ def limit_text(limit: Limit) -> str:
 def headline(plan: Plan) -> list[tuple[str, str, str]]:
     """The figures one asks for first: name, value, note."""
     fleet, certificate, power = plan.fleet, plan.certificate, plan.power
-    if certificate.level0_exact and certificate.beyond_exact:
-        proved, over = "proved cheapest", "over every fleet of the universe"
-    elif certificate.level0_exact:
-        proved, over = "proved", "best with one worker type per pool"
-    else:
+    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=plan.status == "certified")
+    if proof == NOT_EXHAUSTED:
         proved, over = "not closed", f"gap to the bound {percent(certificate.gap_frac)}"
+    else:
+        proved, over = proof, "best with one worker type per pool"
+        over += "; mixtures searched to the end" if certificate.beyond_exact else ""
     month_usd = fleet.price_usd_per_h * HOURS_PER_MONTH
     return [
         ("Cost", usd(fleet.price_usd_per_h) + "/h",
@@ -93,6 +93,20 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
          f"{percent(plan.verdict.attainment_frac)} of requests keep all limits"),
         ("Certificate", proved, over),
     ]  # fmt: skip
+
+
+NOT_EXHAUSTED = "NOT exhausted"
+
+
+def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
+    """How sure the best fleet with one worker type per pool is.
+
+    "exact" only where every cheaper one was simulated or is ruled out by a valid bound; a search that came to
+    its end but left fleets out by assumption has found the best it knows.
+    """
+    if is_exact:
+        return "exact"
+    return "found by search" if is_exhausted else NOT_EXHAUSTED
 
 
 def policies_line(fleet: Fleet) -> str:
@@ -177,15 +191,21 @@ def proof_lines(plan: Plan) -> list[str]:
             f"{'if what is assumed holds' if assumed else 'exactly'}: "
             f"{excluded_text(cheaper, simulated, assumed)}."
             if certificate.level0_exact
+            else "found by search, under the assumptions below."
+            if plan.status == "certified"
             else "as far as the search came; it was not exhausted in time."
         ),
         "Fleets of several types per pool: "
-        + ("exhausted too, none is better." if certificate.beyond_exact else "searched, not exhausted."),
+        + (
+            "none better was found; each was simulated, or left out because a larger one fails."
+            if certificate.beyond_exact
+            else "searched, not exhausted."
+        ),
     ]
     if plan.throughput:
         lines.append(
             f"Most traffic within the limits: {plan.throughput.rate_rps:g} requests/s. At "
-            f"{plan.throughput.refuted_rps:g} no fleet with one worker type per pool holds; that more "
+            f"{plan.throughput.refuted_rps:g} the search over one worker type per pool found none; that more "
             "traffic is never easier to carry is assumed. All else is about the cheapest fleet at this rate."
         )
     if certificate.level0_gap_frac > 0:
@@ -193,8 +213,8 @@ def proof_lines(plan: Plan) -> list[str]:
             f"The plan saves {percent(certificate.level0_gap_frac)} against the best of one type per pool."
         )
     lines += [
-        f"No policy whatever serves this traffic for less than {bound} {unit}: a gap of "
-        f"{percent(certificate.gap_frac)} to the plan.",
+        f"Lower bound over all fleets of these worker types, under any policy: {bound} {unit}, a gap of "
+        f"{percent(certificate.gap_frac)} to the plan; the assumptions say what it takes for granted.",
         f"{counted(certificate.simulations, 'simulation')}, {counted(certificate.cuts, 'cut')}, seed "
         f"{certificate.seed}.",
     ]

@@ -18,6 +18,7 @@ from planner.reports.words import (
     amount,
     counted,
     describe,
+    level0_proof,
     listed,
     percent,
     promise,
@@ -136,7 +137,7 @@ def _certificate(plan: SharedPlan) -> Document:
 
 
 def proof_lines(plan: SharedPlan) -> list[str]:
-    """What was proved, in sentences."""
+    """What was found and what bounds it, in sentences."""
     value, least, bound = (amount(each, plan.unit) for each in (plan.value, plan.level0_bound, plan.bound))
     if plan.level0 is None:
         level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
@@ -150,8 +151,8 @@ def proof_lines(plan: SharedPlan) -> list[str]:
     return [
         f"Plan: {value} {plan.unit}. Status: {plan.status}.",
         f"With one worker type per pool for every LLM, {level0}.",
-        f"No fleets and no policies whatever serve all of this for less than {bound} {plan.unit}: a gap of "
-        f"{percent(plan.gap_frac)} to the plan.",
+        f"Lower bound over all fleets of these worker types, under any policies: {bound} {plan.unit}, a gap "
+        f"of {percent(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
         f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "
         f"{plan.seed}.",
     ]
@@ -172,14 +173,15 @@ def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
     """The figures one asks for first: name, value, note."""
     total = _totals(plan)
     kept = sum(one.verdict.holds for one in plan.plans.values())
+    proof = level0_proof(is_exact=plan.is_exact, is_exhausted=plan.is_exhausted)
     return [
         ("Cost", usd(total["cost_usd_per_h"]) + "/h",
          f"{total['cost_usd_per_h'] * HOURS_PER_MONTH:,.0f} USD per month"),
         ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
         ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
         ("Promises", f"{kept} of {len(plan.plans)}", "kept in the simulations"),
-        ("Certificate", "exact" if plan.is_exact else "searched" if plan.is_exhausted else "not closed",
-         "best with one worker type per pool" if plan.is_exact
+        ("Certificate", proof if plan.is_exhausted else "not closed",
+         "best with one worker type per pool" if plan.is_exhausted
          else f"gap to the bound {percent(plan.gap_frac)}"),
     ]  # fmt: skip
 
@@ -250,7 +252,8 @@ def _report(plan: SharedPlan) -> str:
             + f"<div class=below>{bullets(plan.binding)}</div>",
         ),
         section(
-            "What was proved", bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions)
+            "What was found, and what bounds it",
+            bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions),
         ),
         *([section("Nodes", table(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
     ]

@@ -23,6 +23,7 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     import highspy
+    from ortools.sat.python import cp_model
 
 Engine = Literal["highs", "cbc", "ortools"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
@@ -85,6 +86,17 @@ def solve(
             f"the solver gave no answer to {problem.name!r} in {time_limit_s:g} s; allow it more time"
         )
     return None if status == "infeasible" else status == "optimal"
+
+
+def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
+    """CP-SAT on one thread. By itself it takes Ctrl-C for the end of its time, and the plan would go on."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False
+    return solver
 
 
 def whole(variable: pulp.LpVariable) -> int:

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.errors import InfeasibleError, InputError
+from planner.solvers.backend import cp_solver
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -314,9 +315,7 @@ def _place(
 def _run(model: cp_model.CpModel, time_limit_s: float) -> tuple[cp_model.CpSolver, bool]:
     from ortools.sat.python import cp_model
 
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_workers = 1
+    solver = cp_solver(time_limit_s)
     return solver, solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Literal
 
 from planner.domain import Fleet, Pool
 from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.solvers.backend import cp_solver
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -381,9 +382,7 @@ def _in_turn(
     bounds: list[int] = []
     for objective in objectives:
         model.minimize(objective)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.max_time_in_seconds = time_limit_s / len(objectives)
+        solver = cp_solver(time_limit_s / len(objectives))
         status = solver.solve(model)
         if status == cp_model.INFEASIBLE:
             return None, bounds, False

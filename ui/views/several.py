@@ -160,7 +160,7 @@ def _answer(session: Session) -> None:
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
     _whole(found)
-    with st.expander("What was proved"):
+    with st.expander("What was found, and what bounds it"):
         draw.bullets(found["proof"])
         st.markdown("**Assuming**")
         draw.bullets(found["assumptions"])
