@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -263,7 +264,7 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
 
 
 def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool) -> None:
-    from planner.reports.words import answer, level0_proof, promise, unpriced
+    from planner.reports.words import answer, excluded_text, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -289,13 +290,20 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
     ]  # fmt: skip
     lines += attainment_rows(found.slo, found.verdict.attainment_frac)
     print_rows(lines, "SLO")
-    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=found.status == "certified")
+    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
+    is_found = math.isfinite(certificate.level0)
+    level0 = f"{certificate.level0:.6g} {certificate.unit}, {proof}" if is_found else "none found"
     console.print(
-        f"level 0 (one worker type per pool): {certificate.level0:.6g} {certificate.unit}, {proof}; plan: "
+        f"level 0 (one worker type per pool): {level0}; plan: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
         f"(gap {100 * certificate.gap_frac:.1f} %); {certificate.simulations} simulations",
         markup=False,
     )
+    if not certificate.level0_exact:
+        fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
+        console.print(f"  {fails}; --prove simulates the others", markup=False)
+        for sentence in certificate.assumed:
+            console.print(f"  {sentence}", markup=False)
     for alternative in found.alternatives:
         value = unpriced(alternative, certificate.unit) or (
             f"{alternative.objective:.6g} {certificate.unit} ({alternative.note})"

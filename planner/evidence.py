@@ -410,9 +410,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         if counts == best:
             continue
         if counts is None:
-            note = (
-                "no pool, or pair of pools, of one worker type was found; mixes of several were not searched"
-            )
+            note = "none of one worker type per pool was found; mixes of several were not searched for it"
             rows.append(Alternative(label, None, math.inf, note))
         elif oracle.holds([counts])[0]:
             rows.append(Alternative(label, oracle.fleet(counts), cost, _more(cost, value)))

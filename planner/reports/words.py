@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ from planner.units import show_s
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
-MONOTONE = "a larger fleet of their kind fails (more workers never hurt, as is assumed)"
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
 WHAT = {
     "ttft": "of requests get their first token within",
@@ -147,19 +147,16 @@ def queue_text(patient_frac: float, patience_s: float) -> str:
     return f"the backlog grows: {found}"
 
 
-def excluded_text(cheaper: int | None, simulated: int, assumed: Sequence[str]) -> str:
-    """Why no cheaper fleet of level 0 is the answer: how many there are, how many were simulated, and what
-    excludes the rest. `cheaper` is None where they were not counted.
-    """
-    by = "by valid bounds" + (f", or as {listed(assumed)}" if assumed else "")
+def excluded_text(cheaper: int | None, simulated: int) -> str:
+    """How many cheaper fleets of level 0 there are and how many of them were simulated; None: without end."""
     if cheaper is None:
-        return f"cheaper ones were simulated and fail, or are excluded {by}"
+        return f"{simulated:,} cheaper ones were simulated and fail"
     if cheaper == 0:
-        return "there is no cheaper one"
-    rest = cheaper - simulated
-    return f"of {counted(cheaper, 'cheaper one')} {simulated:,} were simulated and fail" + (
-        f", {rest:,} are excluded without a simulation, {by}" if rest else ""
-    )
+        return "no cheaper one has the workers that the work takes"
+    if cheaper == simulated:
+        return f"all {cheaper:,} cheaper ones with the workers that the work takes were simulated and fail"
+    fails = f"{simulated:,} were simulated and fail"
+    return f"of {cheaper:,} cheaper ones with the workers that the work takes {fails}"
 
 
 def value_text(line: Line) -> str:
@@ -170,31 +167,28 @@ def seconds_text(seconds: float) -> str:
     return "never" if seconds == float("inf") else show_s(seconds)
 
 
-def _cheaper(certificate: Certificate) -> tuple[int | None, int, tuple[str, ...]]:
-    """Fleets of level 0 that cost less, those of them that were simulated, and on what excludes the rest."""
-    assumed = getattr(certificate, "assumed", (MONOTONE,))
-    return getattr(certificate, "cheaper", None), getattr(certificate, "cheaper_simulated", 0), assumed
+def level0_line(certificate: Certificate) -> str:
+    """The best fleet with one worker type per pool: how it was found, and how far that goes."""
+    fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
+    if not math.isfinite(certificate.level0):
+        return f"none was found; {fails}"
+    best = f"the best is {amount(certificate.level0, certificate.unit)} {certificate.unit}"
+    if certificate.level0_exact:
+        return f"{best}, exactly: {fails}"
+    if certificate.level0_exhausted:
+        return f"{best}, found by search: {fails}; the others were left out by what is assumed"
+    return f"{best}, as far as the search came; it was not exhausted in time"
 
 
 def proof_lines(plan: Plan) -> list[str]:
     """What was found, what was proved over what, and by how many simulations."""
     certificate = plan.certificate
     unit = certificate.unit
-    cheaper, simulated, assumed = _cheaper(certificate)
-    value, level0, bound = (
-        amount(v, unit) for v in (certificate.value, certificate.level0, certificate.bound)
-    )
+    value, bound = (amount(v, unit) for v in (certificate.value, certificate.bound))
     lines = [
         f"Plan: {value} {unit}. Status: {plan.status}.",
-        f"Fleets with one worker type per pool: the best is {level0} {unit}, "
-        + (
-            f"{'if what is assumed holds' if assumed else 'exactly'}: "
-            f"{excluded_text(cheaper, simulated, assumed)}."
-            if certificate.level0_exact
-            else "found by search, under the assumptions below."
-            if plan.status == "certified"
-            else "as far as the search came; it was not exhausted in time."
-        ),
+        f"Fleets with one worker type per pool: {level0_line(certificate)}.",
+        *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in certificate.assumed),
         "Fleets of several types per pool: "
         + (
             "none better was found; each was simulated, or left out because a larger one fails."
@@ -225,7 +219,8 @@ def unpriced(alternative: Alternative, unit: str) -> str:
     """What is said of a kind of fleet that has no price: a bound is none. Empty where it has one."""
     if alternative.is_priced:
         return ""
-    least = f", at least {amount(alternative.objective, unit)} {unit}" if alternative.at_least else ""
+    is_bounded = alternative.at_least and math.isfinite(alternative.objective)
+    least = f", at least {amount(alternative.objective, unit)} {unit}" if is_bounded else ""
     return f"not priced{least}" + (f": {alternative.note}" if alternative.note else "")
 
 
