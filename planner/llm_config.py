@@ -13,7 +13,7 @@ from typing import Any
 from planner.domain import Llm
 from planner.errors import CatalogError, InputError
 from planner.files import open_input
-from planner.values import nearest
+from planner.values import MOST, nearest
 
 Row = Mapping[str, Any]
 MAX_CONFIG_BYTES = 4 * 2**20
@@ -92,6 +92,7 @@ _UNMODELLED = {
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
 _OTHER_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ
+_GROUPED_METHODS = ("compressed-tensors", "modelopt", "none")  # the groups say what weights are
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
 _FP8_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB")  # of ModelOpt
 _EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval")  # 1: each has experts
@@ -122,8 +123,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _config_count(config: Row, where: str, *keys: str, default: int | None = None) -> int:
     for key in keys:
         if (value := config.get(key)) is not None:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise CatalogError(f"{where}: {key}: expected a whole number > 0, found {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+                raise CatalogError(
+                    f"{where}: {key}: expected a whole number > 0 and at most {MOST}, found {value!r}"
+                )
             return value
     if default is None:
         raise CatalogError(
@@ -216,7 +219,10 @@ def _quantised(section: object, where: str) -> tuple[float | None, float]:
         if str(algorithm).upper() not in _FP8_ALGORITHMS:
             raise CatalogError(f"{where}: quant_algo: {algorithm!r} is not modelled; {_INSTEAD}")
         return 1.0, kv_dtype_bytes
-    if str(method).lower() in _FP8_METHODS or _has_fp8_groups(section):
+    if section.get("config_groups"):
+        if _has_fp8_groups(section) and str(method).lower() in (*_FP8_METHODS, *_GROUPED_METHODS):
+            return 1.0, kv_dtype_bytes
+    elif str(method).lower() in _FP8_METHODS:
         return 1.0, kv_dtype_bytes
     if method is None and "quant_algo" in section and not section.get("config_groups"):
         return None, kv_dtype_bytes  # ModelOpt, of keys and values alone

@@ -62,13 +62,15 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
 def parse_market(document: Mapping[str, Any]) -> Market:
     """The same from a mapping."""
     refuse_unknown(document, ("gpus", "capacity", "spot", "limits"), "schedule")
-    gpus, rows, limits = document.get("gpus"), document.get("capacity"), document.get("limits") or {}
+    gpus, rows, limits = document.get("gpus"), document.get("capacity"), document.get("limits")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
     if not isinstance(rows, list) or not rows:
         raise InputError(
             "capacity: expected a list of worker types, each with the rate that one worker sustains"
         )
+    if limits is None:
+        limits = {}
     if not isinstance(limits, dict):
         raise InputError(f"limits: expected power and cost, found {limits!r}")
     refuse_unknown(limits, ("power", "cost"), "limits")
@@ -81,8 +83,8 @@ def parse_market(document: Mapping[str, Any]) -> Market:
         offers,
         capacities,
         float(spot),
-        quantity(limits["power"], "w", where="limits: power") if "power" in limits else None,
-        quantity(limits["cost"], "usd_per_h", where="limits: cost") if "cost" in limits else None,
+        _positive(limits["power"], "w", "limits: power", least=0.0) if "power" in limits else None,
+        _positive(limits["cost"], "usd_per_h", "limits: cost", least=0.0) if "cost" in limits else None,
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from planner.errors import InputError
 from planner.units import quantity
 
+MOST = 10**12  # of whole numbers that count something; beyond, 64 bits overflow where they are multiplied
+
 
 def nearest(name: object, known: Collection[str], count: int = 3) -> list[str]:
     """The known names most like `name`, whatever its case; for error messages."""
@@ -81,6 +83,8 @@ def positive(value: object, unit: str, where: str) -> float:
 def whole(value: object, where: str, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{where}: expected a whole number >= {least}, found {value!r}")
+    if value > MOST:
+        raise InputError(f"{where}: expected at most {MOST}, found {value!r}")
     return value
 
 

@@ -350,7 +350,7 @@ QUESTIONS = [
         "config.json of 4 bits",
         "llama-3.1-8b",
         "config.json",
-        r"config.json: quantization_config: 'awq' is not",
+        r"config.json: quantization_config: quant_method: 'awq' is not",
         config_json=json.dumps(CONFIG | {"quantization_config": {"quant_method": "awq"}}),
     ),
 ]

@@ -591,7 +591,7 @@ def test_a_terminal_gets_its_cursor_back_after_an_error(here: Path) -> None:
     assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") > -1
 
 
-@pytest.mark.parametrize("usd", ["inf", "nan", "1e300"])
+@pytest.mark.parametrize("usd", ["inf", "1e300"])
 @pytest.mark.parametrize("option", ["--stop-cost", "--start-cost"])
 def test_a_cost_without_end_is_refused(run: Run, here: Path, option: str, usd: str) -> None:
     """With an infinite one the solver was asked for the impossible, and said so with a traceback."""

@@ -463,6 +463,8 @@ def test_command_takes_a_trace_per_llm(
         (("gpus: 4", "gpus: 0.5"), "gpus: expected a whole number"),
         (("stock: 64", "stock: many"), "stock: expected a whole number"),
         (("capacity:", "capacities:"), "unknown key 'capacities'"),
+        (("power: 80 kW", "cost: -1"), "limits: cost: expected at least 0, found -1"),
+        (("power: 80 kW", "power: 80"), "limits: power: 80 has no unit; write 80 W or 80 kW"),
         (("power: 80 kW", "watts: 3"), "limits: unknown key 'watts'"),
     ],
 )

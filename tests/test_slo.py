@@ -107,14 +107,11 @@ def test_both_ways_to_write_a_percentile() -> None:
         ({"fleet": {"network": {"bandwidth": 50}}}, "bandwidth: 50 has no unit; write 50 GB/s"),
         ({"fleet": {"network": {"latency": 1}}}, "latency: 1 has no unit; write 1 ms or 1 s"),
         ({"fleet": {"host_overhead": 2}}, "host_overhead: 2 has no unit"),
+        ({"limits": {"gpus": 2**70}}, "limits: gpus: expected at most"),
         ({"limits": {"power": 80}}, "power: 80 has no unit; write 80 W or 80 kW"),
         ({"policies": {"queue": "sjf", "longest_wait": 60}}, "longest_wait: 60 has no unit"),
         (
-            {
-                "fleet": {
-                    "prices": {"h100-80g": {"spot": 1, "spot_interruptions_per_h": 1, "spot_restart": 9}}
-                }
-            },
+            {"fleet": {"prices": {"h100": {"spot": 1, "spot_interruptions_per_h": 1, "spot_restart": 9}}}},
             "spot_restart: 9 has no unit",
         ),
     ],

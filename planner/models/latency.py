@@ -54,6 +54,12 @@ class StepLatency:
             raise InputError(f"step latency: {len(knots)} knots, {len(f_s)} values; need two or more of each")
         if not (np.diff(knots) > 0).all() or not (np.diff(f_s) >= 0).all() or not f_s[0] > 0:
             raise InputError("step latency: knots must increase, f must be > 0 and never fall")
+        if knots[0] < 0:
+            raise InputError(f"step latency: knots are tokens, must be >= 0, found {knots[0]:g}")
+        if self.mape_frac is not None and not self.mape_frac >= 0:
+            raise InputError(f"step latency: mape_frac is {self.mape_frac}, must be >= 0")
+        if self.max_context_tokens is not None and not self.max_context_tokens > 0:
+            raise InputError(f"step latency: max_context_tokens is {self.max_context_tokens}, must be > 0")
         if min(self.a_s, self.b_s, self.d_s, self.e_s, self.h_s) < 0:
             raise InputError("step latency: a, b, d, e and h must be >= 0")
         if self.uncertainty_frac is not None and not self.uncertainty_frac >= 0:

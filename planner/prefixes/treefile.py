@@ -27,7 +27,6 @@ from planner.values import at_least_0, mapping, refuse_unknown, share, whole
 KEYS = ("replicas", "largest_load", "memory_tokens", "token_s", "rest", "nodes")
 NODE_KEYS = ("name", "after", "tokens", "prefill", "rate", "rest")
 MOST_REPLICAS = 1000
-MOST_MEMORY_TOKENS = 10**12  # beyond, numbers of 64 bits no longer tell one token from none
 SAME_FRAC = 1e-9
 
 
@@ -80,17 +79,10 @@ def read_tree(path: Path) -> TreeQuestion:
     demand = replace(idle, rate_rps=rate_of, work_s=idle.path_sum(prefill_of) + rest_of)
     limit = document.get("largest_load")
     return TreeQuestion(
-        tuple(place), demand, _memory_tokens(document.get("memory_tokens"), f"{where}: memory_tokens"),
+        tuple(place), demand, whole(document.get("memory_tokens"), f"{where}: memory_tokens", least=0),
         replicas=None if limit is not None else _replicas(document["replicas"], where),
         largest_load=None if limit is None else share(limit, f"{where}: largest_load"),
     )  # fmt: skip
-
-
-def _memory_tokens(value: object, where: str) -> int:
-    tokens = whole(value, where, least=0)
-    if tokens > MOST_MEMORY_TOKENS:
-        raise InputError(f"{where}: must be at most {MOST_MEMORY_TOKENS}, found {tokens}")
-    return tokens
 
 
 def _replicas(value: object, where: str) -> int:
