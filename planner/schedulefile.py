@@ -34,7 +34,14 @@ PRICES = ("on_demand", "reserved", "spot")
 
 def read_market(path: Path) -> Market:
     """schedule.yaml; raises InputError naming file and field."""
-    document = read_yaml(path)
+    file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
+    document = read_yaml(file)
+    if "workers" in document and "capacity" not in document:
+        raise InputError(
+            f"{file}: is a plan or a fleet, which does not say what one worker sustains alone; expected a "
+            "schedule.yaml: gpus with prices and stock, and under capacity the rate of every kind of worker, "
+            "as `plan goodput` measures it"
+        )
     try:
         return parse_market(document)
     except InputError as error:

@@ -495,3 +495,11 @@ def test_command_says_what_is_missing(
     market.write_text(MARKET)
     assert run(monkeypatch, market, *arguments) == 1
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_plan_is_no_schedule_and_says_what_is(tmp_path: Path, *, is_folder: bool) -> None:
+    """One line for a plan, or the folder it was written to, in place of "unknown key 'status'"."""
+    (tmp_path / "plan.yaml").write_text("status: certified\nllm: x\nworkers: [{gpu: h100-80g, count: 2}]\n")
+    with pytest.raises(InputError, match=r"plan\.yaml: is a plan or a fleet, .* expected a schedule\.yaml"):
+        read_market(tmp_path if is_folder else tmp_path / "plan.yaml")

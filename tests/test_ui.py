@@ -756,6 +756,65 @@ def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
     assert found["worker"] == "3 prefill of 2 + 1 decode of 4 × h100-80g"
 
 
+PAIR: dict[str, Any] = {
+    "llm": "meta-llama/Llama-3.1-70B", "rate_rps": 20.0, "cost_usd_per_h": 67.36, "gpus": 24,
+    "workers": [
+        {"role": "prefill", "count": 10, "tp": 2, "gpu": "h100-80g"},
+        {"role": "decode", "count": 1, "tp": 4, "gpu": "a100-80g"},
+    ],
+}  # fmt: skip
+
+
+def test_a_plan_of_two_kinds_of_gpu_is_refused_by_a_schedule() -> None:
+    """One line, and no figures of ours in their place."""
+    assert "it has a100-80g and h100-80g" in market.refused(PAIR)
+    one = [pool | {"gpu": "h100-80g"} for pool in PAIR["workers"]]
+    assert market.refused(PAIR | {"workers": one}) == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limits", "stock"),
+    [({"h100-80g": 32}, {}, 32), (["h100-80g"], {}, None), ({"h100-80g": 32}, {"gpus": 16}, 16)],
+)
+def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
+    gpus: Any, limits: dict[str, Any], stock: int | None
+) -> None:
+    """It had none: a peak could take more GPUs than there are."""
+    plan = PAIR | {"workers": PAIR["workers"][:1], "gpus": 20, "cost_usd_per_h": 59.8}
+    task = parse_task(
+        {"llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": gpus},
+         "limits": limits | {"power": "80 kW", "cost": "500 usd/h"}}, CATALOG,
+    )  # fmt: skip
+    offer = market.offered(plan, CATALOG.gpu("h100-80g"), task)
+    assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
+    assert market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
+    found = {"gpus": {"h100-80g": offer}, "capacity": [market.unit(plan, CATALOG.gpu("h100-80g"))]}
+    sold = parse_market(found | {"limits": market.limits(task)})
+    assert sold.offers[0].stock == stock and sold.power_w == 80_000
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_schedule_begins_with_the_plans_stock_and_makes_nothing_up() -> None:
+    """The sample's question has 32 H100 in stock and 80 kW."""
+    planned()
+    at = opened("schedule")
+    assert "Made-up figures" not in text_of(at)
+    text = typed(at, "schedule.yaml").value
+    assert "stock: 32" in text and "power: 80 kW" in text
+
+
+@pytest.mark.usefixtures("at_once")
+def test_figures_are_not_made_up_for_a_plan_that_is_no_worker(folder: Path) -> None:
+    """A plan of H100 and A100 was left out, and ten requests/s per worker stood in its place."""
+    planned("7" * 32)
+    Store(folder).keep_result("pair", PAIR, b"")
+    with sqlite3.connect(folder / "fleetplan.sqlite") as db:
+        db.execute("update plans set result = 'pair' where session = ?", ("7" * 32,))
+    at = opened("schedule", "7" * 32)
+    assert any("it has a100-80g and h100-80g" in said for said in shown(at.error))
+    assert "Made-up figures" not in text_of(at) and "capacity: []" in typed(at, "schedule.yaml").value
+
+
 @pytest.mark.usefixtures("at_once")
 def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
     planned()

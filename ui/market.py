@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.domain import SPOT, Gpu
+from planner.slo import Task
 from planner.units import quantity
 from ui.store import Document
 
@@ -35,6 +36,30 @@ def firm_price(plan: Document, gpu: Gpu) -> str:
     is_firm = not any(pool["gpu"].endswith(SPOT) for pool in plan["workers"])
     usd = plan["cost_usd_per_h"] / plan["gpus"] if is_firm else gpu.price_usd_per_h
     return f"{usd:.6g} usd/h"
+
+
+def offered(plan: Document, gpu: Gpu, task: Task) -> Document:
+    """The line of `gpus` for a plan of one kind of GPU: its price and how many its question may use."""
+    reserved = gpu.name in task.reserved or gpu.base in task.reserved
+    found: Document = {"reserved" if reserved else "on_demand": firm_price(plan, gpu)}
+    known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
+    return found | ({"stock": min(known)} if known else {})
+
+
+def limits(task: Task) -> Document:
+    """What the question of a plan allows in all, as schedule.yaml has it."""
+    found = {"power": (task.power_limit_w, "W"), "cost": (task.cost_limit_usd_per_h, "usd/h")}
+    return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in found.items() if amount is not None}
+
+
+def refused(plan: Document) -> str:
+    """Why a plan is no kind of worker of a schedule; empty where it is one."""
+    if len(names := kinds(plan)) == 1:
+        return ""
+    return (
+        f"it has {' and '.join(names)}, and a worker of a schedule has one kind of GPU; plan with one kind, "
+        "or write down what one worker of each kind sustains"
+    )
 
 
 def unit(plan: Document, gpu: Gpu) -> Document:

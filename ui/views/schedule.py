@@ -13,8 +13,9 @@ import streamlit as st
 from planner.errors import InputError, PlannerError
 from planner.files import read_yaml, to_yaml
 from planner.schedulefile import parse_market
+from planner.slo import Task, parse_task
 from planner.units import quantity
-from ui import draw, market
+from ui import draw, market, question
 from ui.session import Session, follow, open_session
 from ui.store import Document, read_as
 
@@ -73,22 +74,38 @@ def _base(session: Session, kept: Document) -> Document:
 
 
 def _of_plans(session: Session, plans: Sequence[str]) -> Document:
-    """schedule.yaml of what plans run and carry; what cannot be said there is told, and left out."""
+    """schedule.yaml of what plans run and carry, of their stock and limits; what cannot be said there is
+    told, and left out. Figures are made up only where there is no plan to take them from.
+    """
     gpus: Document = {}
     capacity: list[Document] = []
+    asked: list[Task] = []
     for plan in plans:
         saved = session.store.plan(plan)
         document = session.store.document(saved.result) if saved else None
-        if document is None:
+        if saved is None or document is None:
             continue
-        if len(kinds := market.kinds(document)) > 1:
-            what = f"{saved.name if saved else plan}: left out, as it has {' and '.join(kinds)}"
-            st.warning(draw.escaped(f"{what}; a kind of worker has one kind of GPU."))
+        if why := market.refused(document):
+            st.error(draw.escaped(f"{saved.name}: left out: {why}."))
             continue
-        gpu = session.catalog.gpu(kinds[0])
-        gpus.setdefault(gpu.name, {"on_demand": market.firm_price(document, gpu)})
+        gpu = session.catalog.gpu(market.kinds(document)[0])
+        inputs = question.kept(saved.asked, session.catalog)
+        try:
+            task = parse_task(question.document(inputs, session.catalog), session.catalog)
+        except PlannerError as error:
+            draw.error(error)
+            continue
+        asked.append(task)
+        offer = market.offered(document, gpu, task)
+        if (
+            known := gpus.setdefault(gpu.name, offer)
+        ) != offer and "stock" in offer:  # one stock, the least said
+            known["stock"] = min(offer["stock"], known.get("stock", offer["stock"]))
         capacity.append(market.unit(document, gpu))
-    return {"gpus": gpus, "capacity": capacity} if capacity else market.MADE_UP
+    if not plans:
+        return market.MADE_UP
+    limits = market.limits(asked[0]) if len(asked) == 1 else {}
+    return {"gpus": gpus, "capacity": capacity} | ({"limits": limits} if limits else {})
 
 
 def _tables(base: Document) -> Document:
@@ -117,8 +134,9 @@ def _tables(base: Document) -> Document:
         column_config=labels,
     )  # fmt: skip
     st.caption(
-        "What one worker sustains within the promise is for instance a plan's traffic over its workers; "
-        "a start takes 5 min where it is empty."
+        "What one worker sustains within the promise is here a plan's traffic over its workers (or over the "
+        "equal parts of its pools). A part alone was not simulated and may sustain less, as bursts weigh "
+        "more on few workers: measure it with plan goodput. A start takes 5 min where it is empty."
     )
     spot, power, cost = st.columns(3, vertical_alignment="bottom")
     limits = base.get("limits") or {}
