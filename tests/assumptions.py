@@ -21,14 +21,16 @@ import numpy as np
 import numpy.typing as npt
 from random_questions import Question
 
-from planner.domain import Fleet, Pool, Slo, WorkerType
+from planner.domain import Fleet, Network, Pool, Slo, WorkerType
+from planner.models.latency import StepLatency
 from planner.options import decode_options, mixed_options, prefill_options
-from planner.oracle import INSTANT, NO_LINK, Oracle
 from planner.searching import Problem, pose, with_policies
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option
+from planner.traces import Trace
 
+NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 NAMES = ("A1", "A2", "A3", "A3o", "A4", "A4o", "A5", "A6")
 Bools = npt.NDArray[np.bool_]
 
@@ -57,8 +59,6 @@ def measure(question: Question, most: int, rng: np.random.Generator) -> dict[str
     """Every count up to `most` of the drawn fleet's pools, and of others picked by `rng`."""
     task = question.task
     problem = with_policies(pose(task, question.trace, question.catalog), task.policies()[-1])
-    oracle = replace(problem.oracle, spare_workers=0, spare_nodes=0)  # of fleets as they stand
-    problem = replace(problem, oracle=oracle)
     tallies = {name: Tally(questions=1) for name in NAMES}
     mixed, pairs = _picked(question, problem, rng)
     cheapest = {name: np.inf for name in ("all", *NAMES)}
@@ -164,21 +164,27 @@ def _picked(
 
 
 def _verdict(problem: Problem, counts: tuple[tuple[Option, int], ...]) -> Verdict:
-    oracle: Oracle = problem.oracle
-    simulation = simulate(oracle.fleet(counts), problem.trace, limits=problem.slo.limits)
+    simulation = simulate(problem.oracle.fleet(counts), problem.trace, limits=problem.slo.limits)
     return judge(simulation, problem.slo, values=False)
 
 
 def _leads(problem: Problem, option: Option, count: int, *, outputs: bool) -> bool:
-    """oracle.leads; with `outputs` the prefill pool hands over to a decode pool that takes no time."""
-    if not outputs:
-        return problem.oracle.leads([((option, count),)])[0]
+    """Whether a prefill pool keeps the limits on TTFT if each request leaves with its first token, one of one
+    token; with `outputs` it is handed to decodes that take no time.
+    """
     slo = Slo(tuple(limit for limit in problem.slo.limits if limit.metric == "ttft"))
-    all_tokens = int((problem.trace.input_tokens + problem.trace.output_tokens + 32).sum())
-    instant = WorkerType(option.type.gpu, 1, INSTANT, 16 * all_tokens, 8192, 256)
-    fleet = Fleet(
-        problem.llm, (Pool("pre", "prefill", option.type, count), Pool("dec", "decode", instant, 1)),
-        problem.oracle.policies, NO_LINK,
-    )  # fmt: skip
-    simulation = simulate(fleet, problem.trace, limits=slo.limits)
-    return judge(simulation, slo, values=False).holds
+    trace = problem.trace
+    decode = Pool("dec", "decode", instant(option.type, trace), 1)
+    pools: tuple[Pool, ...] = (Pool("pre", "prefill", option.type, count), decode)
+    if not outputs:
+        trace = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
+        pools = (Pool("pre", "mixed", option.type, count),)
+    fleet = Fleet(problem.llm, pools, problem.oracle.policies, NO_LINK)
+    return judge(simulate(fleet, trace, limits=slo.limits), slo, values=False).holds
+
+
+def instant(worker: WorkerType, trace: Trace) -> WorkerType:
+    """A worker that takes no time, with room for everything."""
+    no_s = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
+    all_tokens = int((trace.input_tokens + trace.output_tokens + 32).sum())
+    return WorkerType(worker.gpu, 1, no_s, 16 * all_tokens, 8192, 256)
