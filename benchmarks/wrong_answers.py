@@ -238,8 +238,8 @@ def _on_code(
 
 
 def bursts(arguments: argparse.Namespace) -> Iterator[Row]:
-    """k requests every T s. Some pair keeps the limits, its decode pool would not if prompts came at once, and
-    steps with prompts in them are too long for a mixed pool.
+    """k requests every T s. Some pair keeps the limits, its decode pool would not if prompts came at once,
+    and steps with prompts in them are too long for a mixed pool.
     """
     catalog = read_catalog()
     for seed in range(40):
