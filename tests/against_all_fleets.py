@@ -23,7 +23,6 @@ from random_questions import Question, types_of
 
 from planner.domain import Limit, Policies, WorkerType
 from planner.errors import InfeasibleError, PlannerError
-from planner.obliged import obliged
 from planner.options import decode_options, mixed_options, prefill_options
 from planner.oracle import Answers, Oracle
 from planner.plan import Plan
@@ -85,7 +84,8 @@ def check(question: Question, *, most_fleets: int = 20_000, samples: int = 400) 
         found = plan(task, question.trace, question.catalog)
     except PlannerError as error:
         refusal = error
-        report.said = "infeasible" if isinstance(error, InfeasibleError) else "refused"
+        known = {3: "infeasible", 4: "not found in time"}
+        report.said = known.get(error.exit_code, "refused")
     except Exception as error:  # our own mistake, whatever it is
         report.said = "crash"
         report.wrong.append(f"(d) plan ends in {type(error).__name__}: {str(error)[:120]}")
@@ -105,7 +105,7 @@ def check(question: Question, *, most_fleets: int = 20_000, samples: int = 400) 
         report.wrong += _relaxed(question, refusal)
     _beat(report, problem, fleets, own, most_fleets, samples)
     _undercut(report, question, problem, fleets, [*own, *foreign], most_fleets // 4, samples // 4)
-    if refusal is not None and not isinstance(refusal, InfeasibleError):
+    if report.said == "refused":
         report.wrong.append(f"(b) refused: {refusal}")
     if report.said == "infeasible" and math.isfinite(report.true_value):
         report.wrong.append(f"(b) '{str(refusal)[:90]}', but a fleet at {report.true_value:.6g} holds")
@@ -122,10 +122,7 @@ def _problem(task: Task, question: Question) -> Problem:
         loose = replace(task, slo=replace(task.slo, limits=(), attainment_frac=None))
         problem = pose(loose, question.trace, question.catalog, answers=Answers())
         oracle = replace(problem.oracle, slo=task.slo)
-        return replace(
-            problem, task=task, slo=task.slo, oracle=oracle, obliged=obliged(task.slo, problem.trace),
-            trusted=obliged(task.slo, problem.trace),
-        )  # fmt: skip
+        return replace(problem, task=task, slo=task.slo, oracle=oracle)
 
 
 def _policies(task: Task, found: Plan | None) -> tuple[list[Policies], list[Policies]]:
