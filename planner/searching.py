@@ -695,8 +695,40 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
             cuts.append(counts)
         problem.watch(Standing(value if best is not None else None, problem.lower, oracle.simulations))
     if best is not None:
-        best = tuple((option, count) for option, count in best if count)
+        best = _moved(problem, tuple((option, count) for option, count in best if count), options, tries)
+        value = objective(best)
     return Beyond(best, value, len(cuts), is_exhausted, is_hopeless)
+
+
+def _moved(problem: Problem, best: Counts, options: Sequence[Option], tries: int) -> Counts:
+    """Exchange one worker for a cheaper one of its role, the largest saving first, as long as that holds."""
+    oracle = problem.oracle
+    failed: set[frozenset[tuple[str, int]]] = set()
+    while tries > 0 and not problem.out_of_time():
+        swaps = sorted(
+            ((old.objective - new.objective, old, new) for old, _ in best for new in options
+             if new.role == old.role and new.objective < old.objective * (1 - 1e-9)),
+            key=lambda swap: (-swap[0], swap[1].name, swap[2].name),
+        )  # fmt: skip
+        for _, old, new in swaps:
+            counts = {option: count for option, count in best}
+            counts[old] -= 1
+            counts[new] = counts.get(new, 0) + 1
+            fleet = tuple((option, count) for option, count in counts.items() if count)
+            known = frozenset((option.name, count) for option, count in fleet)
+            within = problem.limits.broken([(option.type, count) for option, count in fleet]) is None
+            if known in failed or not within:
+                continue
+            tries -= 1
+            if oracle.holds([fleet])[0]:
+                best = stripped(fleet, oracle)
+                break
+            failed.add(known)
+            if tries <= 0 or problem.out_of_time():
+                return best
+        else:
+            return best
+    return best
 
 
 def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
