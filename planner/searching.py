@@ -55,6 +55,7 @@ from planner.solvers.level0 import (
     Counts,
     Holds,
     Search,
+    StoppedError,
     first_incumbent,
     largest_below,
     least_that_holds,
@@ -63,7 +64,7 @@ from planner.solvers.level0 import (
 )
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
 from planner.solvers.two_pools import search_two_pools
-from planner.solvers.walk import known, note_cheaper, walk
+from planner.solvers.walk import every_mix, known, note_cheaper, walk
 from planner.traces import Trace, no_edges, spread
 from planner.traffic import rescale, same_requests, window
 from planner.units import show_s
@@ -76,9 +77,20 @@ RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interv
 RATES_LEAST, RATES_MOST = 5, 41
 DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
+MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
 ANY_MOST = 100  # of which so many are tried at most,
 ANY_SHARE = 0.6  # and none that is expected to carry less of the traffic
+RELAXED = (
+    1.01,
+    1.1,
+    1.25,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+)  # times the floor of a limit that is out of reach, tried in turn
+RELAX_S = 20.0  # for so long at most
 BOUND_SHARE = 0.25  # of the time that is left: the search needs the rest
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
 
@@ -258,18 +270,20 @@ def pose(
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     slo, slo_note = _in_seconds(task, llm, lengths, catalog)
-    if broken := unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None)):
-        raise _out_of_reach(broken)
+    broken = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
     oracle = Oracle(
         llm, requests, slo, task.network, Policies(), task.spare_workers, task.spare_nodes, spot,
         answers or Answers(),
     )  # fmt: skip
-    return Problem(
+    problem = Problem(
         task, llm, slo, slo_note, requests, note, longest, lengths, hits, gpus, types, left, limits, oracle,
         obliged(slo, requests), deadline, progress, watch, draws,
     )  # fmt: skip
+    if broken:
+        raise _out_of_reach(problem, broken)
+    return problem
 
 
 def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False) -> Found:
@@ -279,13 +293,13 @@ def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
     InfeasibleError if no fleet within the limits was found, which says whether that is proved.
     """
     level0 = search_level0(problem, start, prove=prove)
-    if level0.search.best is not None:
+    if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
     beyond = search_beyond(problem, level0)
     if beyond.best is None:
         raise _infeasible(problem, level0, beyond)
-    return Found(beyond.best, beyond.value, level0, beyond.cuts, beyond.is_exhausted)
+    return Found(beyond.best, beyond.value, level0, beyond.cuts, beyond.is_exact)
 
 
 def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:
@@ -504,55 +518,46 @@ def search_level0(
         likely = bounded[option.name].likely * option.objective
         return likely * (1.5 if late else 1.0), -worker.max_num_batched_tokens, -worker.max_num_seqs
 
-    oracle = problem.oracle
-    search = Search(problem.limits)
+    oracle, search = problem.oracle, Search(problem.limits)
 
     def enough() -> bool:
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
-    for fleet in start:
-        counts = counts_of(fleet, (*mixed, *prefill, *decode))
-        if (
-            counts
-            and len({option.role for option, _ in counts}) == len(counts) <= 2
-            and not any(len(counts) == 2 and option.role == "mixed" for option, _ in counts)
-        ):
-            within = problem.limits.broken([(option.type, count) for option, count in counts]) is None
-            if within and oracle.holds([counts])[0]:
-                search.offer(counts)
+    def timed(ask: Holds) -> Holds:
+        """Simulations one by one, none of which begins once the time is over."""
 
-    def holds(fleets: Sequence[Counts]) -> list[bool]:
-        answers = oracle.holds(fleets)
-        best = search.value if search.best is not None else None
-        problem.watch(Standing(best, problem.lower, oracle.simulations))
-        return answers
+        def answer(fleets: Sequence[Counts]) -> list[bool]:
+            answers: list[bool] = []
+            for counts in fleets:
+                if problem.out_of_time():
+                    raise StoppedError
+                answers += ask([counts])
+            best = search.value if search.best is not None else None
+            problem.watch(Standing(best, problem.lower, oracle.simulations))
+            return answers
 
-    problem.progress(f"level 0: {len(mixed)} mixed pools")
+        return answer
+
+    holds = timed(oracle.holds)
     ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
-    first_of_kind: dict[tuple[str, int, int], Bounded] = {}
-    for item in ordered:  # of equal offers the first stays, so the most promising come first
-        first_of_kind.setdefault(_shape(item.option), item)
-    if search.best is None:
-        first_incumbent(list(first_of_kind.values()), holds, search, side_by_side, enough)
-    if search.best is not None:
-        leader = search.best[0][0]
-        ordered.sort(key=lambda item: _shape(item.option) != _shape(leader))
-    search_one_pool(ordered, holds, search, side_by_side, enough)
-    best_mixed = (search.best, search.value)
-
-    pairs: list[tuple[Bounded, Bounded]] = []
-    options: tuple[Option, ...] = tuple(mixed)
-    best_one_gpu = best_mixed
+    ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
+    ordered_decode = [bounded[option.name] for option in decode]
+    pairs = list(itertools.product(ordered_prefill, ordered_decode))
     if reason := _link_too_slow(problem):
         search.refuted["prefill + decode"] = reason
-    else:
-        ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
-        ordered_decode = [bounded[option.name] for option in decode]
-        pairs = list(itertools.product(ordered_prefill, ordered_decode))
-        options = (*mixed, *prefill, *decode)
+        pairs = []
+    best_mixed = best_one_gpu = (search.best, search.value)
+    try:
+        _offer_known(problem, start, (*mixed, *prefill, *decode), holds, search)
+        problem.progress(f"level 0: {len(mixed)} mixed pools")
+        _search_mixed(ordered, holds, search, enough)
+        best_mixed = best_one_gpu = (search.best, search.value)
         # answers that take no time bring the next requests of a session earlier: nothing to learn from them
-        leads, follows = (None, None) if problem.trace.after.size else (oracle.leads, oracle.follows)
+        is_open_loop = not problem.trace.after.size
+        leads, follows = (timed(oracle.leads), timed(oracle.follows)) if is_open_loop else (None, None)
         for label, compare in (("one GPU type", operator.eq), ("two GPU types", operator.ne)):
+            if not pairs:
+                break
             problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
 
             def allowed(p: Option, d: Option, compare: Callable[[str, str], bool] = compare) -> bool:
@@ -563,10 +568,42 @@ def search_level0(
             )
             if label == "one GPU type":
                 best_one_gpu = (search.best, search.value)
-    if search.is_exhausted and not enough():
-        _walk(problem, search, ordered, pairs, holds, prove=prove)
+        if search.is_exhausted and not enough():
+            _walk(problem, search, ordered, pairs, holds, prove=prove)
+    except StoppedError:
+        search.is_exhausted = False
     note_cheaper(ordered, pairs, oracle.told, search)
+    options = (*mixed, *prefill, *decode) if pairs else tuple(mixed)
     return Level0(search, options, bounded, best_mixed, best_one_gpu)
+
+
+def _offer_known(
+    problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
+) -> None:
+    """Those fleets of level 0 that still hold are what others must beat."""
+    for fleet in start:
+        counts = counts_of(fleet, options)
+        if (
+            counts
+            and len({option.role for option, _ in counts}) == len(counts) <= 2
+            and not any(len(counts) == 2 and option.role == "mixed" for option, _ in counts)
+        ):
+            within = problem.limits.broken([(option.type, count) for option, count in counts]) is None
+            if within and holds([counts])[0]:
+                search.offer(counts)
+
+
+def _search_mixed(ordered: list[Bounded], holds: Holds, search: Search, enough: Callable[[], bool]) -> None:
+    """One mixed pool; `ordered` begins with the most promising, of equal offers the first stays."""
+    first_of_kind: dict[tuple[str, int, int], Bounded] = {}
+    for item in ordered:
+        first_of_kind.setdefault(_shape(item.option), item)
+    if search.best is None:
+        first_incumbent(list(first_of_kind.values()), holds, search, side_by_side, enough)
+    if search.best is not None:
+        leader = search.best[0][0]
+        ordered.sort(key=lambda item: _shape(item.option) != _shape(leader))
+    search_one_pool(ordered, holds, search, side_by_side, enough)
 
 
 def _walk(
@@ -593,7 +630,7 @@ def _walk(
     problem.progress("level 0: every cheaper fleet, one by one")
     walk(mixed, pairs, holds, known(oracle.told), search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
-        search.is_exhausted = False  # what was begun depends on the clock
+        raise StoppedError  # what was begun depends on the clock
 
 
 def _shape(option: Option) -> tuple[str, int, int]:
@@ -642,13 +679,15 @@ def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
 class Beyond:
     """What fleets of any mix brought: the best fleet, None if none was found, and how the search ended.
 
-    `is_exhausted`: every fleet of these options is below one that failed. `is_hopeless`: what is left is
-    expected to carry far less than the traffic. Neither: time or effort was spent.
+    `is_exact`: every fleet that is within the limits and cheaper was simulated. `is_exhausted`: every fleet
+    of the options that took part is below one that failed. `is_hopeless`: what is left is expected to carry
+    far less than the traffic. None of them: time or effort was spent.
     """
 
     best: Counts | None
     value: float
     cuts: int
+    is_exact: bool
     is_exhausted: bool
     is_hopeless: bool
 
@@ -664,7 +703,7 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
     oracle = problem.oracle
     best, value = level0.search.best, level0.search.value
     if best is None and any(math.isinf(problem.limits.most(worker)) for worker in problem.types):
-        return Beyond(None, math.inf, 0, False, False)  # there may be any number, and none is enough
+        return Beyond(None, math.inf, 0, False, False, False)  # there may be any number, and none is enough
     capacities = _stock_bound_counts(problem, level0)
     options = _best_settings(problem, level0, capacities)
     shares = [expected_share(option, level0, capacities) for option in options]
@@ -696,8 +735,27 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
         problem.watch(Standing(value if best is not None else None, problem.lower, oracle.simulations))
     if best is not None:
         best = _moved(problem, tuple((option, count) for option, count in best if count), options, tries)
-        value = objective(best)
-    return Beyond(best, value, len(cuts), is_exhausted, is_hopeless)
+    best, is_exact = _every_mix(problem, level0, best)
+    value = math.inf if best is None else objective(best)
+    return Beyond(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
+
+
+def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
+    """Simulate every cheaper fleet of any mix, where they are few; the best, and whether all were."""
+    oracle = problem.oracle
+    budget = WALK_EFFORT if best is None else MIX_EFFORT
+    value = math.inf if best is None else objective(best)
+    fleets = every_mix(level0.options, problem.limits, value, most=budget // LEAST_EFFORT)
+    if fleets is None or problem.out_of_time():
+        return best, False
+    problem.progress(f"beyond level 0: all {len(fleets)} cheaper fleets, one by one")
+    before = oracle.effort()
+    for counts in sorted(fleets, key=objective):  # the first that holds is the cheapest
+        if problem.out_of_time() or oracle.effort() - before > budget:
+            return best, False
+        if oracle.holds([counts])[0]:
+            return counts, True
+    return best, True
 
 
 def _moved(problem: Problem, best: Counts, options: Sequence[Option], tries: int) -> Counts:
@@ -911,17 +969,57 @@ def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
     )  # fmt: skip
 
 
-def _out_of_reach(broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+def _out_of_reach(problem: Problem, broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+    """Limits below what an idle worker needs, and how far they must be relaxed for a fleet to be found."""
     limit, best_s, name = broken[0]
     also = (
         f" (also out of reach: {', '.join(other.name for other, _, _ in broken[1:])})" if broken[1:] else ""
     )
+    found_s = _relaxed_s(problem, broken)
+    enough = " and ".join(f"{other} to {show_s(limit_s)}" for other, limit_s in found_s.items())
+    help_ = (
+        f"relax {enough}, with which a fleet was found"
+        if found_s
+        else f"relax {limit.name} to more than {show_s(best_s)} (how much more was not found out)"
+    )
+    changes = [f"{other} >= {limit_s:.9g} s" for other, limit_s in found_s.items()]
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when idle: "
-        f"the fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; relax "
-        f"{limit.name} to {show_s(best_s)} or more, or add a faster GPU",
-        kind="latency", constraint=limit.name, relaxation=f"{limit.name} >= {best_s:.6g} s",
+        f"the fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; {help_}, or "
+        "add a faster GPU",
+        kind="latency", constraint=limit.name,
+        relaxation=" and ".join(changes) or f"{limit.name} > {best_s:.6g} s, how much more is unknown",
     )  # fmt: skip
+
+
+def _relaxed_s(problem: Problem, broken: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
+    """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
+    deadline = min(problem.deadline, time.monotonic() + RELAX_S)
+    for more in RELAXED:
+        relaxed_s = {limit.name: _rounded_up(more * best_s) for limit, best_s, _ in broken}
+        slo = replace(problem.slo, limits=tuple(
+            replace(limit, limit_s=relaxed_s.get(limit.name, limit.limit_s)) for limit in problem.slo.limits
+        ))  # fmt: skip
+        problem.progress("out of reach; looking for what is not")
+        oracle = replace(problem.oracle, slo=slo)
+        wider = replace(
+            problem, slo=slo, oracle=oracle, obliged=obliged(slo, problem.trace), deadline=deadline
+        )
+        wider = on_all_draws(wider)
+        for policies in problem.task.policies():
+            asked = with_policies(wider, policies)
+            level0 = search_level0(asked, any_will_do=True)
+            if level0.search.best is not None or search_beyond(asked, level0).best is not None:
+                return relaxed_s
+        if wider.out_of_time():
+            break
+    return {}
+
+
+def _rounded_up(seconds: float) -> float:
+    """To three digits, so that it can be written down."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return float(f"{math.ceil(seconds / unit - 1e-9) * unit:.6g}")
 
 
 def _infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleError:
@@ -934,7 +1032,11 @@ def _infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleE
     rows = problem.limits.rows()
     names = ", ".join(name for name, _ in rows)
     is_proved = problem.lower is None and problem.bounded
-    has_ended = level0.search.is_exhausted and (beyond.is_exhausted or beyond.is_hopeless)
+    has_ended = level0.search.is_exhausted and (
+        beyond.is_exact
+        # what a fleet carries after a loss, the master does not know
+        or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
+    )
     if not rows or (not is_proved and not has_ended):
         return _not_found(problem, level0, names)
     ways, constraints = _relaxations(problem)
@@ -944,6 +1046,8 @@ def _infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleE
     how = (
         "not even the least work that the SLO obliges fits within the limits"
         if is_proved
+        else "every fleet was simulated"
+        if beyond.is_exact
         else f"all {problem.oracle.simulations} fleets that were simulated miss it, of one worker type per "
         "pool and of several"
     )

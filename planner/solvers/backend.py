@@ -62,7 +62,12 @@ def run(
     solvers = {"highs": _highs, "cbc": _cbc, "ortools": _ortools}
     if start and engine == "highs":
         solvers["highs"] = _highs_from_start
-    outcome = solvers[engine](problem, time_limit_s, gap_frac)
+    try:
+        outcome = solvers[engine](problem, time_limit_s, gap_frac)
+    except ValueError as error:  # HiGHS fails on a few programs from inside, with "vector::reserve"
+        if engine != "highs" or "vector" not in str(error):
+            raise
+        outcome = _cbc(problem, time_limit_s, gap_frac)
     if outcome.status == "feasible" and not _keeps_constraints(problem):
         return Outcome("unknown", outcome.bound)
     if outcome.status == "optimal" and outcome.bound is None:

@@ -32,6 +32,10 @@ WAVE = 4
 """Searches that run side by side against one incumbent; fixed, so that answers do not depend on the cores."""
 
 
+class StoppedError(Exception):
+    """The time is over: no further simulation begins. Whoever started the search catches it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounded:
     """An option with a valid lower bound on its count, and its cap from stock, power and budget.
@@ -130,11 +134,13 @@ def first_incumbent(
             else:
                 search.beyond[name] = count
 
-        for wave in _waves(alive):
-            run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
-        for item in alive:
-            if item.option.name in found:
-                search.offer(found[item.option.name])
+        try:
+            for wave in _waves(alive):
+                run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+        finally:  # also when time is over
+            for item in alive:
+                if item.option.name in found:
+                    search.offer(found[item.option.name])
         return bool(found)
 
     failed = min((item.least_objective for item in alive), default=0.0)
@@ -192,10 +198,12 @@ def search_one_pool(
                 return
             found[name] = ((option, least),)
 
-        run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
-        for item in wave:
-            if item.option.name in found:
-                search.offer(found[item.option.name])
+        try:
+            run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+        finally:
+            for item in wave:
+                if item.option.name in found:
+                    search.offer(found[item.option.name])
 
 
 _FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows,

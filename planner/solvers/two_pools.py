@@ -42,6 +42,7 @@ from planner.solvers.level0 import (
     Holds,
     Learned,
     Search,
+    StoppedError,
     by_bound,
     largest_below,
     least_that_holds,
@@ -96,7 +97,13 @@ def search_two_pools(
                 questions.append(doubtful)
             if len(questions) == WAVE:
                 break
-        run([question.ask for question in questions])
+        try:
+            run([question.ask for question in questions])
+        except StoppedError:
+            for question in questions:
+                if isinstance(question, _Pair) and question.found is not None:
+                    search.offer(question.found)
+            raise
         for question in questions:
             question.conclude()
     for alone in (*front.values(), *back.values()):
@@ -220,8 +227,8 @@ class _Pair:
 
     def ask(self) -> None:
         p, item = self.prefill_count, self.decode.item
-        most, least = self._most_beside(p), self.decode.least
-        self.found, n = None, None
+        most, least, n = self._most_beside(p), self.decode.least, None
+        self.found = None
         if most >= least:
             n = least_that_holds(lambda n: self.holds([self._fleet(p, n)])[0], least, most, item)
         if n is not None:

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import Role
 from planner.solvers.level0 import Bounded, Counts, Holds, Search, largest_below, objective
+from planner.solvers.master import Limits, Option
 
+MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
 TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
 
 
@@ -132,6 +135,46 @@ def note_cheaper(
         if all(name in price and n > 0 for name, n in fleet)
         and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
     )
+
+
+def every_mix(options: Sequence[Option], limits: Limits, value: float, *, most: int) -> list[Counts] | None:
+    """All fleets of these options, of any mix, within the limits and below `value`.
+
+    None if there are more than `most`.
+    """
+    rows = [(amount, [limits.use(name, option.type) for option in options]) for name, amount in limits.rows()]
+    left = [amount * (1 + 1e-9) for amount, _ in rows]
+    uses = [use for _, use in rows]
+    if np.isfinite(value):
+        left.append(value * (1 - 1e-9))
+        uses.append([option.objective for option in options])
+    if any(all(use[j] <= 0 for use in uses) for j in range(len(options))):
+        return None  # as many of it as one likes
+    vectors: list[tuple[int, ...]] = [()]
+    rest = [left]
+    for j in range(len(options)):
+        grown: list[tuple[int, ...]] = []
+        after: list[list[float]] = []
+        for vector, amounts in zip(vectors, rest, strict=True):
+            count = 0
+            while all(a - count * use[j] >= 0 for a, use in zip(amounts, uses, strict=True)):
+                grown.append((*vector, count))
+                after.append([a - count * use[j] for a, use in zip(amounts, uses, strict=True)])
+                count += 1
+            if len(grown) > MOST_VECTORS * most:
+                return None
+        vectors, rest = grown, after
+    fleets = [
+        tuple((option, count) for option, count in zip(options, vector, strict=True) if count)
+        for vector in vectors
+    ]
+    fleets = [counts for counts in fleets if _serves({option.role for option, _ in counts})]
+    return fleets if len(fleets) <= most else None
+
+
+def _serves(roles: set[Role]) -> bool:
+    """Whether workers of these roles serve anything, and none of them is there for nothing."""
+    return bool(roles) and ("prefill" in roles) == ("decode" in roles)
 
 
 def _names(counts: Counts) -> tuple[tuple[str, int], ...]:
