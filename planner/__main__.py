@@ -24,6 +24,7 @@ PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a sol
 
 def main() -> None:
     """Load the command and run it."""
+    _hold_places()
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and & have it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _leave)
@@ -48,6 +49,15 @@ def main() -> None:
     finally:
         if is_heard:
             signal.signal(signal.SIGINT, _leave)  # Python's own end takes time too, and nothing is around it
+
+
+def _hold_places() -> None:
+    """Whoever starts us with a standard stream closed: no file, nor the pipe below, may get its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
 
 
 def _leave(*_: object) -> NoReturn:

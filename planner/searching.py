@@ -81,15 +81,7 @@ MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
 ANY_MOST = 100  # of which so many are tried at most,
 ANY_SHARE = 0.6  # and none that is expected to carry less of the traffic
-RELAXED = (
-    1.01,
-    1.1,
-    1.25,
-    1.5,
-    2.0,
-    3.0,
-    5.0,
-)  # times the floor of a limit that is out of reach, tried in turn
+RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below, tried in turn
 RELAX_S = 20.0  # for so long at most
 BOUND_SHARE = 0.25  # of the time that is left: the search needs the rest
 BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
@@ -969,34 +961,56 @@ def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
     )  # fmt: skip
 
 
-def _out_of_reach(problem: Problem, broken: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
-    """Limits below what an idle worker needs, and how far they must be relaxed for a fleet to be found."""
-    limit, best_s, name = broken[0]
+def _out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+    """Limits that nothing keeps, and how far they must be relaxed for a fleet to be found.
+
+    `floors` are what an idle worker needs, mostly more than the limit.
+    """
+    limit, best_s, name = floors[0]
     also = (
-        f" (also out of reach: {', '.join(other.name for other, _, _ in broken[1:])})" if broken[1:] else ""
+        f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
     )
-    found_s = _relaxed_s(problem, broken)
+    found_s = _relaxed_s(problem, floors)
     enough = " and ".join(f"{other} to {show_s(limit_s)}" for other, limit_s in found_s.items())
+    least = show_s(max(best_s, limit.limit_s))
     help_ = (
         f"relax {enough}, with which a fleet was found"
         if found_s
-        else f"relax {limit.name} to more than {show_s(best_s)} (how much more was not found out)"
+        else f"relax {limit.name} to {least} or more (how much more was not found)"
+    )
+    why = (
+        f"is below what any worker can do even when idle: the fastest ({name}) needs {show_s(best_s)}{also}"
+        if best_s > limit.limit_s
+        else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
     )
     changes = [f"{other} >= {limit_s:.9g} s" for other, limit_s in found_s.items()]
     return InfeasibleError(
-        f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when idle: "
-        f"the fastest ({name}) needs {show_s(best_s)}{also}. No number of workers cures that; {help_}, or "
-        "add a faster GPU",
+        f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
+        "or add a faster GPU",
         kind="latency", constraint=limit.name,
         relaxation=" and ".join(changes) or f"{limit.name} > {best_s:.6g} s, how much more is unknown",
     )  # fmt: skip
 
 
-def _relaxed_s(problem: Problem, broken: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
+def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
+    """Of every limit what its percentile is at least if each request has an idle worker, and of which type.
+
+    Those that are above their limit, else all.
+    """
+    floors: list[tuple[Limit, float, str]] = []
+    for limit in problem.slo.limits:
+        of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
+        floors.append((limit, *min(of_types)))
+    return [each for each in floors if each[1] > each[0].limit_s] or floors
+
+
+def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
     """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
     deadline = min(problem.deadline, time.monotonic() + RELAX_S)
     for more in RELAXED:
-        relaxed_s = {limit.name: _rounded_up(more * best_s) for limit, best_s, _ in broken}
+        relaxed_s = {
+            limit.name: _rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
+        }
         slo = replace(problem.slo, limits=tuple(
             replace(limit, limit_s=relaxed_s.get(limit.name, limit.limit_s)) for limit in problem.slo.limits
         ))  # fmt: skip
@@ -1006,11 +1020,9 @@ def _relaxed_s(problem: Problem, broken: Sequence[tuple[Limit, float, str]]) -> 
             problem, slo=slo, oracle=oracle, obliged=obliged(slo, problem.trace), deadline=deadline
         )
         wider = on_all_draws(wider)
-        for policies in problem.task.policies():
-            asked = with_policies(wider, policies)
-            level0 = search_level0(asked, any_will_do=True)
-            if level0.search.best is not None or search_beyond(asked, level0).best is not None:
-                return relaxed_s
+        asked = [with_policies(wider, policies) for policies in problem.task.policies()]
+        if any(search_level0(each, any_will_do=True).search.best is not None for each in asked):
+            return relaxed_s
         if wider.out_of_time():
             break
     return {}
@@ -1037,11 +1049,11 @@ def _infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleE
         # what a fleet carries after a loss, the master does not know
         or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
     )
-    if not rows or (not is_proved and not has_ended):
-        return _not_found(problem, level0, names)
-    ways, constraints = _relaxations(problem)
+    ways, constraints = _relaxations(problem) if is_proved or has_ended else ([], [])
     if not ways:
-        return _not_found(problem, level0, names)
+        if not is_proved and not beyond.is_exact:
+            return _not_found(problem, level0, names)
+        return _out_of_reach(problem, _floors(problem))
     relaxation = ", or ".join(dict.fromkeys(ways))
     how = (
         "not even the least work that the SLO obliges fits within the limits"

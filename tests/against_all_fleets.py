@@ -149,7 +149,7 @@ def _look_at_plan(report: Report, problem: Problem, found: Plan) -> None:
     counts = asked.oracle.counts(found.fleet)
     failing = asked.oracle.failing_loss(counts)
     if failing is not None:
-        report.wrong.append(f"(d) the plan fails as {_shown(failing)}")
+        report.wrong.append(f"(d) the plan fails as {_shown(failing[1])}")
     workers = [(pool.type, pool.count) for pool in found.fleet.pools]
     if broken := problem.limits.broken(workers):
         report.wrong.append(f"(d) the plan breaks the limit on {broken}")

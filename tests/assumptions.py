@@ -7,6 +7,7 @@
     A4  a prefill pool that leads with p workers leads with p + 1;  A4o: likewise
     A5  a pair that holds with p prefill workers holds with p + 1, beside the same d
     A6  a pair that fails on nothing but gaps (tbt, tpot) with p fails with p + 1 and the same d
+    A7  a decode pool whose backlog grows with instant prefill (oracle.follows) fails behind any prefill pool
 
 `Tally.tested` counts the neighbours of which the premise is true, `failed` those of which the conclusion is
 false. An assumption changes the optimum of a question if the cheapest fleet that holds would be taken for one
@@ -31,7 +32,7 @@ from planner.solvers.master import Option
 from planner.traces import Trace
 
 NO_LINK = Network(bandwidth_bytes_per_s=1e30)
-NAMES = ("A1", "A2", "A3", "A3o", "A4", "A4o", "A5", "A6")
+NAMES = ("A1", "A2", "A3", "A3o", "A4", "A4o", "A5", "A6", "A7")
 Bools = npt.NDArray[np.bool_]
 
 
@@ -91,6 +92,10 @@ def measure(question: Question, most: int, rng: np.random.Generator) -> dict[str
                 tallies["A4" + suffix].count(leads[:-1], leads[1:])
                 kept["A3" + suffix] = holds & leads[:, None]
                 kept["A4" + suffix] = holds & (_none_beyond(leads) | ~leads)[:, None]
+        alone = replace(problem.oracle, spare_workers=0, spare_nodes=0, spot={})
+        follows = np.array(alone.follows([((back, d),) for d in range(1, most + 1)]))
+        tallies["A7"].count(np.repeat(~follows[None, :], most, axis=0), ~holds)
+        kept["A7"] = holds & follows[None, :]
         for name in ("all", *NAMES):
             offer(name, prices, kept[name])
     for name in NAMES:

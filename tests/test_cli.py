@@ -236,6 +236,9 @@ def test_a_plan_cut_short_keeps_the_slo(here: Path, run: Run, monkeypatch: pytes
             outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", out, "--json")
         codes.append(outcome.code)
         said = json.loads(outcome.out)
+        if said["status"] == "not found":  # the time was over before the first fleet that holds
+            assert outcome.code == 4 and not out.exists()
+            continue
         is_whole = outcome.code == 0
         assert said["status"] == ("certified" if is_whole else "best found")
         assert said["certificate"]["level0_exact"] == is_whole
@@ -250,7 +253,7 @@ def test_a_table_cut_short_says_so(here: Path, run: Run, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             ticking(patch, looks)
             outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
-        if outcome.code == 4:
+        if outcome.code == 4 and outcome.out:  # with less, no fleet is found at all
             break
     assert outcome.code == 4 and "NOT exhausted" in outcome.out
     assert "# best found:" in (here / "out" / "plan.yaml").read_text()

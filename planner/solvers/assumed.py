@@ -17,11 +17,11 @@ FOLLOWS = (
     "a decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool"
 )
 
-# with jsq and first come first served; the longer tests had 1,000 to 6,000 requests
+# with jsq and first come first served; the longer tests had 1,000 to 5,000 requests
 IN_TESTS: Mapping[str, str] = {
-    MORE_MIXED: "hid a cheaper fleet in 13 of 529 tests with fewer than 400 requests, 1 of 104 with more",
-    MORE_DECODE: "hid a cheaper fleet in 7 of 529 tests with fewer than 400 requests, 0 of 104 with more",
-    LEADS: "hid a cheaper fleet in 0 of 633 tests",
+    MORE_MIXED: "hid a cheaper fleet in 11 of 511 tests with up to 400 requests, 0 of 135 with more",
+    MORE_DECODE: "hid a cheaper fleet in 9 of 511 tests with up to 400 requests, 0 of 135 with more",
+    LEADS: "hid a cheaper fleet in 0 of 646 tests",
     FOLLOWS: "not measured",
 }
 
