@@ -77,7 +77,7 @@ class Certificate:
     bound: float
     level0: float
     level0_exact: bool
-    beyond_exact: bool  # the search over fleets of several types was exhausted too
+    beyond_exact: bool  # every cheaper fleet of any mix of types was simulated
     universe: tuple[str, ...]
     refuted: tuple[Refuted, ...]
     neighbours: tuple[Neighbour, ...]

@@ -47,8 +47,9 @@ from planner.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
 from planner.prefixes.hits import PrefixHits
 from planner.prefixes.router_fit import fitted
 from planner.sessions import nominal
+from planner.simulator.replay import measured_window
 from planner.slo import Objective, Task
-from planner.solvers import master
+from planner.solvers import assumed, master
 from planner.solvers.demand import demand
 from planner.solvers.level0 import (
     Bounded,
@@ -77,6 +78,7 @@ RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interv
 RATES_LEAST, RATES_MOST = 5, 41
 DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
+FAR_SOONER = 8
 MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
 ANY_MOST = 100  # of which so many are tried at most,
@@ -535,8 +537,10 @@ def search_level0(
     ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
     ordered_decode = [bounded[option.name] for option in decode]
     pairs = list(itertools.product(ordered_prefill, ordered_decode))
-    if reason := _link_too_slow(problem):
+    too_slow = _link_too_slow(problem)
+    if reason := too_slow or (None if prove else _link_falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
+        search.assumed |= set() if too_slow else {assumed.LINK}
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
     try:
@@ -610,14 +614,15 @@ def _walk(
     """Simulate every cheaper fleet, where they are few enough or `prove` is asked for."""
     oracle = problem.oracle
     spent = oracle.effort()
+    # those far too small end sooner than what a search looks at
+    guess = max(spent / max(oracle.simulations, 1) / FAR_SOONER, LEAST_EFFORT)
 
     def may_go_on(done: int, left: int) -> bool:
         """By what the fleets so far have cost, the first of them being a sample of all."""
         if prove or problem.out_of_time():
             return not problem.out_of_time()
         effort = oracle.effort() - spent
-        each = max(effort / done, LEAST_EFFORT) if done else LEAST_EFFORT
-        return effort + left * each <= WALK_EFFORT
+        return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
 
     problem.progress("level 0: every cheaper fleet, one by one")
     walk(mixed, pairs, holds, known(oracle.told), search, side_by_side, may_go_on)
@@ -651,6 +656,40 @@ def _link_too_slow(problem: Problem) -> str | None:
             return (
                 f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth "
                 f"is {bandwidth / 1e9:g} GB/s"
+            )
+    return None
+
+
+def _link_falls_behind(problem: Problem) -> str | None:
+    """Whether the link is still busy with earlier hand-offs when the last tenth of the requests hands over.
+
+    Those whose limit on TTFT ends before, and that keep it, are prefilled before any of the last tenth, half
+    of which must have a second token soon (the backlog test). Those with the fewest blocks are taken. That
+    the link serves in the order of the prefills is an assumption: assumed.LINK.
+    """
+    trace, network, tested = problem.trace, problem.task.network, steady(problem.slo, problem.trace)
+    limits = [limit for limit in problem.slo.limits if limit.metric == "ttft"]
+    if not network.is_shared or tested is None or not limits or trace.after.size:
+        return None
+    start_s, end_s = tested.window_s
+    last = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+    if (trace.output_tokens[last] > 1).mean() <= 0.5:
+        return None
+    from_s, to_s = measured_window(trace)
+    measured = (trace.arrival_s >= from_s) & (trace.arrival_s <= to_s)
+    until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
+    blocks = np.ceil(trace.input_tokens / KV_BLOCK_TOKENS) * (trace.output_tokens > 1)
+    for limit in limits:
+        before = measured & (trace.arrival_s < start_s - limit.limit_s)
+        kept = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
+        if kept <= 0:
+            continue
+        carried = float(np.partition(blocks[before], kept - 1)[:kept].sum())
+        bytes_per_s = carried * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token / until_s
+        if bytes_per_s > network.bandwidth_bytes_per_s:
+            return (
+                f"earlier KV blocks need {bytes_per_s / 1e9:.4g} GB/s on the link until the last tenth hands "
+                f"over, fleet.network.bandwidth is {network.bandwidth_bytes_per_s / 1e9:g} GB/s"
             )
     return None
 

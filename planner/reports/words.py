@@ -81,7 +81,7 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
         proved, over = "not closed", f"gap to the bound {percent(certificate.gap_frac)}"
     else:
         proved, over = proof, "best with one worker type per pool"
-        over += "; mixtures searched to the end" if certificate.beyond_exact else ""
+        over += ", and of any mix" if certificate.beyond_exact else ""
     month_usd = fleet.price_usd_per_h * HOURS_PER_MONTH
     return [
         ("Cost", usd(fleet.price_usd_per_h) + "/h",
@@ -191,7 +191,7 @@ def proof_lines(plan: Plan) -> list[str]:
         *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in certificate.assumed),
         "Fleets of several types per pool: "
         + (
-            "none better was found; each was simulated, or left out because a larger one fails."
+            "every cheaper one was simulated and fails."
             if certificate.beyond_exact
             else "searched, not exhausted."
         ),

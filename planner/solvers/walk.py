@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import Role
+from planner.solvers import assumed
 from planner.solvers.level0 import Bounded, Counts, Holds, Search, largest_below, objective
 from planner.solvers.master import Limits, Option
 
 MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
+FIRST = 8  # a sample, by which it is judged what all would cost
 TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
 
 
@@ -100,13 +102,15 @@ def walk(
         counts for counts in cheaper_fleets(mixed, pairs, search, search.value) if told(counts) is not False
     ]
     fleets.sort(key=lambda counts: -objective(counts))
-    every = max(len(fleets) // TOGETHER, 1)
+    every = max(len(fleets) // FIRST, 1)
     fleets = [*fleets[::every], *(counts for k, counts in enumerate(fleets) if k % every)]
-    for at in range(0, len(fleets), TOGETHER):
+    at = 0
+    while at < len(fleets):
         if not may_go_on(at, len(fleets) - at):
             return
-        below = search.value * (1 - 1e-9)
-        wave = [counts for counts in fleets[at : at + TOGETHER] if objective(counts) < below]
+        below, size = search.value * (1 - 1e-9), TOGETHER if at else FIRST
+        wave = [counts for counts in fleets[at : at + size] if objective(counts) < below]
+        at += size
         found: list[Counts] = []
         parts = [wave[k::2] for k in (0, 1)]
 
@@ -116,7 +120,8 @@ def walk(
         run([lambda part=part: look(part) for part in parts if part])  # type: ignore[misc]
         for counts in sorted(found, key=lambda counts: (objective(counts), _names(counts))):
             search.offer(counts)
-    search.is_exact, search.assumed = True, set()
+    search.assumed &= {assumed.LINK}  # pairs that it left out are not among these
+    search.is_exact = not search.assumed
 
 
 def note_cheaper(
