@@ -1,4 +1,4 @@
-"""Whole plans on the Azure traces: wall time, value, bounds, and what simpler fleets would cost.
+"""Whole plans on the Azure traces: time, value, bounds, and what simpler fleets would cost.
 
     python benchmarks/plans.py [--traces DIR] [--rates own 20 70 200] [--cold]
 
@@ -10,6 +10,7 @@ AzureLLMInferenceTrace_{conv,code}.csv of AzurePublicDataset; default: ../shared
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -48,9 +49,11 @@ def run_case(trace: Path, rate: str, *, is_cold: bool) -> dict[str, str]:
             str(out),
             "--json",
         ]
-        start_s = time.perf_counter()
+        start_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         wall_s = time.perf_counter() - start_s
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         if done.returncode not in (0, 4):
             raise SystemExit(
                 f"{trace.name} at {rate}: exit {done.returncode}: {done.stderr.splitlines()[-1]}"
@@ -66,16 +69,24 @@ def run_case(trace: Path, rate: str, *, is_cold: bool) -> dict[str, str]:
     value, level0, bound = certificate["value"], certificate["level0"], certificate["bound"]
 
     def more(label: str) -> str:
+        if label not in simpler:  # the plan is one
+            return f"{value:.2f}"
         cost = simpler[label]["objective"]
         return f"{cost:.2f} ({100 * (cost / value - 1):+.1f} %)" if cost is not None else "-"
+
+    proof = "exact" if certificate["level0_exact"] else "found"
+    if not certificate["level0_exhausted"]:
+        proof = "OPEN"
 
     return {
         "trace": trace.stem.rsplit("_", 1)[-1],
         "req/s": rate,
         "wall s": f"{wall_s:.1f}",
+        "CPU s": f"{cpu_s:.1f}",
         "plan": workers,
         "USD/h": f"{value:.2f}",
-        "level 0": f"{level0:.2f} {'exact' if certificate['level0_exact'] else 'OPEN'}",
+        "level 0": f"{level0:.2f} {proof}",
+        "cheaper (simulated)": f"{certificate['cheaper']} ({certificate['cheaper_simulated']})",
         "saved beyond": f"{100 * (1 - value / level0):.1f} %",
         "bound (gap)": f"{bound:.2f} ({100 * (1 - bound / value):.0f} %)",
         "one GPU type": more("one GPU type only"),
