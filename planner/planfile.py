@@ -128,7 +128,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return None if value is None else _value(inner[0], value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_value(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is Mapping and isinstance(value, dict):
+    if origin in (Mapping, dict) and isinstance(value, dict):
         return {key: _value(inner[1], item, f"{where}: {key}") for key, item in value.items()}
     if is_dataclass(hint) and isinstance(value, dict):
         if hint is Interval:  # what is not finite is null in JSON

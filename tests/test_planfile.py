@@ -75,6 +75,29 @@ def test_so_it_does_where_requests_wait_and_share(policies: str, catalog: Catalo
         assert text == (tmp_path / "out" / name).read_text(), name
 
 
+def test_so_it_does_where_the_traffic_is_drawn(folder: Path, catalog: Catalog, tmp_path: Path) -> None:
+    """Superposed copies are drawn anew: what became of the other draws is read back too."""
+    slo = tmp_path / "slo.yaml"
+    slo.write_text((folder.parent / "slo.yaml").read_text() + "traffic: {rate: 5}\n")
+    write_plan(catalog, slo, folder.parent / "trace.csv", tmp_path / "out")
+    found, command = read_plan(tmp_path / "out", catalog)
+    assert found.certificate.repeats
+    for name, text in output.render(found, command=command).items():
+        assert text == (tmp_path / "out" / name).read_text(), name
+    document = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    values: tuple[object, ...] = (
+        None,
+        [],
+        "x",
+        {"ttft p90": {"mean": "x", "half": 1, "least": 1, "most": 1}},
+    )
+    for value in values:
+        damage = damaged(document, "certificate.repeats.0.limits", value)
+        (tmp_path / "out" / "certificate.json").write_text(damage)
+        with pytest.raises(InputError, match="certificate: repeats"):
+            read_plan(tmp_path / "out", catalog)
+
+
 def test_requests_of_another_plan_are_told(folder: Path, catalog: Catalog, tmp_path: Path) -> None:
     for name in output.NAMES:
         (tmp_path / name).write_text((folder / name).read_text())
