@@ -24,7 +24,7 @@ PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a sol
 
 def main() -> None:
     """Load the command and run it."""
-    _hold_places()
+    hold_places()
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and & have it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _leave)
@@ -51,7 +51,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, _leave)  # Python's own end takes time too, and nothing is around it
 
 
-def _hold_places() -> None:
+def hold_places() -> None:
     """Whoever starts us with a standard stream closed: no file, nor the pipe below, may get its number."""
     for number in range(3):
         try:

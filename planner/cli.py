@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner import __version__
+from planner.__main__ import hold_places
 from planner.catalog import read_catalog
 from planner.commands import facts, measurements
 from planner.commands import validate as validation
@@ -132,11 +133,7 @@ def main() -> None:
 
 def _fill_closed_streams() -> None:
     """Whoever starts us with a standard stream closed: no other file may get its number, nor print() fail."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+    hold_places()
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w")
     if sys.stderr is None:
