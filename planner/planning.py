@@ -77,7 +77,8 @@ def plan(
         asked=asked,
     )  # fmt: skip
     progress("lower bound over all fleets")
-    problem = replace(problem, lower=lower_bound(problem), bounded=True)
+    lower = 0.0 if problem.out_of_time() else lower_bound(problem)
+    problem = replace(problem, lower=lower, bounded=True)
     return certified(search_policies(problem, prove=prove), trace, catalog, seed=seed, throughput=throughput)
 
 
