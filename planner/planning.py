@@ -99,6 +99,7 @@ def certified(
     task, progress = problem.task, problem.progress
     level0, best, oracle = found.level0, found.best, problem.oracle
     searches = [each.level0.search for _, each in searched]
+    simplest = min(searches, key=lambda search: search.value)  # under any of the policies
     is_exhausted = all(search.is_exhausted for search in searches)
     is_exact = is_exhausted and all(search.is_exact for search in searches)
     fleet = oracle.fleet(best)
@@ -130,7 +131,7 @@ def certified(
         unit=OBJECTIVE_UNITS[task.objective],
         value=found.value,
         bound=checked_bound(problem.lower, found.value),
-        level0=level0.search.value,
+        level0=simplest.value,
         level0_exact=is_exact,
         beyond_exact=found.beyond_exact,
         universe=tuple(option.name for option in level0.options),
@@ -154,8 +155,8 @@ def certified(
         shadow_prices=prices,
         repeats=tuple(each for each in repeats if each is not None),
         level0_exhausted=is_exhausted,
-        cheaper=level0.search.cheaper,
-        cheaper_simulated=level0.search.cheaper_simulated,
+        cheaper=simplest.cheaper,
+        cheaper_simulated=simplest.cheaper_simulated,
         assumed=assumed.sentences(
             set().union(*(search.assumed for search in searches)), problem.oracle.told
         ),

@@ -138,8 +138,10 @@ def pool_prefixes(
     for pool in fleet.pools:
         workers, first = range(first, first + pool.count), first + pool.count
         own = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
+        if pool.role == "decode" or not len(own):
+            continue
         part = trace if len(own) == len(trace) else trace.select(own)
-        if pool.role == "decode" or not len(own) or not part.duration_s > 0:
+        if not part.duration_s > 0:
             continue
         found = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
         cached = simulation.cached_tokens[own]
