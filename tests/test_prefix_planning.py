@@ -18,6 +18,7 @@ from planner.output import render
 from planner.plan import Plan
 from planner.planning import plan
 from planner.prefixes.hits import PrefixHits
+from planner.prefixes.placing import pool_prefixes
 from planner.prefixes.router_fit import _room, fitted
 from planner.prefixes.workloads import preble
 from planner.promise import parse_slo
@@ -197,6 +198,16 @@ def test_plan_names_prefixes_hits_and_warm_up(planned: Plan, sample: Trace) -> N
         first = sample.prefix_offsets[prompt.request]
         ids = sample.prefix_ids[first : first + len(prompt.block_ids)]
         assert ids.tolist() == list(prompt.block_ids)
+
+
+def test_a_decode_pool_has_no_prefixes_to_place(catalog: Catalog, worker: WorkerType, sample: Trace) -> None:
+    """No request is sent there to prefill, and an empty part of a trace is refused."""
+    pools = (Pool("pre", "prefill", worker, 2), Pool("dec", "decode", worker, 2))
+    fleet = Fleet(catalog.llm(LLM), pools, Policies(prefix_cache=True))
+    trace = sample.select(np.arange(400))
+    simulation = simulate(fleet, trace, record=True)
+    placed = pool_prefixes(fleet, simulation, trace, time_limit_s=1.0, rng=np.random.default_rng(0))
+    assert [each.plan.pool.name for each in placed] == ["pre"]
 
 
 def test_fitted_settings_leave_no_less_room(catalog: Catalog, worker: WorkerType, sample: Trace) -> None:
