@@ -682,7 +682,9 @@ def test_the_installed_command_does_the_same(here: Path, case: Case) -> None:
     command = [str(Path(sys.executable).with_name("plan")), *command_line(case)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (case.code, "")
-    assert re.fullmatch(r"plan: .*\n", done.stderr) and re.search(case.says, done.stderr), done.stderr
+    # what takes a second, as on a machine under load, says what it is doing
+    said = re.fullmatch(r"(?:\[ *[\d.]+ s\] .*\n)*(plan: .*\n)", done.stderr)
+    assert said and re.search(case.says, said[1]), done.stderr
     assert snapshot(here) == before
 
 
