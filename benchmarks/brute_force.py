@@ -89,9 +89,20 @@ def save(folder: Path, report: Report, *, kind: str | None, requests: tuple[int,
 
 def print_reports(reports: list[Report]) -> None:
     heads = (
-        "kind", "questions", "plans", "no fleet", "exact", "exact, beaten", "not exact, beaten",
-        "no fleet, one holds", "bound too high", "plan fails", "plan above best: mean", "worst", "simulated",
-    )  # fmt: skip
+        "kind",
+        "questions",
+        "plans",
+        "no fleet",
+        "exact",
+        "exact, beaten",
+        "not exact, beaten",
+        "no fleet, one holds",
+        "bound too high",
+        "plan fails",
+        "plan above best: mean",
+        "worst",
+        "simulated",
+    )
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for kind in (*dict.fromkeys(KINDS), "all"):
         rows = [report for report in reports if kind in ("all", report.kind)]
@@ -102,12 +113,20 @@ def print_reports(reports: list[Report]) -> None:
         beaten = [report.level0_dearer_frac for report in open_ones if report.level0_dearer_frac > 1e-6]
         above = [report.dearer_frac for report in plans]
         cells = (
-            kind, len(rows), len(plans), sum(report.said == "infeasible" for report in rows),
-            sum(report.is_exact for report in plans), count(rows, "(a)"),
+            kind,
+            len(rows),
+            len(plans),
+            sum(report.said == "infeasible" for report in rows),
+            sum(report.is_exact for report in plans),
+            count(rows, "(a)"),
             f"{len(beaten)} of {len(open_ones)}" + (f", up to {max(beaten):.0%}" if beaten else ""),
-            count(rows, "(b)"), count(rows, "(c)"), count(rows, "(d)"), f"{np.mean(above or [0.0]):.2%}",
-            f"{max(above, default=0.0):.0%}", sum(report.simulations for report in rows),
-        )  # fmt: skip
+            count(rows, "(b)"),
+            count(rows, "(c)"),
+            count(rows, "(d)"),
+            f"{np.mean(above or [0.0]):.2%}",
+            f"{max(above, default=0.0):.0%}",
+            sum(report.simulations for report in rows),
+        )
         print("| " + " | ".join(map(str, cells)) + " |")
     for report in reports:
         for wrong in report.wrong:

@@ -43,9 +43,11 @@ FITS = Path(__file__).with_name("distserve_fits.yaml")
 LIMITS_S = {"facebook/opt-13b": (0.2, 0.1), "facebook/opt-66b": (0.4, 0.1)}
 DECODE_TOKENS = 50_000  # of context in a batch, in that program
 POLICIES = Policies(
-    batching="distserve", routing="least-waiting", decode_routing="least-waiting",
+    batching="distserve",
+    routing="least-waiting",
+    decode_routing="least-waiting",
     decode_batch_tokens=DECODE_TOKENS,
-)  # fmt: skip
+)
 FREE = Network(math.inf, transfer="serialised", is_shared=False)
 ENDLESS_TOKENS = 10**9  # that program counts no memory
 BETWEEN_NODES = Network(25e9, transfer="serialised", is_shared=False)
@@ -167,8 +169,10 @@ def main() -> None:
 
     print(f"{arguments.rate:g} requests/s in steady state, the KV moved")
     for label, placement in (
-        ("their pairs, their rule", theirs), ("Algorithm 2", ours), ("Algorithm 1", alone),
-    ):  # fmt: skip
+        ("their pairs, their rule", theirs),
+        ("Algorithm 2", ours),
+        ("Algorithm 1", alone),
+    ):
         fleet = with_memory(placement.fleet, types, BETWEEN_NODES)
         by_router = [
             goodput(rules.whole, replace(fleet, policies=policies), guess_rps=arguments.rate).rate_rps

@@ -38,14 +38,20 @@ from profiling.shipped import splitwise_table
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 SPLITWISE = [
-    ("bloom-176b", "a100-80gb", 8), ("bloom-176b", "h100-80gb", 8), ("llama2-70b", "a100-80gb", 4),
-    ("llama2-70b", "a100-80gb", 8), ("llama2-70b", "h100-80gb", 4), ("llama2-70b", "h100-80gb", 8),
-]  # fmt: skip
+    ("bloom-176b", "a100-80gb", 8),
+    ("bloom-176b", "h100-80gb", 8),
+    ("llama2-70b", "a100-80gb", 4),
+    ("llama2-70b", "a100-80gb", 8),
+    ("llama2-70b", "h100-80gb", 4),
+    ("llama2-70b", "h100-80gb", 8),
+]
 SPLITWISE_TP2 = [("llama2-70b", "a100-80gb", 2), ("llama2-70b", "h100-80gb", 2)]
 CATALOG_NAMES = {
-    "bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf",
-    "a100-80gb": "a100-80g", "h100-80gb": "h100-80g",
-}  # fmt: skip
+    "bloom-176b": "bigscience/bloom",
+    "llama2-70b": "meta-llama/Llama-2-70b-hf",
+    "a100-80gb": "a100-80g",
+    "h100-80gb": "h100-80g",
+}
 SPLITS = 10
 TRAINED_SHARE = 0.1
 PREDICTED_STEPS, FITTED_ROWS = 1_000_000, 10_000
@@ -115,9 +121,9 @@ def splitwise_errors(family: Any, table: StepTable) -> Array:
         asked[np.random.default_rng(seed).permutation(len(y))[: len(y) // 5]] = True
         error = relative(~asked, asked)
         splits.append([error[prefill[asked]].mean(), error[~prefill[asked]].mean()])
-    return np.array([
-        by_cell[prefill].mean(), by_cell[~prefill].mean(), by_step[prefill].mean(), *np.mean(splits, axis=0)
-    ])  # fmt: skip
+    return np.array(
+        [by_cell[prefill].mean(), by_cell[~prefill].mean(), by_step[prefill].mean(), *np.mean(splits, axis=0)]
+    )
 
 
 def repeats(table: StepTable) -> Array:
@@ -182,11 +188,17 @@ def oracle_table(path: Path) -> StepTable:
     """A step table with a column of seconds per operator."""
     rows = pd.read_csv(path)
     new = rows.n_prefill * rows.chunk
-    steps = pd.DataFrame({
-        "n_prefill": rows.n_prefill, "prefill_tokens": new, "cached_tokens": rows.n_prefill * rows.prefix,
-        "prefill_pairs": new * (rows.prefix + (rows.chunk + 1) / 2), "n_decode": rows.n_decode,
-        "kv_tokens": rows.n_decode * rows.ctx, "t_s": rows.total_ms / 1e3,
-    })  # fmt: skip
+    steps = pd.DataFrame(
+        {
+            "n_prefill": rows.n_prefill,
+            "prefill_tokens": new,
+            "cached_tokens": rows.n_prefill * rows.prefix,
+            "prefill_pairs": new * (rows.prefix + (rows.chunk + 1) / 2),
+            "n_decode": rows.n_decode,
+            "kv_tokens": rows.n_decode * rows.ctx,
+            "t_s": rows.total_ms / 1e3,
+        }
+    )
     parts = ("linear_ms", "allreduce_ms", "attn_prefill_ms", "attn_decode_ms")
     for operator, part in zip(OPERATORS, parts, strict=True):
         steps[operator] = rows[part] / 1e3
@@ -217,8 +229,9 @@ def made_up(rng: np.random.Generator, rows: int) -> tuple[Array, Array]:
     decodes = np.where(kind != 0, np.exp(rng.uniform(0, 5.5, rows)).round(), 0)
     chunk, context = np.exp(rng.uniform(3, 7, rows)).round(), np.exp(rng.uniform(4, 10, rows)).round()
     new = prefills * chunk
-    X = np.column_stack([new + decodes, new * (context / 2 + (chunk + 1) / 2), decodes, decodes * context,
-                         prefills]).astype(float)  # fmt: skip
+    X = np.column_stack(
+        [new + decodes, new * (context / 2 + (chunk + 1) / 2), decodes, decodes * context, prefills]
+    ).astype(float)
     t = np.hypot(0.02, 4e-5 * X[:, 0]) + 1e-10 * X[:, 1] + 1e-5 * X[:, 2] + 2e-8 * X[:, 3]
     return X, t * np.exp(0.02 * rng.standard_normal(rows))
 

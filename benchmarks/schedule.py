@@ -75,8 +75,10 @@ def main() -> None:
     wall_s, cpu_s = time.monotonic() - start_s, time.process_time() - start_cpu_s
     if (constraint := broken(sold, demand, found)) is not None:
         raise SystemExit(f"the schedule does not keep {constraint}")
-    print(f"schedule     {found.cost_usd_per_h:9.2f} USD/h, bound {found.bound_usd_per_h:.2f}, gap "
-          f"{100 * found.gap_frac:.2f} %, {cpu_s:.1f} CPU-s, {wall_s:.1f} s")  # fmt: skip
+    print(
+        f"schedule     {found.cost_usd_per_h:9.2f} USD/h, bound {found.bound_usd_per_h:.2f}, gap "
+        f"{100 * found.gap_frac:.2f} %, {cpu_s:.1f} CPU-s, {wall_s:.1f} s"
+    )
     reserved = zip(sold.offers, found.reserved_gpus.tolist(), strict=True)
     print(f"reserved     {', '.join(f'{count} {offer.gpu}' for offer, count in reserved)}")
     for name, other in (("peak", at_peak(sold, demand)), ("linear rule", by_rule(sold, demand))):

@@ -82,13 +82,22 @@ CAMPAIGNS = (
 def points_of(campaign: Campaign) -> list[Point]:
     text = files("aiconfigurator_core").joinpath("systems", "silicon_sample.csv").read_text()
     return [
-        Point(SYSTEMS[row["system"]], int(row["tp_size"]), int(row["isl"]), int(row["osl"]),
-              int(row["batch_size"]), float(row["silicon_ttft_ms"]) / 1e3,
-              float(row["silicon_tpot_ms"]) / 1e3)
+        Point(
+            SYSTEMS[row["system"]],
+            int(row["tp_size"]),
+            int(row["isl"]),
+            int(row["osl"]),
+            int(row["batch_size"]),
+            float(row["silicon_ttft_ms"]) / 1e3,
+            float(row["silicon_tpot_ms"]) / 1e3,
+        )
         for row in csv.DictReader(text.splitlines())
-        if row["backend"] == "vllm" and row["mode"] == "agg" and row["model_path"] == campaign.llm
-        and row["system"] in campaign.systems and row["gemm_quant_mode"] == campaign.quantised
-    ]  # fmt: skip
+        if row["backend"] == "vllm"
+        and row["mode"] == "agg"
+        and row["model_path"] == campaign.llm
+        and row["system"] in campaign.systems
+        and row["gemm_quant_mode"] == campaign.quantised
+    ]
 
 
 def kernel_times(campaign: Campaign, llm: Llm, catalog: Catalog, gpu: str, tp: int) -> StepLatency:
@@ -111,9 +120,11 @@ def simulated(point: Point, llm: Llm, worker: WorkerType, shortest: float, const
     """Mean TTFT and TPOT [s], shape (2,)."""
     latency = worker.latency
     slower = replace(
-        latency, h_s=constants.host_s, a_s=latency.a_s * constants.prefill,
+        latency,
+        h_s=constants.host_s,
+        a_s=latency.a_s * constants.prefill,
         f_s=tuple(latency.f_s[0] + (f - latency.f_s[0]) * constants.prefill for f in latency.f_s),
-    )  # fmt: skip
+    )
     rng, n = np.random.default_rng(0), WAVES * point.concurrency
     inputs = np.round(point.input_tokens * rng.uniform(shortest, 1, n)).astype(np.int64)
     outputs = np.round(point.output_tokens * rng.uniform(shortest, 1, n)).astype(np.int64)
@@ -153,10 +164,12 @@ def main() -> None:
             workers: dict[Point, WorkerType] = workers,
         ) -> Floats:
             """Simulated over measured TTFT and TPOT, shape (points, 2)."""
-            return np.array([
-                simulated(p, llm, workers[p], campaign.shortest, constants) / [p.ttft_s, p.tpot_s]
-                for p in chosen
-            ])  # fmt: skip
+            return np.array(
+                [
+                    simulated(p, llm, workers[p], campaign.shortest, constants) / [p.ttft_s, p.tpot_s]
+                    for p in chosen
+                ]
+            )
 
         calibration = [point for point in points if point.configuration in known]
         rest = [point for point in points if point.configuration not in known]
@@ -169,13 +182,17 @@ def main() -> None:
         start = {"maxiter": 60, "initial_simplex": simplex}
         x = minimize(loss, simplex[0], method="Nelder-Mead", options=start).x
         constants = Constants(abs(x[0]) / 1e3, x[1], x[2] / 1e2)
-        said = (f"host {constants.host_s * 1e3:.1f} ms, prefill x{constants.prefill:.2f}, "
-                f"first token +{constants.first_token_s * 1e3:.0f} ms")  # fmt: skip
+        said = (
+            f"host {constants.host_s * 1e3:.1f} ms, prefill x{constants.prefill:.2f}, "
+            f"first token +{constants.first_token_s * 1e3:.0f} ms"
+        )
         for gpu in sorted({point.gpu for point in rest}):
             errors = 100 * (ratios(constants, [point for point in rest if point.gpu == gpu]) - 1)
             mape, median = np.abs(errors).mean(axis=0), np.median(errors, axis=0)
-            print(f"| {campaign.llm} {campaign.quantised} | {gpu} | {len(errors)} | {mape[0]:.1f} % | "
-                  f"{median[0]:+.1f} % | {mape[1]:.1f} % | {median[1]:+.1f} % | {said} |")  # fmt: skip
+            print(
+                f"| {campaign.llm} {campaign.quantised} | {gpu} | {len(errors)} | {mape[0]:.1f} % | "
+                f"{median[0]:+.1f} % | {mape[1]:.1f} % | {median[1]:+.1f} % | {said} |"
+            )
 
 
 if __name__ == "__main__":

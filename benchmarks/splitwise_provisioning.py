@@ -38,14 +38,7 @@ from planner.catalog import read_catalog
 from planner.domain import Metric, Network, WorkerType
 from planner.files import open_input
 from planner.models.forms import interpolated
-from planner.solvers.splitwise import (
-    Alone,
-    Design,
-    cheapest,
-    keeps,
-    most_throughput,
-    splits_within,
-)
+from planner.solvers.splitwise import Alone, Design, cheapest, keeps, most_throughput, splits_within
 from planner.traces import Trace
 
 MODEL = "bloom-176b"
@@ -53,11 +46,20 @@ USD_PER_H = {"A": 8 * 2.21, "H": 8 * 4.76, "Hcap": 8 * 4.76}  # that program's n
 POWER = {"A": 24.8, "H": 44.0, "Hcap": 0.7 * 44.0}  # in its units, whole machines
 HARDWARE = {"A": "a100-80gb", "H": "h100-80gb", "Hcap": "h100-80gb-pcap"}
 DESIGNS = {
-    "Baseline-A100": ("A", None), "Baseline-H100": ("H", None), "AA": ("A", "A"), "HH": ("H", "H"),
-    "HA": ("H", "A"), "HHcap": ("H", "Hcap"),
-}  # fmt: skip
-OTHERS = {"AH": ("A", "H"), "AHcap": ("A", "Hcap"), "HcapA": ("Hcap", "A"), "HcapHcap": ("Hcap", "Hcap"),
-          "HcapH": ("Hcap", "H")}  # fmt: skip
+    "Baseline-A100": ("A", None),
+    "Baseline-H100": ("H", None),
+    "AA": ("A", "A"),
+    "HH": ("H", "H"),
+    "HA": ("H", "A"),
+    "HHcap": ("H", "Hcap"),
+}
+OTHERS = {
+    "AH": ("A", "H"),
+    "AHcap": ("A", "Hcap"),
+    "HcapA": ("Hcap", "A"),
+    "HcapHcap": ("Hcap", "Hcap"),
+    "HcapH": ("Hcap", "H"),
+}
 FILES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
 NETWORK = Network(200 * 2**30, transfer="serialised", is_shared=False)
 

@@ -101,9 +101,14 @@ def main() -> None:
     llm, lengths = catalog.llm(arguments.llm), read_trace(arguments.trace, seed=0)
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
     fleets = configurations(
-        llm, [catalog.gpu("a100-80g"), catalog.gpu("h100-80g")], catalog, total_gpus=arguments.gpus,
-        budgets=(512, 2048), seats=(128, 256), least_kv_tokens=longest,
-    )  # fmt: skip
+        llm,
+        [catalog.gpu("a100-80g"), catalog.gpu("h100-80g")],
+        catalog,
+        total_gpus=arguments.gpus,
+        budgets=(512, 2048),
+        seats=(128, 256),
+        least_kv_tokens=longest,
+    )
     traffic = poisson(lengths)
     steady = Steady(SLO, traffic, seeds=1)
     longer = SchedulingDelay(traffic, requests=LONG)

@@ -97,9 +97,14 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     directory, catalog = arguments.directory, read_catalog()
     code, conv = (arguments.traces / f"AzureLLMInferenceTrace_{name}.csv" for name in ("code", "conv"))
     for slo, trace, most in (
-        ("code20", code, 65.78), ("handoff_bursts", None, 23.94), ("only_mixed_fits", SAMPLE, math.inf),
-        ("pace", None, 23.30), ("srpt", None, 8.97), ("warmup", None, math.inf), ("mixed", conv, 55.90),
-    ):  # fmt: skip
+        ("code20", code, 65.78),
+        ("handoff_bursts", None, 23.94),
+        ("only_mixed_fits", SAMPLE, math.inf),
+        ("pace", None, 23.30),
+        ("srpt", None, 8.97),
+        ("warmup", None, math.inf),
+        ("mixed", conv, 55.90),
+    ):
         task = read_task(directory / f"{slo}.slo.yaml", catalog)
         yield _planned(slo, task, trace or directory / f"{slo}.csv", catalog, most)
     few = replace(read_task(directory / "code20.slo.yaml", catalog), stock={"h100-80g": 64})
@@ -147,9 +152,12 @@ def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
     holds = judge(simulate(fleet, problem.trace, limits=task.slo.limits), task.slo, values=False).holds
     bound = lower_bound(problem) or math.inf
     return Row(
-        "pace: the bound", f"{bound:.2f}", f"{fleet.price_usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
-        holds and bound <= fleet.price_usd_per_h * (1 + CLOSE), _since(start_s),
-    )  # fmt: skip
+        "pace: the bound",
+        f"{bound:.2f}",
+        f"{fleet.price_usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
+        holds and bound <= fleet.price_usd_per_h * (1 + CLOSE),
+        _since(start_s),
+    )
 
 
 def _robust(
@@ -306,9 +314,12 @@ def _against_scan(
     said = f"{level0:.2f}{' exact' if is_exact else ''}" if math.isfinite(level0) else "no fleet"
     said += f", plan {value:.2f} in {searched_s:.0f} s"
     return Row(
-        name, said, f"{true:.2f} ({simulated} simulated)", true >= level0 * (1 - CLOSE) or true == level0,
+        name,
+        said,
+        f"{true:.2f} ({simulated} simulated)",
+        true >= level0 * (1 - CLOSE) or true == level0,
         _since(start_s),
-    )  # fmt: skip
+    )
 
 
 def _is_exact(found: Found) -> bool:
@@ -362,8 +373,11 @@ def _since(start_s: float) -> float:
 
 
 FAMILIES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
-    "rows": rows, "code20": code20, "mi300x": mi300x, "bursts": bursts,
-}  # fmt: skip
+    "rows": rows,
+    "code20": code20,
+    "mi300x": mi300x,
+    "bursts": bursts,
+}
 
 if __name__ == "__main__":
     main()

@@ -30,14 +30,71 @@ FloatArray = npt.NDArray[np.float64]
 REQUESTS = 3000
 PERCENTILES = (0, 1, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 65, 70, 80, 90, 95, 99, 100)
 CONVERSATION_INPUT = (
-    2, 29, 181, 207, 372, 387, 396, 403, 414, 703, 984, 1020, 1071, 1097, 1130, 1315, 2734, 4083, 4142, 9000
-)  # fmt: skip
+    2,
+    29,
+    181,
+    207,
+    372,
+    387,
+    396,
+    403,
+    414,
+    703,
+    984,
+    1020,
+    1071,
+    1097,
+    1130,
+    1315,
+    2734,
+    4083,
+    4142,
+    9000,
+)
 CONVERSATION_OUTPUT = (
-    7, 16, 41, 54, 67, 77, 85, 91, 96, 103, 113, 129, 177, 217, 384, 400, 424, 451, 601, 1000
-)  # fmt: skip
+    7,
+    16,
+    41,
+    54,
+    67,
+    77,
+    85,
+    91,
+    96,
+    103,
+    113,
+    129,
+    177,
+    217,
+    384,
+    400,
+    424,
+    451,
+    601,
+    1000,
+)
 CODE_INPUT = (
-    3, 17, 75, 147, 232, 385, 578, 770, 938, 1075, 1261, 1469, 1909, 2163, 2433, 3192, 5187, 7303, 7436, 7437
-)  # fmt: skip
+    3,
+    17,
+    75,
+    147,
+    232,
+    385,
+    578,
+    770,
+    938,
+    1075,
+    1261,
+    1469,
+    1909,
+    2163,
+    2433,
+    3192,
+    5187,
+    7303,
+    7436,
+    7437,
+)
 CHAT_S, CHAT_BEFORE_S = 900.0, 1800.0  # seconds of the log, and before it, in which chats begin
 CHATS_PER_S = 0.2
 CHAT_BLOCK = 128
@@ -85,8 +142,10 @@ def azure_csv(start: datetime, arrival_s: FloatArray, inputs: FloatArray, output
 
 def prefixes_jsonl(rng: np.random.Generator) -> str:
     """1200 tool calls and 400 steps of agents in ten minutes, in blocks of 128 tokens."""
-    parts = {"tools": preble("toolbench", 1200, 2.0, rng=rng, block_tokens=128),
-             "agents": preble("embodied", 400, 2 / 3, rng=rng, block_tokens=128)}  # fmt: skip
+    parts = {
+        "tools": preble("toolbench", 1200, 2.0, rng=rng, block_tokens=128),
+        "agents": preble("embodied", 400, 2 / 3, rng=rng, block_tokens=128),
+    }
     trace = merged(parts)
     lines = [
         json.dumps(

@@ -190,9 +190,19 @@ def _gpu(name: str, document: Mapping[str, Row], where: str) -> Gpu:
     row: Row = document[name]
     base, uncapped_w = name, None
     fields = (
-        "memory_vendor", "memory", "bandwidth", "dense_tflops", "link", "link_bandwidth", "power",
-        "gpus_per_node", "price", "price_source", "price_date", "node_selector",
-    )  # fmt: skip
+        "memory_vendor",
+        "memory",
+        "bandwidth",
+        "dense_tflops",
+        "link",
+        "link_bandwidth",
+        "power",
+        "gpus_per_node",
+        "price",
+        "price_source",
+        "price_date",
+        "node_selector",
+    )
     capped = ("cap_of", "prefill_slowdown", "decode_slowdown")
     refuse_unknown(row, (*fields, *capped, *PROVENANCE), where)
     if "cap_of" in row:
@@ -236,8 +246,15 @@ def _gpu(name: str, document: Mapping[str, Row], where: str) -> Gpu:
 def _llm(name: str, document: Mapping[str, Row], where: str) -> Llm:
     row = document[name]
     counts = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-    optional = ("head_dim", "dtype_bytes", "kv_dtype_bytes", "gated_ffn", "tied_embeddings", "experts",
-                "experts_per_token")  # fmt: skip
+    optional = (
+        "head_dim",
+        "dtype_bytes",
+        "kv_dtype_bytes",
+        "gated_ffn",
+        "tied_embeddings",
+        "experts",
+        "experts_per_token",
+    )
     refuse_unknown(row, (*counts, "context", *optional, *PROVENANCE), where)
     shape = {key: _whole(row, key, where) for key in counts}
     return Llm(
@@ -312,9 +329,7 @@ def _read_fits(path: Path) -> dict[int, StepLatency]:
             raise CatalogError(f"{where}: is given twice; keep one")
         try:
             refuse_unknown(
-                row,
-                ("tp", *_FIT_LISTS, *_FIT_NUMBERS, "basis", *_FIT_OPTIONAL, "errors", "simulated"),
-                where,
+                row, ("tp", *_FIT_LISTS, *_FIT_NUMBERS, "basis", *_FIT_OPTIONAL, "errors", "simulated"), where
             )
             knots_tokens, f_s = (_numbers(row, key, where) for key in _FIT_LISTS)
             a_s, b_s, d_s, e_s, h_s = (_number(row, key, where) for key in _FIT_NUMBERS)

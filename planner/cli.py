@@ -206,9 +206,16 @@ def plan(
         if prove:
             raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
         plan_together(
-            slo, trace, out, catalog=catalog, seed=seed, time_limit_s=time_limit, png=png,
-            drop_invalid=drop_invalid, json_output=json_output,
-        )  # fmt: skip
+            slo,
+            trace,
+            out,
+            catalog=catalog,
+            seed=seed,
+            time_limit_s=time_limit,
+            png=png,
+            drop_invalid=drop_invalid,
+            json_output=json_output,
+        )
         return
     assert trace is not None
 
@@ -228,16 +235,28 @@ def plan(
         progress(f"read {len(requests)} requests from {trace.name}")
         answers = Answers()
         found = planning.plan(
-            task, requests, known, seed=seed, time_limit_s=time_limit, progress=progress, answers=answers,
+            task,
+            requests,
+            known,
+            seed=seed,
+            time_limit_s=time_limit,
+            progress=progress,
+            answers=answers,
             prove=prove,
-        )  # fmt: skip
+        )
         if explain:
             found = _explained(found, task, Study(requests, known, seed, time_limit, progress, answers))
         progress("writing the report")
         command = command_line(
-            slo, trace, catalog, seed=seed, time_limit_s=time_limit, explain=explain, prove=prove,
+            slo,
+            trace,
+            catalog,
+            seed=seed,
+            time_limit_s=time_limit,
+            explain=explain,
+            prove=prove,
             drop_invalid=drop_invalid,
-        )  # fmt: skip
+        )
         pictures = output.pictures(figures.every(found)) if png else {}
         written: dict[str, str | bytes] = {**output.render(found, command=command), **pictures}
         files.write_files(out, written, outdated=output.OUTDATED)
@@ -269,22 +288,28 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
     console.print(promise(found), markup=False)
     rows = [
         {
-            "pool": pool.name, "role": pool.role, "workers": pool.count,
-            "GPU": pool.type.gpu.name, "TP": pool.type.tp, "PP": pool.type.pp,
+            "pool": pool.name,
+            "role": pool.role,
+            "workers": pool.count,
+            "GPU": pool.type.gpu.name,
+            "TP": pool.type.tp,
+            "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
             "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in found.fleet.pools
-    ]  # fmt: skip
+    ]
     print_rows(rows, "fleet")
     lines = [
         {
-            "limit": line.limit.name, "promised": show_s(line.limit.limit_s),
-            "simulated": show_s(line.value_s), "within": f"{100 * line.kept_frac:.2f} %",
+            "limit": line.limit.name,
+            "promised": show_s(line.limit.limit_s),
+            "simulated": show_s(line.value_s),
+            "within": f"{100 * line.kept_frac:.2f} %",
             "verdict": "kept" if line.holds else "MISSED",
         }
         for line in found.verdict.lines
-    ]  # fmt: skip
+    ]
     lines += attainment_rows(found.slo, found.verdict.attainment_frac)
     print_rows(lines, "SLO")
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)

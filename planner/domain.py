@@ -45,8 +45,14 @@ class Gpu:
     uncapped_w: float | None = None  # power_w of the base, for a capped row
 
     def __post_init__(self) -> None:
-        for quantity in ("memory_bytes", "bandwidth_bytes_per_s", "dense_flops_per_s", "link_bytes_per_s",
-                         "power_w", "gpus_per_node"):  # fmt: skip
+        for quantity in (
+            "memory_bytes",
+            "bandwidth_bytes_per_s",
+            "dense_flops_per_s",
+            "link_bytes_per_s",
+            "power_w",
+            "gpus_per_node",
+        ):
             if not getattr(self, quantity) > 0:
                 raise CatalogError(f"GPU {self.name}: {quantity} is {getattr(self, quantity)}, must be > 0")
         if not self.price_usd_per_h >= 0:
@@ -87,8 +93,20 @@ class Llm:
     kv_dtype_bytes: float = 2.0
 
     def __post_init__(self) -> None:
-        for count in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_tokens",
-                      "experts", "experts_per_token", "dtype_bytes", "kv_dtype_bytes"):  # fmt: skip
+        for count in (
+            "layers",
+            "hidden",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "ffn",
+            "vocab",
+            "context_tokens",
+            "experts",
+            "experts_per_token",
+            "dtype_bytes",
+            "kv_dtype_bytes",
+        ):
             if not getattr(self, count) > 0:
                 raise CatalogError(f"LLM {self.name}: {count} is {getattr(self, count)}, must be > 0")
         if self.heads % self.kv_heads:

@@ -107,7 +107,12 @@ def _most(problem: Problem) -> int:
 def warnings(repeats: Sequence[Repeats]) -> tuple[str, ...]:
     """What a reader must know of runs that missed the SLO."""
     return tuple(
-        each.sentence() + ("; ask for a fleet that keeps it on several draws with traffic: {draws: 8}"
-                           if each.what.startswith(OTHER_DRAWS) else "")
-        for each in repeats if each.decision != "holds" and each.kept < each.runs
-    )  # fmt: skip
+        each.sentence()
+        + (
+            "; ask for a fleet that keeps it on several draws with traffic: {draws: 8}"
+            if each.what.startswith(OTHER_DRAWS)
+            else ""
+        )
+        for each in repeats
+        if each.decision != "holds" and each.kept < each.runs
+    )

@@ -10,18 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.catalog import Catalog
-from planner.domain import (
-    SPOT,
-    Disturbance,
-    Fleet,
-    Gpu,
-    Policies,
-    Slo,
-)
+from planner.domain import SPOT, Disturbance, Fleet, Gpu, Policies, Slo
 from planner.errors import InfeasibleError, PlannerError
-from planner.options import (
-    OBJECTIVE_UNITS,
-)
+from planner.options import OBJECTIVE_UNITS
 from planner.oracle import SPOT_RISK_FRAC, side_by_side
 from planner.plan import Alternative, Neighbour
 from planner.reports.words import queue_text
@@ -92,7 +83,9 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
     choices = chosen.task.policies()
     rows = tuple(
         Alternative(
-            policies_label(problem.oracle.policies, choices), problem.oracle.fleet(other.best), other.value,
+            policies_label(problem.oracle.policies, choices),
+            problem.oracle.fleet(other.best),
+            other.value,
             _more(other.value, found.value)
             + (
                 f", longest TTFT {_longest_ttft(problem, other.best)}"
@@ -102,7 +95,7 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
         )
         for problem, other in answers
         if problem is not chosen
-    )  # fmt: skip
+    )
     if chosen.task.queues == ("fcfs",):
         return (*rows, *_shortest_first(chosen, found, clock))
     return rows
@@ -244,9 +237,13 @@ def insurance(
         planned += f", sampled at {len(rates_frac(task, problem.trace))} rates"
     try:
         asked = pose(
-            replace(task, robust=Robust()), trace, catalog, seed=seed, deadline=clock.deadline,
+            replace(task, robust=Robust()),
+            trace,
+            catalog,
+            seed=seed,
+            deadline=clock.deadline,
             progress=problem.progress,
-        )  # fmt: skip
+        )
         expected, plain = best_of(search_policies(asked, (robust,)))
     except InfeasibleError as error:
         missed = f"{planned}, but for what is expected no fleet was found: {error}"
@@ -304,8 +301,10 @@ def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[str, ..
                 "the SLO holds without them"
             )
             for worker in range(first, first + down):
-                events += [Disturbance(middle_s, "down", worker),
-                           Disturbance(middle_s + terms.restart_s, "up", worker)]  # fmt: skip
+                events += [
+                    Disturbance(middle_s, "down", worker),
+                    Disturbance(middle_s + terms.restart_s, "up", worker),
+                ]
         first += pool.count
     if not sentences:
         return (), ()
@@ -343,8 +342,10 @@ def _why(verdict: Verdict, slo: Slo) -> str:
         if not line.holds
     ]
     if not verdict.attainment_holds:
-        reasons.append(f"{100 * verdict.attainment_frac:.2f} % of requests keep all limits "
-                       f"({100 * (slo.attainment_frac or 1):g} % needed)")  # fmt: skip
+        reasons.append(
+            f"{100 * verdict.attainment_frac:.2f} % of requests keep all limits "
+            f"({100 * (slo.attainment_frac or 1):g} % needed)"
+        )
     if not verdict.is_steady:
         reasons.append(queue_text(verdict.patient_frac, verdict.patience_s))
     return "; ".join(reasons) or "keeps the SLO"
@@ -401,9 +402,10 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         kinds.append(("one GPU type only", cheapest, cost))
     if not is_mixed:
         cost, cheapest = min(
-            ((found.cost, found.counts) for found in alone.values()), key=lambda row: row[0],
+            ((found.cost, found.counts) for found in alone.values()),
+            key=lambda row: row[0],
             default=(math.inf, None),
-        )  # fmt: skip
+        )
         kinds.append(("mixed pools only", cheapest, cost))
     kinds.append(("one worker type per pool (level 0)", search.best, search.value))
     for label, counts, cost in kinds:
@@ -517,9 +519,11 @@ def _cheapest_mixed(
             note = "perhaps not the cheapest, as not all of its settings were tried"
             break
         found = least_that_holds(
-            lambda n, option=option: holds(option, n), failed[option.name] + 1, count,  # type: ignore[misc]
+            lambda n, option=option: holds(option, n),
+            failed[option.name] + 1,
+            count,  # type: ignore[misc]
             level0.bounded[option.name],
-        )  # fmt: skip
+        )
         if found is not None:
             counts, ceiling = ((option, found),), found * option.objective
     if counts is not None:
@@ -596,8 +600,10 @@ def shared_copies(problem: Problem) -> tuple[str, ...]:
     is_superposed = any("copies share their prefixes" in note for note in problem.trace.notes)
     if not (is_superposed and problem.oracle.policies.prefix_cache):
         return ()
-    return ("superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
-            "thin or compress, or plan on a trace of that rate",)  # fmt: skip
+    return (
+        "superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
+        "thin or compress, or plan on a trace of that rate",
+    )
 
 
 def dying_away(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
@@ -700,9 +706,11 @@ def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tup
 
 def _queue_order(policies: Policies) -> str:
     order = {
-        "fcfs": "first come first served", "sjf": "shortest prompts first", "ljf": "longest prompts first",
+        "fcfs": "first come first served",
+        "sjf": "shortest prompts first",
+        "ljf": "longest prompts first",
         "srpt": "shortest prompt and output first",
-    }[policies.queue]  # fmt: skip
+    }[policies.queue]
     if policies.queue_window_s < math.inf:
         order += f" (nobody overtaken by what arrives {show_s(policies.queue_window_s)} later)"
     return order

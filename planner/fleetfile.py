@@ -47,31 +47,89 @@ from planner.values import at_least_0, positive, refuse_unknown
 Section = Mapping[str, Any]
 
 FLEET_KEYS = ("llm", "workers", "policies", "network", "events", "prices", "max_model_len")
-PLAN_KEYS = ("status", "cost_usd_per_h", "power_w", "power", "gpus", "slo", "simulated",
-             "simulated_attainment_frac", "objective", "traffic", "engine", "latency", "prices_note",
-             "usd_per_million", "throughput", "placement", "prefixes")  # fmt: skip
-WORKER_KEYS = ("name", "role", "gpu", "tp", "pp", "count", "latency", "kv_tokens", "max_num_seqs",
-               "max_num_batched_tokens")  # fmt: skip
+PLAN_KEYS = (
+    "status",
+    "cost_usd_per_h",
+    "power_w",
+    "power",
+    "gpus",
+    "slo",
+    "simulated",
+    "simulated_attainment_frac",
+    "objective",
+    "traffic",
+    "engine",
+    "latency",
+    "prices_note",
+    "usd_per_million",
+    "throughput",
+    "placement",
+    "prefixes",
+)
+WORKER_KEYS = (
+    "name",
+    "role",
+    "gpu",
+    "tp",
+    "pp",
+    "count",
+    "latency",
+    "kv_tokens",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
 POLICY_NAMES: Mapping[str, Collection[str]] = {
-    "batching": BATCHING, "routing": ROUTING, "decode_routing": ROUTING, "queue": QUEUE,
-    "admission": ADMISSION, "pools": POOLS,
-}  # fmt: skip
-POLICY_SECONDS = {"longest_wait": "queue_window_s", "flip_after": "flip_after_s", "ttft": "ttft_s",
-                  "tbt": "tbt_s", "eviction_notice": "eviction_notice_s",
-                  "share_window": "share_window_s"}  # fmt: skip
-POLICY_COUNTS = {"queue_batch": "queue_batch", "reserve_tokens": "reserve_tokens",
-                 "patience": "patience_steps", "decode_batch_tokens": "decode_batch_tokens",
-                 "seed": "seed", "quantum_tokens": "quantum_tokens",
-                 "worker_quantum_tokens": "worker_quantum_tokens", "priority_groups": "priority_groups",
-                 "balance_requests": "balance_requests"}  # fmt: skip
-POLICY_SHARES = {"prediction_accuracy": "prediction_accuracy_frac", "watermark": "watermark_frac",
-                 "headroom": "headroom_frac", "context_weight": "context_weight",
-                 "explore_decode": "explore_decode_frac", "cache_threshold": "cache_threshold_frac"
-                 }  # fmt: skip
-POLICY_NUMBERS = {"extend_weight": "extend_weight", "output_weight": "output_weight",
-                  "balance_ratio": "balance_ratio", "replicate_ratio": "replicate_ratio"}  # fmt: skip
-POLICY_KEYS = (*POLICY_NAMES, *POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS,
-               "max_num_batched_tokens", "prefix_cache", "tenant_weights", "vidur_restarts")  # fmt: skip
+    "batching": BATCHING,
+    "routing": ROUTING,
+    "decode_routing": ROUTING,
+    "queue": QUEUE,
+    "admission": ADMISSION,
+    "pools": POOLS,
+}
+POLICY_SECONDS = {
+    "longest_wait": "queue_window_s",
+    "flip_after": "flip_after_s",
+    "ttft": "ttft_s",
+    "tbt": "tbt_s",
+    "eviction_notice": "eviction_notice_s",
+    "share_window": "share_window_s",
+}
+POLICY_COUNTS = {
+    "queue_batch": "queue_batch",
+    "reserve_tokens": "reserve_tokens",
+    "patience": "patience_steps",
+    "decode_batch_tokens": "decode_batch_tokens",
+    "seed": "seed",
+    "quantum_tokens": "quantum_tokens",
+    "worker_quantum_tokens": "worker_quantum_tokens",
+    "priority_groups": "priority_groups",
+    "balance_requests": "balance_requests",
+}
+POLICY_SHARES = {
+    "prediction_accuracy": "prediction_accuracy_frac",
+    "watermark": "watermark_frac",
+    "headroom": "headroom_frac",
+    "context_weight": "context_weight",
+    "explore_decode": "explore_decode_frac",
+    "cache_threshold": "cache_threshold_frac",
+}
+POLICY_NUMBERS = {
+    "extend_weight": "extend_weight",
+    "output_weight": "output_weight",
+    "balance_ratio": "balance_ratio",
+    "replicate_ratio": "replicate_ratio",
+}
+POLICY_KEYS = (
+    *POLICY_NAMES,
+    *POLICY_SECONDS,
+    *POLICY_COUNTS,
+    *POLICY_SHARES,
+    *POLICY_NUMBERS,
+    "max_num_batched_tokens",
+    "prefix_cache",
+    "tenant_weights",
+    "vidur_restarts",
+)
 NETWORK_KEYS = ("bandwidth", "latency", "transfer", "layerwise_from", "shared")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 TRANSFERS = ("serialised", "layerwise")
@@ -79,10 +137,13 @@ TRANSFERS = ("serialised", "layerwise")
 Form = SplitwiseLookup | DistServeSteps | CorrectedFormula
 FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
     "splitwise-lookup": (
-        SplitwiseLookup, ("knots_tokens", "prompt_s", "token_s"), ("mixed_factor", "b_s", "d_s")
+        SplitwiseLookup,
+        ("knots_tokens", "prompt_s", "token_s"),
+        ("mixed_factor", "b_s", "d_s"),
     ),
     "distserve": (
-        DistServeSteps, ("prefill_s", "decode_small_s", "decode_large_s"),
+        DistServeSteps,
+        ("prefill_s", "decode_small_s", "decode_large_s"),
         ("threshold", "per_rank_s", "overhead_s", "overhead_s_per_token"),
     ),
     "corrected": (
@@ -90,7 +151,7 @@ FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
         ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"),
         ("h_s", "context_step"),
     ),
-}  # fmt: skip
+}
 FIT_NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 
 MAX_NUM_BATCHED_TOKENS = 2048

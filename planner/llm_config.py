@@ -79,16 +79,26 @@ def llm_from_config(path: Path) -> Llm:
 _UNMODELLED = {
     "latent attention": ("kv_lora_rank",),
     "shared experts": (
-        "shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts", "num_shared_expert",
-        "moe_num_shared_experts", "shared_intermediate_size", "interleave_moe_layer_step",
+        "shared_expert_intermediate_size",
+        "n_shared_experts",
+        "num_shared_experts",
+        "num_shared_expert",
+        "moe_num_shared_experts",
+        "shared_intermediate_size",
+        "interleave_moe_layer_step",
     ),
     "some layers without experts": ("first_k_dense_replace", "mlp_only_layers", "expert_layer_period"),
     "layers without attention": (
-        "attn_layer_period", "full_attention_interval", "hybrid_override_pattern", "linear_num_key_heads",
-        "mamba_d_state", "ssm_cfg", "ssm_state_size",
+        "attn_layer_period",
+        "full_attention_interval",
+        "hybrid_override_pattern",
+        "linear_num_key_heads",
+        "mamba_d_state",
+        "ssm_cfg",
+        "ssm_state_size",
     ),
     "layers that share keys and values": ("num_kv_shared_layers", "cla_share_factor"),
-}  # fmt: skip
+}
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
 _OTHER_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ
@@ -100,9 +110,24 @@ _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _FFN_4X = ("bloom", "gpt2")  # leave the width out: it is four times hidden
 _UNGATED = ("opt", "bloom", "gpt2", "gpt_neox", "gptj", "gpt_neo", "phi", "gpt_bigcode", "starcoder2")
 _GATED = (
-    "llama", "mistral", "mixtral", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
-    "phi3", "olmo", "olmo2", "granite", "internlm2", "stablelm", "cohere",
-)  # fmt: skip
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "phi3",
+    "olmo",
+    "olmo2",
+    "granite",
+    "internlm2",
+    "stablelm",
+    "cohere",
+)
 _TIED = ("opt", "bloom", "gpt2", "gemma", "gemma2", "cohere", "starcoder2")  # where config.json leaves it out
 
 

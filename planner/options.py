@@ -210,9 +210,15 @@ def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Jud
         )
         n, output, shared = rows.T
     return Judged(
-        n.astype(float), output.astype(float), shared.astype(float), requests.astype(float),
-        shared_tokens is not None, int(perhaps.sum()), int((perhaps & decoded).sum()), has_gaps,
-    )  # fmt: skip
+        n.astype(float),
+        output.astype(float),
+        shared.astype(float),
+        requests.astype(float),
+        shared_tokens is not None,
+        int(perhaps.sum()),
+        int((perhaps & decoded).sum()),
+        has_gaps,
+    )
 
 
 def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:

@@ -225,13 +225,15 @@ class Oracle:
             ]
             gpus = [min(option.type.gpus, room) for option, _ in counts]
             fits = [
-                node for node in itertools.product(*ranges)
+                node
+                for node in itertools.product(*ranges)
                 if sum(g * n for g, n in zip(gpus, node, strict=True)) <= room
-            ]  # fmt: skip
+            ]
             found += [
-                node for node in fits
+                node
+                for node in fits
                 if not any(other != node and all(map(int.__ge__, other, node)) for other in fits)
-            ]  # fmt: skip
+            ]
         return found
 
     def _simulated(self, counts: Counts) -> bool:
@@ -267,12 +269,7 @@ class Oracle:
         return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)
 
     def _answer(
-        self,
-        key: tuple[object, ...],
-        fleet: Callable[[], Fleet],
-        trace: Trace,
-        requests: Requests,
-        slo: Slo,
+        self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
     ) -> bool:
         key = (self.llm, self.network, self.policies, self.trace, *key)
         self._asked.add(key)
@@ -287,8 +284,15 @@ class Oracle:
 def _machine(option: Option) -> tuple[object, ...]:
     """All of a worker that a simulation depends on: not its price, nor the name of its GPU."""
     worker = option.type
-    return (worker.tp, worker.pp, worker.latency, worker.kv_tokens, worker.max_num_batched_tokens,
-            worker.max_num_seqs, worker.form)  # fmt: skip
+    return (
+        worker.tp,
+        worker.pp,
+        worker.latency,
+        worker.kv_tokens,
+        worker.max_num_batched_tokens,
+        worker.max_num_seqs,
+        worker.form,
+    )
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:

@@ -37,9 +37,22 @@ from planner.units import percentile_name
 
 Document = dict[str, Any]
 
-CSV_COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "cached_tokens", "prefill_worker",
-               "decode_worker", "queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s", "preemptions",
-               "status")  # fmt: skip
+CSV_COLUMNS = (
+    "request_id",
+    "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "prefill_worker",
+    "decode_worker",
+    "queue_s",
+    "ttft_s",
+    "tpot_s",
+    "tbt_max_s",
+    "e2e_s",
+    "preemptions",
+    "status",
+)
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
 OUTDATED = (
     "warm-up.json",
@@ -405,12 +418,17 @@ def requests_csv(simulation: Simulation) -> str:
             [names[w] for w in simulation.decode_worker[rows].tolist()],
             *(
                 values_s[rows].tolist()
-                for values_s in (simulation.queue_s, simulation.ttft_s, simulation.tpot_s,
-                                 simulation.tbt_max_s, simulation.e2e_s)
+                for values_s in (
+                    simulation.queue_s,
+                    simulation.ttft_s,
+                    simulation.tpot_s,
+                    simulation.tbt_max_s,
+                    simulation.e2e_s,
+                )
             ),
             simulation.preemptions[rows].tolist(),
             [STATUS[status] for status in simulation.status[rows].tolist()],
-        )  # fmt: skip
+        )
         ids = range(start, start + len(columns[0]))
         text = "".join([_CSV_ROW % row for row in zip(ids, *columns, strict=True)])
         # twice, because two neighbours share a comma

@@ -114,20 +114,28 @@ def frontier(
             break
     objective = walk.task(loosest).objective
     return Frontier(
-        walk.name, walk.unit, objective, OBJECTIVE_UNITS[objective], _envelope(steps, sign),
-        loosest, walk.asked, walk.is_rising, ended,
-    )  # fmt: skip
+        walk.name,
+        walk.unit,
+        objective,
+        OBJECTIVE_UNITS[objective],
+        _envelope(steps, sign),
+        loosest,
+        walk.asked,
+        walk.is_rising,
+        ended,
+    )
 
 
 def _envelope(steps: list[Step], sign: int) -> tuple[Step, ...]:
     """Without steps that a tighter one makes pointless: it holds where they do, and is as cheap."""
     return tuple(
-        step for k, step in enumerate(steps)
+        step
+        for k, step in enumerate(steps)
         if not any(
             other.value <= step.value * (1 + 1e-9) and sign * other.corner <= sign * step.corner
             for other in steps[k + 1 :]
         )
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +175,10 @@ def _latency(task: Task, metric: str, percentile: str) -> _Walk:
     if task.slowdowns is not None:
         raise InputError(f"--over {metric}: the relative preset {task.preset!r} has no limits in seconds")
     lines = [
-        (k, limit) for k, limit in enumerate(task.slo.limits)
+        (k, limit)
+        for k, limit in enumerate(task.slo.limits)
         if limit.metric == metric and (not percentile or limit.name == f"{metric} {percentile}")
-    ]  # fmt: skip
+    ]
     if len(lines) != 1:
         names = ", ".join(limit.name.replace(" ", ".") for limit in task.slo.limits)
         raise InputError(f"--over {metric}: expected exactly one such limit in the SLO, which has {names}")

@@ -30,9 +30,7 @@ Section = Mapping[str, Any]
 
 Written = TypeVar("Written")
 TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
-REST = {
-    "status": str, "prices": str, "command": str, "max_model_len": int, "warnings": tuple[str, ...],
-}  # fmt: skip
+REST = {"status": str, "prices": str, "command": str, "max_model_len": int, "warnings": tuple[str, ...]}
 NEAR_FRAC = 1e-9  # figures are written with ten digits
 
 
@@ -53,10 +51,7 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
         rest = {key: _value(kind, written[key], key) for key, kind in REST.items()}
         slo = parse_slo(written["slo"], where=f"{path}: slo")
         trace = replace(
-            _traffic(folder),
-            name=traffic["trace"],
-            dropped=traffic["dropped"],
-            notes=traffic["notes"],
+            _traffic(folder), name=traffic["trace"], dropped=traffic["dropped"], notes=traffic["notes"]
         )
         if len(trace) != traffic["requests"]:
             raise InputError(_of_two(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
@@ -90,10 +85,9 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
             ),
             placement=placement(fleet),
             prefixes=pool_prefixes(
-                fleet, simulation, trace, time_limit_s=PREFIXES_S,
-                rng=np.random.default_rng(certificate.seed),
+                fleet, simulation, trace, time_limit_s=PREFIXES_S, rng=np.random.default_rng(certificate.seed)
             ),
-        )  # fmt: skip
+        )
         return found, rest["command"]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(

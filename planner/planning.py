@@ -12,9 +12,7 @@ import numpy as np
 from planner import draws, evidence
 from planner.catalog import Catalog
 from planner.errors import InfeasibleError, PlannerError
-from planner.options import (
-    OBJECTIVE_UNITS,
-)
+from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
 from planner.plan import Certificate, Plan, Refuted, Throughput
 from planner.prefixes.placing import pool_prefixes
@@ -73,9 +71,16 @@ def plan(
         throughput = _most_traffic(task, trace, catalog, answers, seed, deadline, progress)
         task = _at_rate(task, trace, throughput.rate_rps, seed)
     problem = pose(
-        task, trace, catalog, seed=seed, deadline=deadline, progress=progress, watch=watch, answers=answers,
+        task,
+        trace,
+        catalog,
+        seed=seed,
+        deadline=deadline,
+        progress=progress,
+        watch=watch,
+        answers=answers,
         asked=asked,
-    )  # fmt: skip
+    )
     progress("lower bound over all fleets")
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
     problem = replace(problem, lower=lower, bounded=True)
@@ -141,9 +146,14 @@ def certified(
         ),
         neighbours=neighbours,
         binding=(
-            *binding, *evidence.used_up(problem.limits, best), *evidence.duals(prices, task.objective),
-            *([if_longer] if if_longer else []), *insured,
-            *spot, *evidence.prefix_savings(searched), *one_more,
+            *binding,
+            *evidence.used_up(problem.limits, best),
+            *evidence.duals(prices, task.objective),
+            *([if_longer] if if_longer else []),
+            *insured,
+            *spot,
+            *evidence.prefix_savings(searched),
+            *one_more,
             *(each.sentence() for each in repeats if each is not None),
             *([draws.SAME] if is_drawn and repeats[0] is None else []),
         ),
@@ -157,10 +167,8 @@ def certified(
         level0_exhausted=is_exhausted,
         cheaper=simplest.cheaper,
         cheaper_simulated=simplest.cheaper_simulated,
-        assumed=assumed.sentences(
-            set().union(*(search.assumed for search in searches)), problem.oracle.told
-        ),
-    )  # fmt: skip
+        assumed=assumed.sentences(set().union(*(search.assumed for search in searches)), problem.oracle.told),
+    )
     return Plan(
         status="certified" if is_exhausted else "best found",
         fleet=fleet,
@@ -171,25 +179,36 @@ def certified(
         verdict=verdict,
         certificate=certificate,
         alternatives=(
-            *evidence.alternatives(problem, level0, best, found.value), *other_policies, *insurance
+            *evidence.alternatives(problem, level0, best, found.value),
+            *other_policies,
+            *insurance,
         ),
         max_model_len=problem.longest_tokens,
         prices_note=evidence.prices_note(task, catalog, problem.gpus),
         warnings=(
             *trace.warnings,
-            *evidence.warnings(fleet, simulation, problem.slo, verdict), *clock.warnings(),
-            *([] if is_robust else [if_longer]), *spot_warnings,
+            *evidence.warnings(fleet, simulation, problem.slo, verdict),
+            *clock.warnings(),
+            *([] if is_robust else [if_longer]),
+            *spot_warnings,
             *draws.warnings(certificate.repeats),
-            *evidence.shared_copies(problem), *evidence.dying_away(problem, simulation), *one_more_warnings,
+            *evidence.shared_copies(problem),
+            *evidence.dying_away(problem, simulation),
+            *one_more_warnings,
             *uninsured,
         ),
         throughput=throughput,
         placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),
         prefixes=pool_prefixes(
-            fleet, simulation, problem.trace, time_limit_s=min(left_s, PREFIXES_S),
+            fleet,
+            simulation,
+            problem.trace,
+            time_limit_s=min(left_s, PREFIXES_S),
             rng=np.random.default_rng(seed),
-        ) if left_s > 0 else (),
-    )  # fmt: skip
+        )
+        if left_s > 0
+        else (),
+    )
 
 
 def _most_traffic(
@@ -260,5 +279,7 @@ def _infeasible_at_any_rate(task: Task, rate_rps: float) -> InfeasibleError:
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO even at {rate_rps:.3g} requests/s; raise limits "
         "or stock, or relax the SLO",
-        kind="capacity", constraint="limits", relaxation="more of what limits: and fleet: gpus allow",
-    )  # fmt: skip
+        kind="capacity",
+        constraint="limits",
+        relaxation="more of what limits: and fleet: gpus allow",
+    )

@@ -174,10 +174,14 @@ def replan(
     return Replan(
         best=way("the smallest change that pays", best, is_held=True),
         keeps=bool((best == n0).all()) and gone == 0,
-        moves=(*(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
-               *lost),
-        ways=(*([way("keep what runs", n0, is_held=running_holds)] if gone == 0 else []),
-              way("plan from scratch", n_scratch, is_held=True)),
+        moves=(
+            *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
+            *lost,
+        ),
+        ways=(
+            *([way("keep what runs", n0, is_held=running_holds)] if gone == 0 else []),
+            way("plan from scratch", n_scratch, is_held=True),
+        ),
         verdict=verdict,
         running_verdict=before,
         options=tuple(names),
@@ -185,7 +189,7 @@ def replan(
         assumed=assumed,
         simulations=oracle.simulations,
         scratch=scratch,
-    )  # fmt: skip
+    )
 
 
 def _running(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], int]:

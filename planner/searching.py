@@ -251,11 +251,17 @@ def pose(
     left: tuple[Left, ...] = ()
     for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
         types, others = worker_types(
-            llm, gpus, catalog, longest, host_overhead_s=task.host_overhead_s,
-            longer_frac=task.robust.step_times_frac, stages=stages,
+            llm,
+            gpus,
+            catalog,
+            longest,
+            host_overhead_s=task.host_overhead_s,
+            longer_frac=task.robust.step_times_frac,
+            stages=stages,
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
-            budgets=task.max_num_batched_tokens, seats=task.max_num_seqs,
-        )  # fmt: skip
+            budgets=task.max_num_batched_tokens,
+            seats=task.max_num_seqs,
+        )
         left += others
         if types:
             break
@@ -268,13 +274,37 @@ def pose(
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
     oracle = Oracle(
-        llm, requests, slo, task.network, Policies(), task.spare_workers, task.spare_nodes, spot,
+        llm,
+        requests,
+        slo,
+        task.network,
+        Policies(),
+        task.spare_workers,
+        task.spare_nodes,
+        spot,
         answers or Answers(),
-    )  # fmt: skip
+    )
     problem = Problem(
-        task, llm, slo, slo_note, requests, note, longest, lengths, hits, gpus, types, left, limits, oracle,
-        obliged(slo, requests), deadline, progress, watch, draws,
-    )  # fmt: skip
+        task,
+        llm,
+        slo,
+        slo_note,
+        requests,
+        note,
+        longest,
+        lengths,
+        hits,
+        gpus,
+        types,
+        left,
+        limits,
+        oracle,
+        obliged(slo, requests),
+        deadline,
+        progress,
+        watch,
+        draws,
+    )
     if broken:
         raise _out_of_reach(problem, broken)
     return problem
@@ -795,10 +825,14 @@ def _moved(problem: Problem, best: Counts, options: Sequence[Option], tries: int
     failed: set[frozenset[tuple[str, int]]] = set()
     while tries > 0 and not problem.out_of_time():
         swaps = sorted(
-            ((old.objective - new.objective, old, new) for old, _ in best for new in options
-             if new.role == old.role and new.objective < old.objective * (1 - 1e-9)),
+            (
+                (old.objective - new.objective, old, new)
+                for old, _ in best
+                for new in options
+                if new.role == old.role and new.objective < old.objective * (1 - 1e-9)
+            ),
             key=lambda swap: (-swap[0], swap[1].name, swap[2].name),
-        )  # fmt: skip
+        )
         for _, old, new in swaps:
             counts = {option: count for option, count in best}
             counts[old] -= 1
@@ -866,14 +900,17 @@ def _envelopes(options: Sequence[Option]) -> list[Option]:
     KV tokens are the smallest's.
     """
     return [
-        replace(alike[0], type=replace(
-            alike[0].type,
-            max_num_batched_tokens=max(option.type.max_num_batched_tokens for option in alike),
-            max_num_seqs=max(option.type.max_num_seqs for option in alike),
-            kv_tokens=max(option.type.kv_tokens for option in alike),
-        ))
+        replace(
+            alike[0],
+            type=replace(
+                alike[0].type,
+                max_num_batched_tokens=max(option.type.max_num_batched_tokens for option in alike),
+                max_num_seqs=max(option.type.max_num_seqs for option in alike),
+                kv_tokens=max(option.type.kv_tokens for option in alike),
+            ),
+        )
         for alike in _by_shape(options).values()
-    ]  # fmt: skip
+    ]
 
 
 def _best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
@@ -980,10 +1017,13 @@ def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tup
         gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS
     )
     limits = tuple(
-        Limit(line.metric, line.percentile_frac, line.factor * floor_s(
-            Limit(line.metric, line.percentile_frac, math.inf), reference, lengths))
+        Limit(
+            line.metric,
+            line.percentile_frac,
+            line.factor * floor_s(Limit(line.metric, line.percentile_frac, math.inf), reference, lengths),
+        )
         for line in task.slowdowns.limits
-    )  # fmt: skip
+    )
     note = (
         f"the relative SLO was turned into seconds: each factor times that percentile of an idle {gpu.name} "
         f"tp{task.slowdowns.tp}, one limit for all requests"
@@ -996,8 +1036,10 @@ def _no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
     return InfeasibleError(
         f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
         "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)",
-        kind="capacity", constraint="memory of one worker", relaxation="a GPU with more memory",
-    )  # fmt: skip
+        kind="capacity",
+        constraint="memory of one worker",
+        relaxation="a GPU with more memory",
+    )
 
 
 def _out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
@@ -1026,9 +1068,10 @@ def _out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) 
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
         "or add a faster GPU",
-        kind="latency", constraint=limit.name,
+        kind="latency",
+        constraint=limit.name,
         relaxation=" and ".join(changes) or f"{limit.name} > {best_s:.6g} s, how much more is unknown",
-    )  # fmt: skip
+    )
 
 
 def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
@@ -1050,9 +1093,13 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
         relaxed_s = {
             limit.name: _rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
         }
-        slo = replace(problem.slo, limits=tuple(
-            replace(limit, limit_s=relaxed_s.get(limit.name, limit.limit_s)) for limit in problem.slo.limits
-        ))  # fmt: skip
+        slo = replace(
+            problem.slo,
+            limits=tuple(
+                replace(limit, limit_s=relaxed_s.get(limit.name, limit.limit_s))
+                for limit in problem.slo.limits
+            ),
+        )
         problem.progress("out of reach; looking for what is not")
         oracle = replace(problem.oracle, slo=slo)
         wider = replace(
@@ -1104,8 +1151,10 @@ def _infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleE
     )
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {relaxation}",
-        kind="capacity", constraint=", ".join(dict.fromkeys(constraints)), relaxation=relaxation,
-    )  # fmt: skip
+        kind="capacity",
+        constraint=", ".join(dict.fromkeys(constraints)),
+        relaxation=relaxation,
+    )
 
 
 def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
@@ -1122,8 +1171,9 @@ def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
         f"{why}; {help_}",
         kind="capacity" if names else "latency",
         constraint=names or ", ".join(limit.name for limit in problem.slo.limits),
-        relaxation=f"unknown: {help_}", is_proved=False,
-    )  # fmt: skip
+        relaxation=f"unknown: {help_}",
+        is_proved=False,
+    )
 
 
 def _relaxations(problem: Problem) -> tuple[list[str], list[str]]:

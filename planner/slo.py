@@ -149,12 +149,14 @@ class Task:
         caches += [(True, name) for name in self.routings] if self.prefix_cache else []
         return tuple(
             Policies(
-                routing=routing, prefix_cache=is_cached, queue=queue,
+                routing=routing,
+                prefix_cache=is_cached,
+                queue=queue,
                 queue_window_s=math.inf if queue == "fcfs" else self.longest_wait_s,
             )
             for is_cached, routing in caches
             for queue in self.queues
-        )  # fmt: skip
+        )
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
         """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""

@@ -87,9 +87,11 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
     said = f"{how}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
     if how == "compress":
         return replace(
-            trace, arrival_s=trace.arrival_s / factor, think_s=trace.think_s / factor,
+            trace,
+            arrival_s=trace.arrival_s / factor,
+            think_s=trace.think_s / factor,
             notes=(*trace.notes, f"{said}, clock times {factor:.4g}"),
-        )  # fmt: skip
+        )
     requests = round(rate_rps * trace.duration_s)
     if not 2 <= requests <= MAX_REQUESTS:
         raise InputError(

@@ -11,14 +11,22 @@ from planner.errors import InputError
 _FACTORS: dict[str, dict[str, float]] = {
     "s": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
     "bytes_per_s": {
-        "B/s": 1.0, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12,
-        "GiB/s": 2.0**30, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Mbps": 1e6 / 8, "Gbps": 1e9 / 8,
+        "B/s": 1.0,
+        "KB/s": 1e3,
+        "MB/s": 1e6,
+        "GB/s": 1e9,
+        "TB/s": 1e12,
+        "GiB/s": 2.0**30,
+        "Mbit/s": 1e6 / 8,
+        "Gbit/s": 1e9 / 8,
+        "Mbps": 1e6 / 8,
+        "Gbps": 1e9 / 8,
     },
     "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2.0**20, "GiB": 2.0**30},
     "w": {"W": 1.0, "kW": 1e3, "MW": 1e6},
     "usd_per_h": {"usd/h": 1.0, "USD/h": 1.0, "$/h": 1.0, "usd/day": 1 / 24, "usd/month": 1 / 730},
     "rps": {"rps": 1.0, "req/s": 1.0, "/s": 1.0, "req/min": 1 / 60},
-}  # fmt: skip
+}
 _NEEDS_UNIT = {"s": ("ms", "s"), "bytes_per_s": ("GB/s",), "bytes": ("GB",), "w": ("W", "kW")}
 LARGEST = 1e18  # of any quantity in the library's unit; what is larger overflows where it is multiplied
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")

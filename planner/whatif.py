@@ -127,9 +127,15 @@ class Study:
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
         return pose(
-            task, self.trace, self.catalog, seed=self.seed, deadline=time.monotonic() + self.time_limit_s,
-            answers=self.answers, asked=self.traffic(task), further=self.further(task),
-        )  # fmt: skip
+            task,
+            self.trace,
+            self.catalog,
+            seed=self.seed,
+            deadline=time.monotonic() + self.time_limit_s,
+            answers=self.answers,
+            asked=self.traffic(task),
+            further=self.further(task),
+        )
 
     def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
         """The best fleet; raises what `searching.pose` and `searching.search` raise.
@@ -275,14 +281,16 @@ class Headroom:
 
     def sentence(self) -> str:
         shown = [
-            f"at least {twice}" if found >= HEADROOM_MOST_FRAC else
-            f"up to {100 * found:.2g} % {more}" if found else
-            f"less than {100 * HEADROOM_STEP_FRAC:g} % {more}"
+            f"at least {twice}"
+            if found >= HEADROOM_MOST_FRAC
+            else f"up to {100 * found:.2g} % {more}"
+            if found
+            else f"less than {100 * HEADROOM_STEP_FRAC:g} % {more}"
             for found, twice, more in (
                 (self.steps_frac, "twice as long", "longer"),
                 (self.traffic_frac, "twice the traffic", "more traffic"),
             )
-        ]  # fmt: skip
+        ]
         return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
 
 
@@ -321,10 +329,13 @@ def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC)
     )
     return tight + tuple(
         f"{moved.label}: {difference(moved, before)}"
-        + ("" if moved.answer is None or not moved.answer.value != before.value else
-           f", {describe(moved.answer.fleet)}")
+        + (
+            ""
+            if moved.answer is None or not moved.answer.value != before.value
+            else f", {describe(moved.answer.fleet)}"
+        )
         for moved in moves
-    )  # fmt: skip
+    )
 
 
 def uncertain(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
@@ -407,9 +418,15 @@ def document(answer: Answer) -> dict[str, Any]:
     return {
         "fleet": describe(fleet),
         "workers": [
-            {"role": pool.role, "gpu": pool.type.gpu.name, "tp": pool.type.tp, "count": pool.count,
-             "max_num_batched_tokens": pool.type.max_num_batched_tokens}
-            for pool in fleet.pools if pool.count
+            {
+                "role": pool.role,
+                "gpu": pool.type.gpu.name,
+                "tp": pool.type.tp,
+                "count": pool.count,
+                "max_num_batched_tokens": pool.type.max_num_batched_tokens,
+            }
+            for pool in fleet.pools
+            if pool.count
         ],
         "objective": answer.problem.task.objective,
         "value": answer.value,
@@ -420,13 +437,17 @@ def document(answer: Answer) -> dict[str, Any]:
         "power_w": fleet.power_w,
         "gpus": fleet.gpus,
         "slo": [
-            {"limit": line.limit.name, "limit_s": line.limit.limit_s, "simulated_s": finite(line.value_s),
-             "kept_frac": line.kept_frac}
+            {
+                "limit": line.limit.name,
+                "limit_s": line.limit.limit_s,
+                "simulated_s": finite(line.value_s),
+                "kept_frac": line.kept_frac,
+            }
             for line in answer.verdict.lines
         ],
         "requests": len(tokens),
         "rate_rps": tokens.rate_rps,
-    }  # fmt: skip
+    }
 
 
 def moved_document(moved: Moved, before: Answer) -> dict[str, Any]:

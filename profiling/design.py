@@ -86,7 +86,7 @@ def corners(limits: Limits) -> list[Step]:
         Step(0, 0, 0, limits.sequences, context),
         Step(1, chunk, 0, 1, LEAST_CONTEXT_TOKENS),
         Step(1, chunk, 0, limits.sequences - 1, context),
-    ]  # fmt: skip
+    ]
     return _distinct(shrunk for step in steps if (shrunk := _shrunk(step, limits)) is not None)
 
 

@@ -88,12 +88,21 @@ class VllmEngine:
 
         longest = int(text_of(whole).get("max_position_embeddings", max_model_len))
         wanted: dict[str, Any] = dict(
-            model=str(self._folder), load_format="dummy", skip_tokenizer_init=True, dtype=dtype,
-            max_model_len=min(max_model_len, longest), max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs, gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=enforce_eager, enable_prefix_caching=True, enable_chunked_prefill=True,
-            async_scheduling=False, disable_log_stats=True, seed=0,
-        )  # fmt: skip
+            model=str(self._folder),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=dtype,
+            max_model_len=min(max_model_len, longest),
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
+            enable_prefix_caching=True,
+            enable_chunked_prefill=True,
+            async_scheduling=False,
+            disable_log_stats=True,
+            seed=0,
+        )
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -207,10 +216,16 @@ class VllmEngine:
             max_tokens=outputs, min_tokens=outputs, ignore_eos=True, temperature=0.0, detokenize=False
         )
         asked = EngineCoreRequest(
-            request_id=f"profile-{self._requests}", prompt_token_ids=prompt, mm_features=None,
-            sampling_params=params, pooling_params=None, arrival_time=time.time(), lora_request=None,
-            cache_salt=None, data_parallel_rank=None,
-        )  # fmt: skip
+            request_id=f"profile-{self._requests}",
+            prompt_token_ids=prompt,
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
         request, wave = self._core.preprocess_add_request(asked)
         self._core.add_request(request, wave)
         request.num_computed_tokens = computed

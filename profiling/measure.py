@@ -41,9 +41,16 @@ from profiling.silicon import Step
 from profiling.vllm_install import is_installed
 
 MORE_COLUMNS = (
-    "context_tokens", "host_s", "repeats", "spread_frac", "reference_s", "spent_s", "all_reduce_s",
-    "power_w", "peak_power_w",
-)  # fmt: skip
+    "context_tokens",
+    "host_s",
+    "repeats",
+    "spread_frac",
+    "reference_s",
+    "spent_s",
+    "all_reduce_s",
+    "power_w",
+    "peak_power_w",
+)
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
 START_STEPS = 36
 AGREED_FRAC = 0.004  # the fits cannot be told apart: measuring on would be waste
@@ -99,9 +106,13 @@ def profile(
         _refuse_other(out, wanted)  # before an engine starts for nothing
     progress(f"starting {engine} on {about['device']}")
     settings: dict[str, Any] = dict(
-        tp=tp, dtype=dtype, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len, gpu=watts,
-    )  # fmt: skip
+        tp=tp,
+        dtype=dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        gpu=watts,
+    )
     meter = _meter(engine, folder, settings, enforce_eager)
     try:
         limits = meter.limits
@@ -171,9 +182,13 @@ def measure_into(
             among = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
             among = [step for step in among if step not in seen]
             choice = design.choose(
-                table.X, table.y, among, np.random.default_rng((seed, len(done))),
-                repeats=float(table.steps.repeats.median()) + 1, overhead_s=_overhead_s(table),
-            )  # fmt: skip
+                table.X,
+                table.y,
+                among,
+                np.random.default_rng((seed, len(done))),
+                repeats=float(table.steps.repeats.median()) + 1,
+                overhead_s=_overhead_s(table),
+            )
             agreed = agreed + 1 if choice.worst_frac < AGREED_FRAC else 0
             if agreed >= 3:
                 progress(f"the fits agree within {100 * AGREED_FRAC:.1f} % everywhere; done early")
@@ -275,8 +290,18 @@ def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
 
 
 def _shape(llm: Llm) -> tuple[object, ...]:
-    return (llm.layers, llm.hidden, llm.heads, llm.kv_heads, llm.head_dim, llm.ffn, llm.vocab, llm.experts,
-            llm.experts_per_token, llm.dtype_bytes)  # fmt: skip
+    return (
+        llm.layers,
+        llm.hidden,
+        llm.heads,
+        llm.kv_heads,
+        llm.head_dim,
+        llm.ffn,
+        llm.vocab,
+        llm.experts,
+        llm.experts_per_token,
+        llm.dtype_bytes,
+    )
 
 
 def _resume(out: Path, header: Mapping[str, str]) -> StepTable | None:

@@ -62,13 +62,16 @@ def shape_of(config: dict[str, Any], where: str) -> Shape:
     try:
         heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
         return Shape(
-            layers=int(text["num_hidden_layers"]), hidden=hidden, heads=heads,
+            layers=int(text["num_hidden_layers"]),
+            hidden=hidden,
+            heads=heads,
             kv_heads=int(text.get("num_key_value_heads") or heads),
             head_dim=int(text.get("head_dim") or hidden // heads),
             ffn=int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden),
-            vocab=int(text["vocab_size"]), gated="silu" in str(text.get("hidden_act", "silu")),
+            vocab=int(text["vocab_size"]),
+            gated="silu" in str(text.get("hidden_act", "silu")),
             context_tokens=int(text.get("max_position_embeddings") or 2**31),
-        )  # fmt: skip
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{where}: lacks {error}; expected a Hugging Face config.json") from None
 
@@ -155,12 +158,13 @@ class TorchOperators:
             scale = s.hidden**-0.5
             width = s.head_dim * (s.heads + 2 * s.kv_heads)
             return {
-                "norm": random(s.hidden), "norm2": random(s.hidden),
+                "norm": random(s.hidden),
+                "norm2": random(s.hidden),
                 "qkv": random(width, s.hidden, scale=scale),
                 "o": random(s.hidden, s.heads * s.head_dim, scale=scale),
                 "up": random((2 if s.gated else 1) * s.ffn, s.hidden, scale=scale),
                 "down": random(s.hidden, s.ffn, scale=s.ffn**-0.5),
-            }  # fmt: skip
+            }
 
         self._weights: Any = [layer() for _ in range(self.layers_run)]
         self._head, self._embedding = random(s.vocab, s.hidden), random(s.vocab, s.hidden)

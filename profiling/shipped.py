@@ -127,8 +127,14 @@ def derived_file(
 
 
 def document(llm: Llm, gpu: Gpu, source: str, date: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"llm": llm.name, "gpu": gpu.name, "source": source, "date": date, "command": COMMAND,
-            "fits": entries}  # fmt: skip
+    return {
+        "llm": llm.name,
+        "gpu": gpu.name,
+        "source": source,
+        "date": date,
+        "command": COMMAND,
+        "fits": entries,
+    }
 
 
 def entry(tp: int, latency: StepLatency, errors: Mapping[str, Errors]) -> dict[str, Any]:
@@ -189,11 +195,13 @@ def calibrate(catalog: Catalog) -> tuple[Efficiency, str]:
     def nearest(others: Sequence[tuple[Llm, Gpu, int, StepTable]]) -> Efficiency:
         def residuals(logs: Array) -> Array:
             efficiency = Efficiency(*np.exp(logs))
-            return np.concatenate([
-                np.log(roofline(llm, gpu, tp, efficiency=efficiency).step_s(*table.X.T) / table.y)
-                * equal_shares(table.X)
-                for llm, gpu, tp, table in others
-            ])  # fmt: skip
+            return np.concatenate(
+                [
+                    np.log(roofline(llm, gpu, tp, efficiency=efficiency).step_s(*table.X.T) / table.y)
+                    * equal_shares(table.X)
+                    for llm, gpu, tp, table in others
+                ]
+            )
 
         start = np.log([getattr(CALIBRATED, name) for name in names])
         return Efficiency(*np.exp(least_squares(residuals, start).x).tolist())

@@ -51,8 +51,31 @@ class Step(NamedTuple):
 
 def grid() -> Iterator[Step]:
     """The steps that are fitted: prefills, decodes, and both in one step as chunked prefill makes them."""
-    lengths = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
-               12288, 16384, 24576, 32768)  # fmt: skip
+    lengths = (
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+        6144,
+        8192,
+        12288,
+        16384,
+        24576,
+        32768,
+    )
     for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
         if prompts * new <= MOST_STEP_TOKENS:
             yield Step(prompts, new, cached, 0, 0)
@@ -145,11 +168,23 @@ def _engines(model: str, system: str, tp: int, *, fp8_weights: bool) -> tuple[An
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     gemm = {"gemm_quant_mode": "fp8"} if fp8_weights else {}
     engine = EngineHandle.compile(model, system, "vllm", tp_size=tp, **gemm)
-    mixed = RustForwardPassPerfModel.from_native({
-        "schema_version": 1, "model_name": model, "system_name": system, "backend": "vllm",
-        "backend_version": None, "tp_size": tp, "pp_size": 1, "weight_dtype": None, "moe_dtype": None,
-        "activation_dtype": None, "kv_cache_dtype": None, "kv_block_size": None, "extra": {},
-    })  # fmt: skip
+    mixed = RustForwardPassPerfModel.from_native(
+        {
+            "schema_version": 1,
+            "model_name": model,
+            "system_name": system,
+            "backend": "vllm",
+            "backend_version": None,
+            "tp_size": tp,
+            "pp_size": 1,
+            "weight_dtype": None,
+            "moe_dtype": None,
+            "activation_dtype": None,
+            "kv_cache_dtype": None,
+            "kv_block_size": None,
+            "extra": {},
+        }
+    )
     return engine, mixed
 
 
@@ -163,11 +198,20 @@ def _model(llm: Llm) -> Iterator[str]:
         raise InputError(f"LLM {llm.name}: is not dense and gated; add its name to MODELS")
     with tempfile.TemporaryDirectory() as folder:
         config = {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-            "hidden_size": llm.hidden, "intermediate_size": llm.ffn, "num_attention_heads": llm.heads,
-            "num_hidden_layers": llm.layers, "num_key_value_heads": llm.kv_heads, "head_dim": llm.head_dim,
-            "vocab_size": llm.vocab, "max_position_embeddings": llm.context_tokens, "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": llm.tied_embeddings, "torch_dtype": "bfloat16",
-        }  # fmt: skip
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": llm.hidden,
+            "intermediate_size": llm.ffn,
+            "num_attention_heads": llm.heads,
+            "num_hidden_layers": llm.layers,
+            "num_key_value_heads": llm.kv_heads,
+            "head_dim": llm.head_dim,
+            "vocab_size": llm.vocab,
+            "max_position_embeddings": llm.context_tokens,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": llm.tied_embeddings,
+            "torch_dtype": "bfloat16",
+        }
         Path(folder, "config.json").write_text(json.dumps(config))
         yield folder

@@ -65,9 +65,13 @@ class Wanted:
             file = self.config / "config.json" if self.config.is_dir() else self.config
             digest.update(file.read_bytes() if file.exists() else b"")  # a missing one is refused later
         return {
-            "sha256": digest.hexdigest(), "engine": self.engine, "config": str(self.config or ""),
-            "real_weights": self.real_weights, "seed": self.seed, "max_model_len": self.max_model_len,
-        }  # fmt: skip
+            "sha256": digest.hexdigest(),
+            "engine": self.engine,
+            "config": str(self.config or ""),
+            "real_weights": self.real_weights,
+            "seed": self.seed,
+            "max_model_len": self.max_model_len,
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,8 +40,20 @@ from runtime.replay import Journal, Part, Sent, Status
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PERCENTILES = (0.5, 0.9, 0.99)
-PER_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "tbt_max_s",
-               "e2e_s", "prefill_worker", "decode_worker", "preemptions", "status")  # fmt: skip
+PER_REQUEST = (
+    "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "queue_s",
+    "ttft_s",
+    "tpot_s",
+    "tbt_max_s",
+    "e2e_s",
+    "prefill_worker",
+    "decode_worker",
+    "preemptions",
+    "status",
+)
 SESSION_METRICS = ("session", "session-served")  # see times_s
 STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}  # replay.STATUS
 _NAME = re.compile(r"p(\d+)r(\d+)")
@@ -120,10 +132,14 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "metric": self.metric, "percentile": percentile_name(self.percentile_frac),
-            "predicted_s": self.predicted_s, "measured_s": self.measured_s, "error_frac": self.error_frac,
-            "tolerance_frac": self.tolerance_frac, "holds": self.holds,
-        }  # fmt: skip
+            "metric": self.metric,
+            "percentile": percentile_name(self.percentile_frac),
+            "predicted_s": self.predicted_s,
+            "measured_s": self.measured_s,
+            "error_frac": self.error_frac,
+            "tolerance_frac": self.tolerance_frac,
+            "holds": self.holds,
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,10 +230,15 @@ def compared(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances)
     for metric in get_args(Metric):
         (p, p_weight), (m, m_weight) = (side.values_s(metric, chosen) for side in (predicted, observed))
         rows += [
-            Row(metric, frac, percentile_s(p, frac, p_weight), percentile_s(m, frac, m_weight),
-                tolerances.of(frac))
+            Row(
+                metric,
+                frac,
+                percentile_s(p, frac, p_weight),
+                percentile_s(m, frac, m_weight),
+                tolerances.of(frac),
+            )
             for frac in PERCENTILES
-        ]  # fmt: skip
+        ]
     if (observed.session >= 0).any():
         p_times, m_times = (side.sessions_s(chosen) for side in (predicted, observed))
         rows += [
@@ -360,10 +381,20 @@ def _observed(
     steps = [None if log is None else _steps_of(log, part) for log in logs]
     return (
         replace(
-            like, **values, arrival_s=arrival_s, prefill_worker=workers[:, 0], decode_worker=workers[:, 1],
-            preemptions=preemptions, cached_tokens=cached if has_hits else None,
-            status=status, violations=violations, counted=counted, complete=True,
-            runs=like.runs[:0], end_s=end_s, window_s=(window_s[0], min(window_s[1], end_s)),
+            like,
+            **values,
+            arrival_s=arrival_s,
+            prefill_worker=workers[:, 0],
+            decode_worker=workers[:, 1],
+            preemptions=preemptions,
+            cached_tokens=cached if has_hits else None,
+            status=status,
+            violations=violations,
+            counted=counted,
+            complete=True,
+            runs=like.runs[:0],
+            end_s=end_s,
+            window_s=(window_s[0], min(window_s[1], end_s)),
             worker_busy_s=np.array([0.0 if s is None else s.t_s.sum() for s in steps]),
             worker_steps=np.array([0 if s is None else len(s) for s in steps]),
             worker_tokens=np.array(
@@ -371,7 +402,7 @@ def _observed(
             ),
         ),
         gap_s,
-    )  # fmt: skip
+    )
 
 
 def _steps_of(log: EngineLog, part: Part) -> pd.DataFrame:
@@ -404,9 +435,14 @@ def _joined(runs: Sequence[Run]) -> Run:
     }
     start_s, end_s = float(whole["arrival_s"].min()), float(whole["arrival_s"].max())
     requests = replace(
-        last, **whole, **totals, window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
-        complete=all(run.requests.complete for run in runs), runs=last.runs[:0], nominal_end_s=np.inf,
-    )  # fmt: skip
+        last,
+        **whole,
+        **totals,
+        window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
+        complete=all(run.requests.complete for run in runs),
+        runs=last.runs[:0],
+        nominal_end_s=np.inf,
+    )
     return Run(
         requests,
         np.concatenate([run.gap_s for run in runs]),

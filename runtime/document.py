@@ -71,13 +71,21 @@ def document(found: Validation) -> dict[str, Any]:
         "slo": _slo_lines(comparison),
         "scatter": {metric: _scatter(*comparison.scatter(metric)) for metric in ("ttft", "tpot", "e2e")},
         "steps": [
-            {"pool": one.pool, "steps": len(one.table.y), "bias_frac": one.bias_frac,
-             "mean_error_frac": dict(one.errors)}
+            {
+                "pool": one.pool,
+                "steps": len(one.table.y),
+                "bias_frac": one.bias_frac,
+                "mean_error_frac": dict(one.errors),
+            }
             for one in found.steps
         ],
         "corrections": [
-            {"pool": one.pool, "held_out_before_frac": one.held_out_before_frac,
-             "held_out_after_frac": one.held_out_after_frac, **one.calibrated.as_dict()}
+            {
+                "pool": one.pool,
+                "held_out_before_frac": one.held_out_before_frac,
+                "held_out_after_frac": one.held_out_after_frac,
+                **one.calibrated.as_dict(),
+            }
             for one in found.corrections
         ],
         "replanned": None if found.replanned is None else _replanned(found.replanned, found.plan_fleet),
@@ -85,7 +93,7 @@ def document(found: Validation) -> dict[str, Any]:
         "machine": dict(found.machine),
         "notes": notes(found),
         "run": found.wanted.identity(),
-    }  # fmt: skip
+    }
     plain: dict[str, Any] = _plain(answer)
     return plain
 
@@ -239,11 +247,15 @@ def _reasons(found: Validation) -> dict[str, int]:
 def _slo_lines(comparison: Comparison) -> list[dict[str, Any]]:
     return [
         {
-            "limit": p.limit.name, "limit_s": p.limit.limit_s, "predicted_kept_frac": p.kept_frac,
-            "measured_kept_frac": m.kept_frac, "predicted_holds": p.holds, "measured_holds": m.holds,
+            "limit": p.limit.name,
+            "limit_s": p.limit.limit_s,
+            "predicted_kept_frac": p.kept_frac,
+            "measured_kept_frac": m.kept_frac,
+            "predicted_holds": p.holds,
+            "measured_holds": m.holds,
         }
         for p, m in zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _scatter(predicted: Floats, measured: Floats) -> dict[str, float | None]:
@@ -291,7 +303,8 @@ def rows(found: Validation) -> list[dict[str, str]]:
     return [
         {
             "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
-            "predicted": show_s(row.predicted_s), "measured": show_s(row.measured_s),
+            "predicted": show_s(row.predicted_s),
+            "measured": show_s(row.measured_s),
             "error": signed(row.error_frac),
             "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
             **{
@@ -300,4 +313,4 @@ def rows(found: Validation) -> list[dict[str, str]]:
             },
         }
         for row in found.comparison.rows
-    ]  # fmt: skip
+    ]

@@ -141,9 +141,11 @@ class Answer:
             told = OUTPUT_TOKENS.search(body)
             self.tokens = int(told[1]) if told else self.asked.output_tokens
         self.response = web.Response(
-            body=body, status=upstream.status, content_type=upstream.content_type,
+            body=body,
+            status=upstream.status,
+            content_type=upstream.content_type,
             headers=self._headers(worker),
-        )  # fmt: skip
+        )
 
 
 @contextmanager
@@ -158,9 +160,13 @@ def _client() -> Iterator[None]:
 def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
     """An HTTP error in the shape OpenAI's clients know."""
     kinds: dict[int, type[web.HTTPException]] = {
-        400: web.HTTPBadRequest, 401: web.HTTPUnauthorized, 404: web.HTTPNotFound,
-        429: web.HTTPTooManyRequests, 502: web.HTTPBadGateway, 503: web.HTTPServiceUnavailable,
-    }  # fmt: skip
+        400: web.HTTPBadRequest,
+        401: web.HTTPUnauthorized,
+        404: web.HTTPNotFound,
+        429: web.HTTPTooManyRequests,
+        502: web.HTTPBadGateway,
+        503: web.HTTPServiceUnavailable,
+    }
     text = json.dumps({"error": {"message": message, "type": "refused", "code": status}})
     headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
     if status == 413:

@@ -28,8 +28,10 @@ from runtime.replay import Journal, Part, Sent
 from runtime.stepfits import counts_others
 
 GIVES: dict[Role, tuple[Metric, ...]] = {
-    "mixed": get_args(Metric), "prefill": ("ttft",), "decode": ("tbt", "tpot", "e2e"),
-}  # fmt: skip
+    "mixed": get_args(Metric),
+    "prefill": ("ttft",),
+    "decode": ("tbt", "tpot", "e2e"),
+}
 _FRONT = "(instant)"  # the prefill that takes no time; no pool on engines may be called so
 
 

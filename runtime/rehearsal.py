@@ -59,9 +59,15 @@ class Engine:
     """
 
     def __init__(
-        self, latency: StepLatency, *, kv_tokens: int, max_num_seqs: int, max_num_batched_tokens: int,
-        log: StepLog | None, prefix_cache: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        latency: StepLatency,
+        *,
+        kv_tokens: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        log: StepLog | None,
+        prefix_cache: bool = False,
+    ) -> None:
         self.latency, self.log, self.prefix_cache = latency, log, prefix_cache
         self.cached: OrderedDict[int, None] = OrderedDict()
         self.queried_tokens = self.hit_tokens = 0
@@ -247,10 +253,13 @@ async def serve(told: dict[str, Any], port: int) -> None:
     latency = StepLatency(**fit)
     path = os.environ.get(STEP_LOG)
     engine = Engine(
-        latency, kv_tokens=told["kv_tokens"], max_num_seqs=told["max_num_seqs"],
-        max_num_batched_tokens=told["max_num_batched_tokens"], log=StepLog(Path(path)) if path else None,
+        latency,
+        kv_tokens=told["kv_tokens"],
+        max_num_seqs=told["max_num_seqs"],
+        max_num_batched_tokens=told["max_num_batched_tokens"],
+        log=StepLog(Path(path)) if path else None,
         prefix_cache=told["prefix_cache"],
-    )  # fmt: skip
+    )
     runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -96,9 +96,14 @@ async def watched(workers: Sequence[Remote], every_s: float = HEALTH_EVERY_S) ->
 
 
 async def serve(
-    fleet: Fleet, addresses: Mapping[str, Sequence[str]], settings: Settings, *, host: str, port: int,
+    fleet: Fleet,
+    addresses: Mapping[str, Sequence[str]],
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
     say: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Our router before workers that run elsewhere, until it is cancelled."""
     workers = remotes(fleet, addresses)
     router = Router(workers, fleet, settings)

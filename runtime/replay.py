@@ -291,10 +291,15 @@ def _body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bo
         {
             "model": model,
             "prompt": ids,
-            "max_tokens": outputs, "min_tokens": outputs, "ignore_eos": True, "temperature": 0,
-            "stream": True, "return_token_ids": True, **tenant,
+            "max_tokens": outputs,
+            "min_tokens": outputs,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "return_token_ids": True,
+            **tenant,
         }
-    ).encode()  # fmt: skip
+    ).encode()
 
 
 def prompt(tokens: int, request: int, seed: int) -> list[int]:

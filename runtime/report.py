@@ -36,8 +36,10 @@ LATE_S = 0.05  # a client later than this could not keep up with the trace
 def render(found: Validation) -> dict[str, str]:
     """Path -> content of all that `plan validate -o DIR` leaves besides the journal and the logs."""
     wanted = found.wanted
-    fleets = {"corrected.yaml": corrected(wanted.fleet, found.corrections) if found.corrections else None,
-              "as-run.yaml": found.as_run}  # fmt: skip
+    fleets = {
+        "corrected.yaml": corrected(wanted.fleet, found.corrections) if found.corrections else None,
+        "as-run.yaml": found.as_run,
+    }
     fits = {
         f"catalog/latency/{name}": fit_yaml(fit, command="plan validate") for name, fit in found.fits.items()
     }
@@ -101,18 +103,41 @@ def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[i
 def _headline(told: Mapping[str, Any]) -> str:
     lost = told["requests"] - sum(told[status] for status in STATUSES)
     hits = told["prefix_hits"]
-    return headline([
-        ("Requests", str(told["requests"]), f"{told['finished']} finished, {told['rejected']} rejected, "
-         f"{told['failed']} failed, {told['unsent']} unsent, {lost} lost"),
-        ("Attainment", _share(told["attainment"]["measured"] if told["slo"] else None),
-         f"predicted {_share(told['attainment']['predicted'])}, by the client's clock "
-         f"{_share(told['attainment']['client'])}" if told["slo"] else "no SLO was given"),
-        ("Times", "engine" if told["times"] != "client" else "client", f"taken from the {told['times']}"),
-        ("Outside the engine", show_s(told["outside_engine_s"]["p50"] or math.nan),
-         "median from the client's send to the engine's receipt"),
-        *([("Prefix hits", _share(hits["measured_frac"]), f"predicted {_share(hits['predicted_frac'])}")]
-          if hits["measured_frac"] is not None else []),
-    ])  # fmt: skip
+    return headline(
+        [
+            (
+                "Requests",
+                str(told["requests"]),
+                f"{told['finished']} finished, {told['rejected']} rejected, "
+                f"{told['failed']} failed, {told['unsent']} unsent, {lost} lost",
+            ),
+            (
+                "Attainment",
+                _share(told["attainment"]["measured"] if told["slo"] else None),
+                f"predicted {_share(told['attainment']['predicted'])}, by the client's clock "
+                f"{_share(told['attainment']['client'])}"
+                if told["slo"]
+                else "no SLO was given",
+            ),
+            ("Times", "engine" if told["times"] != "client" else "client", f"taken from the {told['times']}"),
+            (
+                "Outside the engine",
+                show_s(told["outside_engine_s"]["p50"] or math.nan),
+                "median from the client's send to the engine's receipt",
+            ),
+            *(
+                [
+                    (
+                        "Prefix hits",
+                        _share(hits["measured_frac"]),
+                        f"predicted {_share(hits['predicted_frac'])}",
+                    )
+                ]
+                if hits["measured_frac"] is not None
+                else []
+            ),
+        ]
+    )
 
 
 def _share(frac: float | None) -> str:
@@ -174,15 +199,19 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
         alt.Chart(data(values=_rounded(lines)))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
-                    axis=alt.Axis(title=f"{title} [s]", format="~g")),
-            y=alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]),
-                    axis=alt.Axis(title="share", format="%", tickCount=6)),
+            x=alt.X(
+                "x:Q",
+                scale=alt.Scale(type="log", nice=False),
+                axis=alt.Axis(title=f"{title} [s]", format="~g"),
+            ),
+            y=alt.Y(
+                "y:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(title="share", format="%", tickCount=6)
+            ),
             color=alt.Color("what:N", scale=colours, legend=legend),
             strokeDash=alt.StrokeDash("what:N", scale=dashes, legend=legend),
         )
         .properties(width=charts.WIDTH, height=charts.HEIGHT)
-    )  # fmt: skip
+    )
 
 
 def _scatters(found: Validation) -> list[Figure]:
@@ -201,10 +230,13 @@ def _scatters(found: Validation) -> list[Figure]:
 
 def _by_request(found: Validation) -> str:
     lines = [
-        {"metric": metric, "median error": _share(one["median_error_frac"]),
-         "within 20 %": _share(one["within_20_percent_frac"])}
+        {
+            "metric": metric,
+            "median error": _share(one["median_error_frac"]),
+            "within 20 %": _share(one["within_20_percent_frac"]),
+        }
         for metric, one in document(found)["scatter"].items()
-    ]  # fmt: skip
+    ]
     errors = _table(lines, "Errors request by request", (1, 2))
     return f"{drawn(_scatters(found))}<div class=below>{errors}</div>"
 
@@ -249,14 +281,16 @@ def _slo(found: Validation) -> str:
         return "<p class=note>No SLO was given.</p>"
     lines = [
         {
-            "limit": p.limit.name, "promised": show_s(p.limit.limit_s),
-            "predicted within": _share(p.kept_frac), "measured within": _share(m.kept_frac),
+            "limit": p.limit.name,
+            "promised": show_s(p.limit.limit_s),
+            "predicted within": _share(p.kept_frac),
+            "measured within": _share(m.kept_frac),
             "measured": _kept(comparison.measured_verdict, k),
         }
         for k, (p, m) in enumerate(
             zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
         )
-    ]  # fmt: skip
+    ]
     return _table(lines, "Limits", (1, 2, 3))
 
 
@@ -332,11 +366,14 @@ def _engines(told: Mapping[str, Any], planned: Mapping[str, int]) -> str:
 
 def _engine_line(engine: Mapping[str, Any], planned_kv_tokens: int) -> dict[str, str]:
     names = {
-        "worker": "worker", "kv_tokens": "KV tokens", "prompt_tokens": "prompt tokens",
-        "generation_tokens": "output tokens", "transferred_tokens": "KV tokens received",
+        "worker": "worker",
+        "kv_tokens": "KV tokens",
+        "prompt_tokens": "prompt tokens",
+        "generation_tokens": "output tokens",
+        "transferred_tokens": "KV tokens received",
         "prefix_cache_hits": "prefix tokens found",
         "num_preemptions": "preemptions",
-    }  # fmt: skip
+    }
     line = {
         text: value if isinstance(value := engine.get(key, "-"), str) else f"{value:,.0f}"
         for key, text in names.items()

@@ -290,9 +290,13 @@ def _routing_alone(policies: Policies) -> Policies:
         raise InputError(f"policies.pools is {policies.pools!r}: real engines keep their role; plan 'static'")
     own = Policies()
     return replace(
-        policies, batching=own.batching, queue=own.queue, admission=own.admission,
-        prediction_accuracy_frac=None, vidur_restarts=False,
-    )  # fmt: skip
+        policies,
+        batching=own.batching,
+        queue=own.queue,
+        admission=own.admission,
+        prediction_accuracy_frac=None,
+        vidur_restarts=False,
+    )
 
 
 def _empty(fleet: Fleet) -> State:
@@ -303,10 +307,15 @@ def _empty(fleet: Fleet) -> State:
     blocks = min(blocks, NODES) if fleet.policies.prefix_cache else 0
     named = tuple(name for name, _ in fleet.policies.tenant_weights)
     trace = Trace(
-        "live", np.zeros(1), np.array([max(blocks, 1) * KV_BLOCK_TOKENS]), np.ones(1, np.int64),
-        prefix_offsets=np.array([0, blocks]), prefix_ids=np.arange(blocks),
-        prefix_block_tokens=KV_BLOCK_TOKENS if blocks else 0, tenants=(*named, *[""] * (TENANTS + 1)),
-    )  # fmt: skip
+        "live",
+        np.zeros(1),
+        np.array([max(blocks, 1) * KV_BLOCK_TOKENS]),
+        np.ones(1, np.int64),
+        prefix_offsets=np.array([0, blocks]),
+        prefix_ids=np.arange(blocks),
+        prefix_block_tokens=KV_BLOCK_TOKENS if blocks else 0,
+        tenants=(*named, *[""] * (TENANTS + 1)),
+    )
     state = fresh_state(fleet, trace)
     state = state._replace(requests=state.requests[:0])
     if state.caches is not None:

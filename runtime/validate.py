@@ -51,9 +51,13 @@ from runtime.workers import (
 WARM_UPS = 4  # requests per worker before the traffic
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _COUNTED = (
-    "prompt_tokens_total", "generation_tokens_total", "num_preemptions_total", "kv_cache_usage_perc",
-    "prefix_cache_queries_total", "prefix_cache_hits_total",
-)  # fmt: skip
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+)
 
 
 class InterruptedRunError(PlannerError):
@@ -158,11 +162,7 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _measure(
-    wanted: Wanted,
-    out: Path,
-    journal: JournalFile,
-    missing: list[int],
-    progress: Callable[[str], None],
+    wanted: Wanted, out: Path, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
 ) -> None:
     """Start everything, send the missing requests, write down how it went."""
     from profiling.machine import describe
@@ -173,10 +173,11 @@ async def _measure(
     progress(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
     async with started(spots, commands) as group:
         router = Router(
-            group.workers, wanted.fleet,
+            group.workers,
+            wanted.fleet,
             Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
             lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
-        )  # fmt: skip
+        )
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
             await _warm_up(wanted, client, url, len(spots))
@@ -185,9 +186,16 @@ async def _measure(
             ranks = sum(len(spot.devices) for spot in spots)
             try:
                 await replay(
-                    wanted.trace, missing, url, wanted.fleet.llm.name, journal, part=part, seed=wanted.seed,
-                    shares_prefixes=wanted.shares_prefixes, progress=progress,
-                )  # fmt: skip
+                    wanted.trace,
+                    missing,
+                    url,
+                    wanted.fleet.llm.name,
+                    journal,
+                    part=part,
+                    seed=wanted.seed,
+                    shares_prefixes=wanted.shares_prefixes,
+                    progress=progress,
+                )
             finally:
                 record = {
                     "part": part,
@@ -210,9 +218,11 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
 
     policies = wanted.fleet.policies
     ours = Policies(
-        routing=policies.routing, decode_routing=policies.decode_routing, queue=policies.queue,
+        routing=policies.routing,
+        decode_routing=policies.decode_routing,
+        queue=policies.queue,
         prefix_cache=policies.prefix_cache,
-    )  # fmt: skip
+    )
     for name, value in asdict(policies).items():
         if isinstance(value, str | bool) and value != (own := getattr(ours, name)):
             raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
@@ -228,9 +238,13 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     is_cpu = is_cpu_build()
     devices = [str(core) for core in sorted(os.sched_getaffinity(0))] if is_cpu else visible_gpus()
     commands = vllm_commands(
-        wanted.fleet, wanted.max_model_len, model=model, is_dummy=not wanted.real_weights, is_cpu=is_cpu,
+        wanted.fleet,
+        wanted.max_model_len,
+        model=model,
+        is_dummy=not wanted.real_weights,
+        is_cpu=is_cpu,
         devices=devices,
-    )  # fmt: skip
+    )
     return commands, None if is_cpu else len(devices)
 
 
@@ -238,9 +252,7 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     """Requests of the trace's median length, all at once so that the policy spreads them."""
     trace = wanted.trace
     tokens = int(np.median(trace.input_tokens))
-    body = {
-        "model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0,
-    }  # fmt: skip
+    body = {"model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
     async def one(number: int) -> None:
         asked = {**body, "prompt": prompt(tokens, number, wanted.seed + 1)}

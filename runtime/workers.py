@@ -161,14 +161,21 @@ class Worker:
         command = self.commands(self.place, port)
         steps = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
         environment = {
-            **os.environ, **command.environment, STEP_LOG: str(steps), PARENT: str(os.getpid()),
+            **os.environ,
+            **command.environment,
+            STEP_LOG: str(steps),
+            PARENT: str(os.getpid()),
             IDENTITY: self.identity,
-        }  # fmt: skip
+        }
         with self.log.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                *command.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                *command.argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     async def _until_up(self) -> str:
         """Empty once the engine answers, else why it never did."""
@@ -300,8 +307,15 @@ def vllm_commands(
     def command(place: Place, port: int) -> Command:
         told = engine.settings(place.pool, fleet, max_model_len)
         environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
-        more: list[str] = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log",
-                           "--middleware", "runtime.launch.Signed"]  # fmt: skip
+        more: list[str] = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--disable-uvicorn-access-log",
+            "--middleware",
+            "runtime.launch.Signed",
+        ]
         if is_dummy:
             more += ["--load-format", "dummy", "--skip-tokenizer-init"]
             environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

@@ -35,10 +35,14 @@ from planner.solvers.master import Limits, Option
 MOST = 12  # workers of a pool
 CLOSE = 1e-6  # relative; costs are sums of floats
 POLICIES: tuple[dict[str, str], ...] = (
-    {}, {"queue": "sjf"}, {"queue": "srpt"}, {"queue": "ljf"}, {"routing": "least-outstanding"},
+    {},
+    {"queue": "sjf"},
+    {"queue": "srpt"},
+    {"queue": "ljf"},
+    {"routing": "least-outstanding"},
     {"routing": "round-robin", "decode_routing": "random"},
     {"routing": "power-of-two", "decode_routing": "power-of-two"},
-)  # fmt: skip
+)
 
 
 @dataclass(slots=True)
@@ -285,9 +289,14 @@ def _beat(
 
 
 def _undercut(
-    report: Report, question: Question, problem: Problem, fleets: _Fleets, policies: Sequence[Policies],
-    most_fleets: int, samples: int,
-) -> None:  # fmt: skip
+    report: Report,
+    question: Question,
+    problem: Problem,
+    fleets: _Fleets,
+    policies: Sequence[Policies],
+    most_fleets: int,
+    samples: int,
+) -> None:
     """A fleet below the bound that holds, under any policy, of any type whose weights fit."""
     if not report.bound > 0 or math.isinf(report.bound):
         if math.isinf(report.bound) and math.isfinite(report.true_value):
@@ -352,8 +361,9 @@ def relaxed(task: Task, way: str) -> Task | None:
     for metric, percentile, limit_s in re.findall(r"(ttft|tbt|tpot|e2e) (p[\d.]+) >= ([\d.e+-]+) s", way):
         limits = tuple(
             Limit(limit.metric, limit.percentile_frac, float(limit_s))
-            if limit.name == f"{metric} {percentile}" else limit
+            if limit.name == f"{metric} {percentile}"
+            else limit
             for limit in changed.slo.limits
-        )  # fmt: skip
+        )
         changed = replace(changed, slo=replace(changed.slo, limits=limits))
     return None if changed == task else changed

@@ -46,9 +46,13 @@ def instance(seed: int) -> Problem:
     requests = int(rng.integers(20, 61))
     longest = min(worker.kv_tokens for worker in types)
     trace = synthesise(
-        requests, float(rng.uniform(5.0, 80.0)), input_tokens=lognormal(float(rng.uniform(50, 600)), 1.0),
-        output_tokens=lognormal(float(rng.uniform(2, 60)), 1.0), gap_cv=float(rng.uniform(0.5, 2.5)), rng=rng,
-    )  # fmt: skip
+        requests,
+        float(rng.uniform(5.0, 80.0)),
+        input_tokens=lognormal(float(rng.uniform(50, 600)), 1.0),
+        output_tokens=lognormal(float(rng.uniform(2, 60)), 1.0),
+        gap_cv=float(rng.uniform(0.5, 2.5)),
+        rng=rng,
+    )
     half = longest // 2
     trace = replace(
         trace,
@@ -63,20 +67,31 @@ def instance(seed: int) -> Problem:
     )
     oracle = Oracle(posed.llm, trace, slo, posed.task.network, Policies(), answers=Answers())
     return replace(
-        posed, slo=slo, trace=trace, lengths=distinct_lengths(trace), types=types, limits=limits,
-        oracle=oracle, gpus=tuple(worker.gpu for worker in types),
+        posed,
+        slo=slo,
+        trace=trace,
+        lengths=distinct_lengths(trace),
+        types=types,
+        limits=limits,
+        oracle=oracle,
+        gpus=tuple(worker.gpu for worker in types),
         obliged=obliged(slo, trace),
-    )  # fmt: skip
+    )
 
 
 def _worker(rng: np.random.Generator, name: str) -> WorkerType:
     floor_s, token_s = float(rng.uniform(0.004, 0.03)), float(rng.uniform(2e-5, 3e-4))
     knee = float(rng.integers(16, 200))
     latency = StepLatency(
-        (1.0, knee, knee + 1000), (floor_s, floor_s, floor_s + 1000 * token_s),
-        a_s=float(rng.uniform(0, 1e-7)), b_s=float(rng.uniform(0, 3e-5)), d_s=float(rng.uniform(0, 2e-7)),
-        e_s=float(rng.uniform(0, 1e-3)), h_s=float(rng.uniform(0, 2e-3)), basis="drawn",
-    )  # fmt: skip
+        (1.0, knee, knee + 1000),
+        (floor_s, floor_s, floor_s + 1000 * token_s),
+        a_s=float(rng.uniform(0, 1e-7)),
+        b_s=float(rng.uniform(0, 3e-5)),
+        d_s=float(rng.uniform(0, 2e-7)),
+        e_s=float(rng.uniform(0, 1e-3)),
+        h_s=float(rng.uniform(0, 2e-3)),
+        basis="drawn",
+    )
     tp, pp = int(rng.choice([1, 1, 2])), int(rng.choice([1, 1, 1, 2]))
     price = float(rng.uniform(1, 4)) / (tp * pp)
     gpu = Gpu(name, 80e9, 2e12, 3e14, "nvlink", 3e11, 400.0, 8, price, "drawn", name)

@@ -60,11 +60,11 @@ EXAMPLES: dict[str, Fleet] = {
         LLM, (a_pool("p", "prefill", "h100-80g", 2, 2), a_pool("y", "decode", "h100-80g", 4, 1))
     ),
     "pairs of two gpus": Fleet(
-        LLM, (a_pool("pre", "prefill", "h100-80g", 2, 4),
-              a_pool("dec", "decode", "a100-80g", 8, 3, tokens=512))
+        LLM,
+        (a_pool("pre", "prefill", "h100-80g", 2, 4), a_pool("dec", "decode", "a100-80g", 8, 3, tokens=512)),
     ),
     "capped and quantised": quantised(),
-}  # fmt: skip
+}
 
 
 FLEETS = {
@@ -76,16 +76,22 @@ FLEETS = {
         pairs(), pools=(*pairs().pools, a_pool("Extra_Mixed pool!", "mixed", "a100-80g", 4, 1))
     ),
     "two prefill pools": Fleet(
-        LLM, (a_pool("p1", "prefill", "h100-80g", 2, 2), a_pool("p2", "prefill", "a100-80g", 4, 1),
-              a_pool("d", "decode", "h100-80g", 4, 1))
+        LLM,
+        (
+            a_pool("p1", "prefill", "h100-80g", 2, 2),
+            a_pool("p2", "prefill", "a100-80g", 4, 1),
+            a_pool("d", "decode", "h100-80g", 4, 1),
+        ),
     ),
     "spanning nodes": spanning(),
     "two stages on a node": piped(),
-    "cache-aware": replace(mixed(), policies=Policies(
-        prefix_cache=True, routing="cache-aware", balance_requests=8, balance_ratio=1.1)),
+    "cache-aware": replace(
+        mixed(),
+        policies=Policies(prefix_cache=True, routing="cache-aware", balance_requests=8, balance_ratio=1.1),
+    ),
     "pairs with prefix caches": replace(pairs(), policies=Policies(prefix_cache=True, routing="e2")),
     "affinity": replace(mixed(count=2), policies=Policies(prefix_cache=True, routing="prefix-affinity")),
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -94,8 +100,11 @@ def rendered(fleet: Fleet) -> dict[str, str]:
 
 
 def composed(fleet: Fleet) -> dict[str, Document]:
-    return {path: yaml.load(text, Loader=LOADER) for path, text in rendered(fleet).items()
-            if path.startswith("compose/") and path.endswith(".yaml")}  # fmt: skip
+    return {
+        path: yaml.load(text, Loader=LOADER)
+        for path, text in rendered(fleet).items()
+        if path.startswith("compose/") and path.endswith(".yaml")
+    }
 
 
 def workers_of(document: Document) -> dict[str, Document]:
@@ -217,9 +226,14 @@ def _kserve(path: str, text: str) -> list[Command]:
             if load is not None:
                 main = load["template"]["containers"][0]
                 extra = next(v["value"] for v in main["env"] if v["name"] == "VLLM_ADDITIONAL_ARGS")
-                args = [name, "--served-model-name", name,
-                        "--tensor-parallel-size", str(load["parallelism"]["tensor"]),
-                        *shlex.split(extra)]  # fmt: skip
+                args = [
+                    name,
+                    "--served-model-name",
+                    name,
+                    "--tensor-parallel-size",
+                    str(load["parallelism"]["tensor"]),
+                    *shlex.split(extra),
+                ]
                 found.append(Command("", tuple(args), gpus_of(main), load["replicas"]))
     return found
 
@@ -272,11 +286,19 @@ def _production_stack(path: str, text: str) -> list[Command]:
     found = []
     for model in yaml.load(text, Loader=LOADER)["servingEngineSpec"]["modelSpec"]:
         told = model["vllmConfig"]
-        args = [model["modelURL"], "--max-model-len", str(told["maxModelLen"]),
-                "--tensor-parallel-size", str(told["tensorParallelSize"]),
-                "--max-num-seqs", str(told["maxNumSeqs"]),
-                "--gpu-memory-utilization", str(told["gpuMemoryUtilization"]), *told["extraArgs"],
-                f"--{'' if told['enablePrefixCaching'] else 'no-'}enable-prefix-caching"]  # fmt: skip
+        args = [
+            model["modelURL"],
+            "--max-model-len",
+            str(told["maxModelLen"]),
+            "--tensor-parallel-size",
+            str(told["tensorParallelSize"]),
+            "--max-num-seqs",
+            str(told["maxNumSeqs"]),
+            "--gpu-memory-utilization",
+            str(told["gpuMemoryUtilization"]),
+            *told["extraArgs"],
+            f"--{'' if told['enablePrefixCaching'] else 'no-'}enable-prefix-caching",
+        ]
         found.append(Command("", tuple(args), model["requestGPU"], model["replicaCount"]))
     return found
 

@@ -345,8 +345,10 @@ class PrefixReference(Reference):
         """How many requests of e2's window went to worker w with each node."""
         return Counter(
             self.ids[row.request][: k + 1]
-            for row in self.window if row.worker == w for k in range(len(self.ids[row.request]))
-        )  # fmt: skip
+            for row in self.window
+            if row.worker == w
+            for k in range(len(self.ids[row.request]))
+        )
 
     def key_portion(self, w: int, request: Request) -> Node | None:
         """The deepest run of nodes that others share too and that is longer than all before it."""

@@ -19,9 +19,13 @@ DOCUMENT: dict[str, object] = {
 
 def traffic(seed: int = 0, *, requests: int = 500, rate_rps: float = 15.0) -> Trace:
     return synthesise(
-        requests, rate_rps, input_tokens=lognormal(1200, 1.0), output_tokens=lognormal(120, 1.0), gap_cv=1.5,
+        requests,
+        rate_rps,
+        input_tokens=lognormal(1200, 1.0),
+        output_tokens=lognormal(120, 1.0),
+        gap_cv=1.5,
         rng=np.random.default_rng(seed),
-    )  # fmt: skip
+    )
 
 
 def question(**changes: object) -> Task:

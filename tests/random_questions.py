@@ -30,9 +30,24 @@ from planner.tracejson import to_jsonl
 from planner.traces import Trace
 
 KINDS = (
-    "hand-off", "bursts", "tight", "mixed", "order", "routing", "warm-up", "stock", "limits", "spare",
-    "percentile", "hand-off", "bursts", "small", "prefix", "sessions", "shipped",
-)  # fmt: skip
+    "hand-off",
+    "bursts",
+    "tight",
+    "mixed",
+    "order",
+    "routing",
+    "warm-up",
+    "stock",
+    "limits",
+    "spare",
+    "percentile",
+    "hand-off",
+    "bursts",
+    "small",
+    "prefix",
+    "sessions",
+    "shipped",
+)
 REQUESTS = (20, 400)
 PERCENTILES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 BLIND = tuple(name for name in ROUTINGS if name != "least-waiting")  # which needs another batching
@@ -100,14 +115,23 @@ def files(question: Question) -> dict[str, str]:
         return written
     facts = {"source": "drawn", "date": "2026-11-20"}
     gpus = {
-        gpu.name: facts | {
-            "memory_vendor": "80 GB", "memory": f"{gpu.memory_bytes!r} B", "bandwidth": "2 TB/s",
-            "dense_tflops": 300, "link": gpu.link, "link_bandwidth": "300 GB/s", "power": f"{gpu.power_w} W",
-            "gpus_per_node": gpu.gpus_per_node, "price": f"{gpu.price_usd_per_h} usd/h",
-            "price_source": "drawn", "price_date": "2026-11-20", "node_selector": gpu.node_selector,
+        gpu.name: facts
+        | {
+            "memory_vendor": "80 GB",
+            "memory": f"{gpu.memory_bytes!r} B",
+            "bandwidth": "2 TB/s",
+            "dense_tflops": 300,
+            "link": gpu.link,
+            "link_bandwidth": "300 GB/s",
+            "power": f"{gpu.power_w} W",
+            "gpus_per_node": gpu.gpus_per_node,
+            "price": f"{gpu.price_usd_per_h} usd/h",
+            "price_source": "drawn",
+            "price_date": "2026-11-20",
+            "node_selector": gpu.node_selector,
         }
         for gpu in catalog.gpus.values()
-    }  # fmt: skip
+    }
     llm = {name: getattr(LLM, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
     llm |= {"head_dim": LLM.head_dim, "context": LLM.context_tokens}
     written["catalog/gpus.yaml"] = yaml.safe_dump(gpus)
@@ -127,10 +151,15 @@ def types_of(document: Mapping[str, Any], catalog: Catalog, *, longest_tokens: i
     """Every worker type the question may use."""
     task = parse_task(document, catalog)
     types, _ = worker_types(
-        catalog.llm(task.llm), task.gpus(catalog), catalog, longest_tokens,
-        budgets=task.max_num_batched_tokens, seats=task.max_num_seqs, host_overhead_s=task.host_overhead_s,
+        catalog.llm(task.llm),
+        task.gpus(catalog),
+        catalog,
+        longest_tokens,
+        budgets=task.max_num_batched_tokens,
+        seats=task.max_num_seqs,
+        host_overhead_s=task.host_overhead_s,
         node_bytes_per_s=task.network.bandwidth_bytes_per_s,
-    )  # fmt: skip
+    )
     return types
 
 
@@ -162,10 +191,18 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
             2 * (decode * prefill) ** float(rng.uniform(0.3, 0.6)) * float(rng.uniform(0.8, 1.25))
         )
         gpus[name] = Gpu(
-            name, (used + kv_tokens * LLM.kv_bytes_per_token) / 0.9, 2e12, 3e14, "nvlink", 3e11,
-            round(float(rng.uniform(200, 700))), int(rng.choice([1, 2, 2, 4])),
-            round(price_usd_per_h, 2), "drawn", name,
-        )  # fmt: skip
+            name,
+            (used + kv_tokens * LLM.kv_bytes_per_token) / 0.9,
+            2e12,
+            3e14,
+            "nvlink",
+            3e11,
+            round(float(rng.uniform(200, 700))),
+            int(rng.choice([1, 2, 2, 4])),
+            round(price_usd_per_h, 2),
+            "drawn",
+            name,
+        )
         fits[LLM.name, name] = _latencies(rng, floor_s / decode, token_s / prefill)
     provenance = {
         name: Provenance("drawn", "2026-11-20", "drawn", "2026-11-20") for name in (*gpus, LLM.name)
@@ -187,10 +224,15 @@ def _latencies(rng: np.random.Generator, floor_s: float, token_s: float) -> dict
         tp: StepLatency(
             (1.0, knee, knee + 1000),
             (floor_s / tp**gain, floor_s / tp**gain, (floor_s + 1000 * token_s) / tp**gain),
-            a_s=a_s / tp**gain, b_s=b_s / tp**gain, d_s=d_s / tp**gain, e_s=e_s, h_s=h_s, basis="drawn",
+            a_s=a_s / tp**gain,
+            b_s=b_s / tp**gain,
+            d_s=d_s / tp**gain,
+            e_s=e_s,
+            h_s=h_s,
+            basis="drawn",
         )
         for tp in (1, 2, 4)
-    }  # fmt: skip
+    }
 
 
 def _policies(rng: np.random.Generator, kind: str) -> dict[str, Any]:
@@ -268,9 +310,11 @@ def _trace(rng: np.random.Generator, kind: str, counts: Counts, requests: tuple[
         first = arrival_s < arrival_s[-1] / 20 - 1e-9
         inputs = np.where(first, inputs * int(rng.integers(5, 60)), inputs)
     trace = Trace(
-        "drawn", arrival_s, np.clip(inputs, 1, max(longest * 3 // 4, 1)),
+        "drawn",
+        arrival_s,
+        np.clip(inputs, 1, max(longest * 3 // 4, 1)),
         np.clip(outputs, 1, max(longest // 4, 1)),
-    )  # fmt: skip
+    )
     if kind == "prefix":
         trace = _with_prefixes(rng, trace)
     if kind == "sessions":
@@ -304,9 +348,11 @@ def _with_prefixes(rng: np.random.Generator, trace: Trace) -> Trace:
         unique += blocks
         offsets.append(len(ids))
     return replace(
-        trace, prefix_ids=np.array(ids, np.int64), prefix_offsets=np.array(offsets, np.int64),
+        trace,
+        prefix_ids=np.array(ids, np.int64),
+        prefix_offsets=np.array(offsets, np.int64),
         prefix_block_tokens=block,
-    )  # fmt: skip
+    )
 
 
 def _with_sessions(rng: np.random.Generator, trace: Trace) -> Trace:
@@ -333,9 +379,15 @@ def _reached(
     """What the drawn fleet does: percentiles of metrics, which are asked, attainment."""
     task = parse_task(document, catalog)
     kinds: tuple[list[Metric], ...] = (
-        ["ttft", "tbt"], ["ttft", "tbt"], ["ttft", "tpot"], ["e2e"], ["ttft"], ["ttft", "tbt", "e2e"],
-        ["tbt"], ["ttft", "tpot", "tbt"],
-    )  # fmt: skip
+        ["ttft", "tbt"],
+        ["ttft", "tbt"],
+        ["ttft", "tpot"],
+        ["e2e"],
+        ["ttft"],
+        ["ttft", "tbt", "e2e"],
+        ["tbt"],
+        ["ttft", "tpot", "tbt"],
+    )
     asked = kinds[0] if kind in ("hand-off", "bursts") else kinds[int(rng.integers(len(kinds)))]
     pools = tuple(
         Pool(f"{option.role}-{i}", option.role, option.type, count)

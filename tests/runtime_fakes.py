@@ -67,9 +67,13 @@ async def engines(roles: Sequence[Role], latency: StepLatency = LATENCY) -> Asyn
         found = []
         for number, role in enumerate(roles):
             engine = Engine(
-                latency, kv_tokens=16_000, max_num_seqs=32, max_num_batched_tokens=512, log=None,
+                latency,
+                kv_tokens=16_000,
+                max_num_seqs=32,
+                max_num_batched_tokens=512,
+                log=None,
                 prefix_cache=True,
-            )  # fmt: skip
+            )
             loop = asyncio.ensure_future(engine.run())
             stack.callback(loop.cancel)
             url = await stack.enter_async_context(listening(Server(engine).app, "127.0.0.1", 0))

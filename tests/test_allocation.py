@@ -329,9 +329,13 @@ def test_command_ends_with_3_where_nothing_carries_the_traffic(
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("[1]", "the top level is a list"), ("{", "is not valid JSON"), ('{"a": 1, "a": 2}', "given twice"),
-     ('{"a": NaN}', "NaN is no number")],
-)  # fmt: skip
+    [
+        ("[1]", "the top level is a list"),
+        ("{", "is not valid JSON"),
+        ('{"a": 1, "a": 2}', "given twice"),
+        ('{"a": NaN}', "NaN is no number"),
+    ],
+)
 def test_command_names_the_file_that_is_no_instance(
     text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

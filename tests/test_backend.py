@@ -112,8 +112,11 @@ def test_a_stopped_run_keeps_its_constraints_and_its_bound_below(engine: Engine)
 def test_what_a_stopped_solver_left_behind_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that says "stopped with a solution" but leaves half an integer, or a broken row, has none."""
     problem, _ = knapsack(np.random.default_rng(0))
-    left_behind = {"half": ([0.5, 0, 0, 0, 0], "unknown"), "broken": ([2.0] * 5, "unknown"),
-                   "whole": ([0.0] * 5, "feasible")}  # fmt: skip
+    left_behind = {
+        "half": ([0.5, 0, 0, 0, 0], "unknown"),
+        "broken": ([2.0] * 5, "unknown"),
+        "whole": ([0.0] * 5, "feasible"),
+    }
     for values, status in left_behind.values():
 
         def stopped(

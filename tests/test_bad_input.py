@@ -850,9 +850,12 @@ def test_a_new_plan_replaces_the_old_one_and_its_outdated_files_only(tmp_path: P
     files.write_files(tmp_path / "out", NEW, outdated=OUTDATED)
     found = {name: raw for name, raw in snapshot(tmp_path / "out").items() if raw is not None}
     assert found == {
-        "plan.yaml": b"new", "report.html": b"new", "requests.csv": b"new", "notes.txt": b"mine",
+        "plan.yaml": b"new",
+        "report.html": b"new",
+        "requests.csv": b"new",
+        "notes.txt": b"mine",
         "manifests/compose/compose.yaml": b"new",
-    }  # fmt: skip
+    }
 
 
 def test_a_folder_in_the_way_of_a_file_stops_it_all(tmp_path: Path) -> None:
@@ -870,8 +873,9 @@ def test_a_place_without_permission_is_refused_beforehand(
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != Path())
     outcome = run("--slo", "nowhere.yaml", "--trace", "nowhere.csv", "-o", "out")
     assert (outcome.code, outcome.complaint) == (
-        1, "plan: out: no permission to write in .; name another one with -o",
-    )  # fmt: skip
+        1,
+        "plan: out: no permission to write in .; name another one with -o",
+    )
 
 
 @pytest.mark.parametrize(
@@ -961,9 +965,10 @@ def test_a_folder_in_the_way_of_a_plan_is_seen_beforehand(run: Run, here: Path) 
     (here / "out" / "report.html").mkdir(parents=True)
     outcome = run("--slo", "nowhere.yaml", "--trace", "nowhere.csv", "-o", "out")
     assert (outcome.code, outcome.complaint) == (
-        1, "plan: out/report.html: is a directory, and a file of that name is written; name another place "
+        1,
+        "plan: out/report.html: is a directory, and a file of that name is written; name another place "
         "with -o",
-    )  # fmt: skip
+    )
 
 
 def test_want_of_memory_is_one_line(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -993,8 +998,9 @@ def test_a_link_to_nothing_is_refused_beforehand(run: Run, here: Path) -> None:
     (here / "out").symlink_to("nowhere")
     outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
     assert (outcome.code, outcome.complaint) == (
-        1, "plan: out: out is a link to nothing; name another one with -o",
-    )  # fmt: skip
+        1,
+        "plan: out: out is a link to nothing; name another one with -o",
+    )
 
 
 def test_a_name_that_ends_in_gz_gets_a_packed_file(tmp_path: Path) -> None:

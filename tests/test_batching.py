@@ -40,14 +40,24 @@ def random_case(seed: int, batching: str) -> tuple[Fleet, Trace, Settings]:
     )
     watermark_frac = float(rng.choice([0.0, 0.1]))
     policies = Policies(
-        batching=batching, routing="round-robin", reserve_tokens=reserve, watermark_frac=watermark_frac,
-        patience_steps=3, vidur_restarts=bool(rng.random() < 0.5),
-    )  # fmt: skip
+        batching=batching,
+        routing="round-robin",
+        reserve_tokens=reserve,
+        watermark_frac=watermark_frac,
+        patience_steps=3,
+        vidur_restarts=bool(rng.random() < 0.5),
+    )
     worker = WorkerType(GPU, 1, latency, blocks * 16, max(budget, seats), seats, pp)
     settings = Settings(
-        blocks=blocks, max_num_seqs=seats, token_budget=max(budget, seats), watermark_frac=watermark_frac,
-        reserve_tokens=reserve, max_waiting_steps=3, stages=pp, vidur_restarts=policies.vidur_restarts,
-    )  # fmt: skip
+        blocks=blocks,
+        max_num_seqs=seats,
+        token_budget=max(budget, seats),
+        watermark_frac=watermark_frac,
+        reserve_tokens=reserve,
+        max_waiting_steps=3,
+        stages=pp,
+        vidur_restarts=policies.vidur_restarts,
+    )
     return Fleet(LLM, (Pool("w", "mixed", worker, int(rng.integers(1, 4))),), policies), trace, settings
 
 
@@ -65,9 +75,12 @@ def run_plainly(fleet: Fleet, trace: Trace, settings: Settings) -> list[Request]
     ]
     pool = fleet.pools[0]
     plainly(
-        requests, fleet.policies.batching, settings, lambda step: seconds(pool.type.latency, step),
+        requests,
+        fleet.policies.batching,
+        settings,
+        lambda step: seconds(pool.type.latency, step),
         replicas=pool.count,
-    )  # fmt: skip
+    )
     return requests
 
 

@@ -152,8 +152,10 @@ def test_a_burst_before_a_quiet_end_is_seen() -> None:
 def test_decoding_is_priced_at_what_recomputing_costs_where_that_is_less(seed: int) -> None:
     """Of every token the cheaper of the two, enumerated; with caches the prompt is not computed again."""
     rng = np.random.default_rng(seed)
-    a, b, d, e = (float(rng.choice([0.0, 1.0])) * rng.uniform(*size) for size in
-                  ((0, 1e-7), (0, 1e-4), (0, 2e-6), (0, 1e-4)))  # fmt: skip
+    a, b, d, e = (
+        float(rng.choice([0.0, 1.0])) * rng.uniform(*size)
+        for size in ((0, 1e-7), (0, 1e-4), (0, 2e-6), (0, 1e-4))
+    )
     latency = StepLatency((1.0, 2.0), (1e-3, 1e-3), a, b, d, e, 0.0, basis="drawn")
     token_s = float(rng.choice([0.0, 1e-6, 5e-5]))
     for n in (1, 5, 60, 900):
@@ -164,8 +166,9 @@ def test_decoding_is_priced_at_what_recomputing_costs_where_that_is_less(seed: i
                 pairs = again * (context - (again - 1) / 2)
                 recomputed_s = token_s * (again - 1) + a * pairs + e
                 least_s = np.minimum(b + d * context, recomputed_s).clip(0).sum()
-                found = attention_s(latency, token_s, np.array([1.0 * n]), np.array([1.0 * gaps]),
-                                    is_cached=is_cached)  # fmt: skip
+                found = attention_s(
+                    latency, token_s, np.array([1.0 * n]), np.array([1.0 * gaps]), is_cached=is_cached
+                )
                 assert found[0] <= least_s * (1 + 1e-9) + 1e-15
     if 0 < (context_tokens := decoded_from(latency, token_s)) < 1e6:
         c = math.floor(context_tokens) - 1.0
@@ -180,8 +183,9 @@ def test_coarser_lengths_are_less_work_of_as_many_requests() -> None:
     coarse = coarser(lengths)
     assert len(coarse.requests) <= 20_000 < len(lengths.requests) and coarse.requests.sum() == 60_000
     for fine, rough in (
-        (lengths.input_tokens, coarse.input_tokens), (lengths.output_tokens, coarse.output_tokens)
-    ):  # fmt: skip
+        (lengths.input_tokens, coarse.input_tokens),
+        (lengths.output_tokens, coarse.output_tokens),
+    ):
         total, less = fine @ lengths.requests, rough @ coarse.requests
         assert 0.9 * total < less <= total and rough.min() >= fine.min()
 
@@ -203,9 +207,13 @@ def test_a_slow_link_is_refuted_by_what_must_cross_it_alone() -> None:
 
 def some_traffic() -> Trace:
     return synthesise(
-        300, 12.0, input_tokens=lognormal(1200, 1.0), output_tokens=lognormal(120, 1.0), gap_cv=1.5,
+        300,
+        12.0,
+        input_tokens=lognormal(1200, 1.0),
+        output_tokens=lognormal(120, 1.0),
+        gap_cv=1.5,
         rng=np.random.default_rng(0),
-    )  # fmt: skip
+    )
 
 
 def test_a_bound_without_time_is_nothing_and_takes_none() -> None:

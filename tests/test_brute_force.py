@@ -29,9 +29,12 @@ INSTANCES = int(os.environ.get("PLANNER_INSTANCES", "120"))
 IN_ONE = 20
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
 POLICIES: tuple[dict[str, str], ...] = (
-    {}, {"queue": "sjf"}, {"queue": "srpt"}, {"routing": "round-robin", "decode_routing": "random"},
+    {},
+    {"queue": "sjf"},
+    {"queue": "srpt"},
+    {"routing": "round-robin", "decode_routing": "random"},
     {"queue": "ljf", "routing": "power-of-two"},
-)  # fmt: skip
+)
 
 
 def cheapest(problem: Problem) -> float:
@@ -42,9 +45,10 @@ def cheapest(problem: Problem) -> float:
 
 def options(problem: Problem) -> list[Option]:
     return [
-        *mixed_options(problem.types, "cost"), *prefill_options(problem.types, "cost"),
+        *mixed_options(problem.types, "cost"),
+        *prefill_options(problem.types, "cost"),
         *decode_options(problem.types, "cost"),
-    ]  # fmt: skip
+    ]
 
 
 def answer(problem: Problem) -> tuple[Counts | None, float]:
@@ -95,13 +99,18 @@ def test_no_policy_makes_a_fleet_hold_that_costs_less_than_the_bounds(first: int
 
 
 ALL_POLICIES: tuple[dict[str, object], ...] = (
-    *(dict[str, object](routing=how, decode_routing=how, queue=queue) for how, queue in itertools.product(
-        ("jsq", "least-outstanding", "round-robin", "random", "power-of-two", "best-fit", "token-jsq"),
-        ("fcfs", "sjf", "ljf", "srpt"),
-    )),
-    {"admission": "reserve-static"}, {"admission": "reserve-dynamic"},
-    {"queue": "sjf", "queue_window_s": 0.5}, {"pools": "flip", "flip_after_s": 0.5},
-)  # fmt: skip
+    *(
+        dict[str, object](routing=how, decode_routing=how, queue=queue)
+        for how, queue in itertools.product(
+            ("jsq", "least-outstanding", "round-robin", "random", "power-of-two", "best-fit", "token-jsq"),
+            ("fcfs", "sjf", "ljf", "srpt"),
+        )
+    ),
+    {"admission": "reserve-static"},
+    {"admission": "reserve-dynamic"},
+    {"queue": "sjf", "queue_window_s": 0.5},
+    {"pools": "flip", "flip_after_s": 0.5},
+)
 
 
 def hard_instance(seed: int) -> Problem:
@@ -136,18 +145,24 @@ def hard_instance(seed: int) -> Problem:
         attainment_frac=float(rng.choice([0.5, 0.9, 1.0])) if rng.random() < 0.3 else None,
     )
     network = replace(
-        problem.task.network, bandwidth_bytes_per_s=float(10 ** rng.uniform(6.5, 10)),
+        problem.task.network,
+        bandwidth_bytes_per_s=float(10 ** rng.uniform(6.5, 10)),
         transfer="layerwise" if rng.random() < 0.5 else "serialised",
-    )  # fmt: skip
+    )
     longest = int((inputs + outputs).max())
     held = tuple(worker for worker in problem.types if worker.kv_tokens >= longest + 16)
     small = tuple(worker for worker in problem.types if worker not in held)
     return replace(
-        problem, slo=slo, trace=trace, lengths=distinct_lengths(trace), types=held,
-        left=(Left("small", "too small", small),), obliged=obliged(slo, trace),
+        problem,
+        slo=slo,
+        trace=trace,
+        lengths=distinct_lengths(trace),
+        types=held,
+        left=(Left("small", "too small", small),),
+        obliged=obliged(slo, trace),
         task=replace(problem.task, network=network),
         oracle=Oracle(problem.llm, trace, slo, network, Policies(), answers=Answers()),
-    )  # fmt: skip
+    )
 
 
 def fleets_of_many(problem: Problem, rng: np.random.Generator, how_many: int) -> list[Counts]:

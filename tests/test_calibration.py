@@ -17,15 +17,7 @@ from planner.cli import app
 from planner.errors import InputError
 from planner.fleetfile import read_fleet
 from planner.imports import MeasuredRun, MeasuredRuns
-from planner.models.calibration import (
-    FACTOR_PRIOR,
-    SIGMA,
-    USUAL_STEPS,
-    Engine,
-    calibrate,
-    corrected,
-    predict,
-)
+from planner.models.calibration import FACTOR_PRIOR, SIGMA, USUAL_STEPS, Engine, calibrate, corrected, predict
 from planner.models.latency import Array, StepLatency
 from planner.models.tables import COLUMNS, StepTable
 
@@ -57,18 +49,27 @@ def steps_of(latency: StepLatency, X: Array, noise: Array | None = None) -> Step
 
 
 def run_of(
-    truth: StepLatency, engine: Engine, name: str, rng: np.random.Generator, *, requests: int = 200,
-    concurrency: int | None = None, rate_rps: float | None = None,
-    statistics: tuple[str, ...] = ("mean", "p50", "p90"), metrics: tuple[str, ...] = ("ttft", "tpot"),
-) -> MeasuredRun:  # fmt: skip
+    truth: StepLatency,
+    engine: Engine,
+    name: str,
+    rng: np.random.Generator,
+    *,
+    requests: int = 200,
+    concurrency: int | None = None,
+    rate_rps: float | None = None,
+    statistics: tuple[str, ...] = ("mean", "p50", "p90"),
+    metrics: tuple[str, ...] = ("ttft", "tpot"),
+) -> MeasuredRun:
     """A benchmark of an engine whose steps take what `truth` says."""
     run = MeasuredRun(
-        name, requests,
+        name,
+        requests,
         tuple(rng.integers(100, 3000, requests).astype(float).tolist()),
         tuple(rng.integers(20, 300, requests).astype(float).tolist()),
         {metric: dict.fromkeys(statistics, 1.0) for metric in metrics},
-        concurrency=concurrency, rate_rps=rate_rps,
-    )  # fmt: skip
+        concurrency=concurrency,
+        rate_rps=rate_rps,
+    )
     return measured(run, engine, truth)
 
 

@@ -23,11 +23,21 @@ def catalog() -> Catalog:
 
 
 PUBLISHED = {  # parameters in billions, as on the model cards
-    "llama-2-7b": 6.74, "llama-2-13b": 13.0, "llama-2-70b": 69.0,
-    "llama-3.1-8b": 8.03, "llama-3.1-70b": 70.6, "llama-3.1-405b": 405.9,
-    "qwen3-32b": 32.8, "qwen-72b": 72.3, "mistral-7b": 7.24, "mixtral-8x7b": 46.7,
-    "opt-13b": 12.9, "opt-66b": 65.7, "opt-175b": 175.0, "bloom-176b": 176.2,
-}  # fmt: skip
+    "llama-2-7b": 6.74,
+    "llama-2-13b": 13.0,
+    "llama-2-70b": 69.0,
+    "llama-3.1-8b": 8.03,
+    "llama-3.1-70b": 70.6,
+    "llama-3.1-405b": 405.9,
+    "qwen3-32b": 32.8,
+    "qwen-72b": 72.3,
+    "mistral-7b": 7.24,
+    "mixtral-8x7b": 46.7,
+    "opt-13b": 12.9,
+    "opt-66b": 65.7,
+    "opt-175b": 175.0,
+    "bloom-176b": 176.2,
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -126,15 +136,32 @@ def test_presets_of_the_papers(catalog: Catalog) -> None:
 # --- rows that make no sense
 
 GPU = {
-    "memory_vendor": "80 GB", "memory": "80 GiB", "bandwidth": "2 TB/s", "dense_tflops": 312,
-    "link": "NVLink 3", "link_bandwidth": "300 GB/s", "power": "400 W", "gpus_per_node": 8,
-    "price": "2 usd/h", "price_source": "us", "price_date": "2026-11", "node_selector": "X",
-    "source": "us", "date": "2026-11-20",
-}  # fmt: skip
+    "memory_vendor": "80 GB",
+    "memory": "80 GiB",
+    "bandwidth": "2 TB/s",
+    "dense_tflops": 312,
+    "link": "NVLink 3",
+    "link_bandwidth": "300 GB/s",
+    "power": "400 W",
+    "gpus_per_node": 8,
+    "price": "2 usd/h",
+    "price_source": "us",
+    "price_date": "2026-11",
+    "node_selector": "X",
+    "source": "us",
+    "date": "2026-11-20",
+}
 LLM = {
-    "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 1000, "context": 512,
-    "source": "us", "date": "2026-11-20",
-}  # fmt: skip
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 128,
+    "vocab": 1000,
+    "context": 512,
+    "source": "us",
+    "date": "2026-11-20",
+}
 SLO = {"slo": {"ttft": {"p90": "2 s"}}, "for": "us", "source": "us", "date": "2026-11-20"}
 
 
@@ -251,10 +278,19 @@ def test_a_directory_of_ones_own_replaces_single_files(tmp_path: Path, catalog: 
 # --- step times
 
 FIT = {
-    "tp": 4, "knots_tokens": [1, 8192], "f_s": [0.010, 0.110], "a_s": 1e-9, "b_s": 0.0, "d_s": 1e-7,
-    "e_s": 0.0, "h_s": 0.001, "basis": "measured by hand", "mape_frac": 0.02, "max_context_tokens": 9000,
+    "tp": 4,
+    "knots_tokens": [1, 8192],
+    "f_s": [0.010, 0.110],
+    "a_s": 1e-9,
+    "b_s": 0.0,
+    "d_s": 1e-7,
+    "e_s": 0.0,
+    "h_s": 0.001,
+    "basis": "measured by hand",
+    "mape_frac": 0.02,
+    "max_context_tokens": 9000,
     "errors": {},
-}  # fmt: skip
+}
 
 
 def with_fits(folder: Path, *fits: dict[str, Any], llm: str = "llama-3.1-70b", gpu: str = "h100") -> Catalog:
@@ -370,10 +406,17 @@ def test_a_capped_row_knows_what_the_board_may_draw(catalog: Catalog) -> None:
 
 
 TUNED_70B = {
-    "model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 
 
 def test_a_config_is_found_by_folder_or_file_and_has_the_fits_of_its_twin(tmp_path: Path) -> None:

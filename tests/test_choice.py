@@ -52,11 +52,7 @@ def distserve_s(X: Array) -> Array:
 
 @pytest.mark.parametrize(
     ("name", "t_s"),
-    [
-        ("aladdin", aladdin_s),
-        ("distserve", distserve_s),
-        ("five numbers", lambda X: BENT.step_s(*X.T)),
-    ],
+    [("aladdin", aladdin_s), ("distserve", distserve_s), ("five numbers", lambda X: BENT.step_s(*X.T))],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_the_planted_family_is_chosen(name: str, t_s: Any, seed: int) -> None:
@@ -167,16 +163,22 @@ def test_grown_steps_by_hand() -> None:
 
 def test_each_regime_counts_alike() -> None:
     """A hundred prefills 10 % off and one decode 2 % off: 6 %; long contexts overlap and do not count."""
-    errors = {"all": Errors(0.1, 0.1, 101), "prefill": Errors(0.1, 0.1, 100),
-              "decode_small": Errors(0.02, 0.02, 1), "long_context": Errors(0.5, 0.5, 9)}  # fmt: skip
+    errors = {
+        "all": Errors(0.1, 0.1, 101),
+        "prefill": Errors(0.1, 0.1, 100),
+        "decode_small": Errors(0.02, 0.02, 1),
+        "long_context": Errors(0.5, 0.5, 9),
+    }
     assert score(errors) == pytest.approx(0.06)
 
 
 def test_the_refitted_form_is_monotone_whatever_was_chosen() -> None:
     """A forest is not monotone; the five numbers refitted to it are, by construction."""
     rng = np.random.default_rng(0)
-    chosen = choose(a_table(lambda X: BENT.step_s(*X.T) * rng.uniform(0.7, 1.3, len(X))),
-                    candidates={"vidur": families()["vidur"]})  # fmt: skip
+    chosen = choose(
+        a_table(lambda X: BENT.step_s(*X.T) * rng.uniform(0.7, 1.3, len(X))),
+        candidates={"vidur": families()["vidur"]},
+    )
     assert any(fall.found for fall in chosen.falls)
     assert "falls in" in str(chosen)
     X = a_table(aladdin_s).X

@@ -488,9 +488,12 @@ def test_an_interrupt_of_many_processes_is_one_line(here: Path, after_s: float) 
     (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
     asked = ["simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--seeds", "10000"]
     with subprocess.Popen(
-        [sys.executable, "-c", START, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", START, *asked],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    ) as running:  # fmt: skip
+    ) as running:
         assert running.stdout is not None and running.stdout.read(1) == "."
         time.sleep(after_s)
         os.killpg(running.pid, signal.SIGINT)

@@ -29,10 +29,15 @@ def learned(seed: int = 0) -> CorrectedFormula:
     kind, n = rng.integers(0, 3, 150), np.exp(rng.uniform(2, 7, 150)).round()
     decodes = np.where(kind == 0, 0, np.exp(rng.uniform(0, 5, 150)).round())
     prefills = np.where(kind == 1, 0, rng.integers(1, 5, 150))
-    X = np.column_stack([
-        decodes + prefills * n, prefills * n * (n + 1) / 2, decodes, decodes * rng.integers(9, 8000, 150),
-        prefills,
-    ])  # fmt: skip
+    X = np.column_stack(
+        [
+            decodes + prefills * n,
+            prefills * n * (n + 1) / 2,
+            decodes,
+            decodes * rng.integers(9, 8000, 150),
+            prefills,
+        ]
+    )
     waves = 0.1 * np.sin(np.log2(X[:, 0])) + 0.05 * np.cos(np.log2(1 + X[:, 3]))
     return replace(CorrectedSteps().fit(X, FIVE.step_s(*X.T) * np.exp(waves)).form_, h_s=0.001)
 

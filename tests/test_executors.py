@@ -59,12 +59,7 @@ def ray_addresses() -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-c", RAY_HEAD, str(port)]
     here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=here,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=here
     ) as head:
         assert head.stdout is not None
         address = head.stdout.readline().strip()

@@ -162,16 +162,17 @@ def test_vidurs_forests_learn_operators_where_the_table_has_them() -> None:
     within what forests can do (5 %). A forest of the total has not seen such steps, and is further off."""
     X = both(1)
     token, communication = 0.01 + 1e-5 * X[:, 0], 1e-3 + 1e-6 * X[:, 0]
-    parts = pd.DataFrame(dict(zip(OPERATORS, (
-        token, communication, 2e-9 * X[:, 1], 3e-8 * X[:, 3]), strict=True)))  # fmt: skip
+    parts = pd.DataFrame(
+        dict(zip(OPERATORS, (token, communication, 2e-9 * X[:, 1], 3e-8 * X[:, 3]), strict=True))
+    )
     y = parts.sum(axis=1).to_numpy()
     asked = mixed(X)
     t = 0.011 + 1.1e-5 * asked[:, 0] + 2e-9 * asked[:, 1] + 3e-8 * asked[:, 3]
     model = VidurForest(trees=20, beyond="extrapolate")
     errors = [
-        np.abs(fit.predict(asked) / t - 1).mean() for fit in (model.fit(X, y), VidurForest(
-            trees=20, beyond="extrapolate").fit(X, y, parts))
-    ]  # fmt: skip
+        np.abs(fit.predict(asked) / t - 1).mean()
+        for fit in (model.fit(X, y), VidurForest(trees=20, beyond="extrapolate").fit(X, y, parts))
+    ]
     assert sorted(model.forests_) == ["total_s"]
     assert errors[1] < 0.05 < errors[0]
     with pytest.raises(InputError, match="lacks communication_s"):
@@ -276,9 +277,13 @@ def test_linear_families_are_monotone_even_on_noise(name: str, seed: int) -> Non
 # --- published data -----------------------------------------------------------------------------
 
 SPLITWISE = [
-    ("bloom-176b", "a100-80gb", 8), ("bloom-176b", "h100-80gb", 8), ("llama2-70b", "a100-80gb", 4),
-    ("llama2-70b", "a100-80gb", 8), ("llama2-70b", "h100-80gb", 4), ("llama2-70b", "h100-80gb", 8),
-]  # fmt: skip
+    ("bloom-176b", "a100-80gb", 8),
+    ("bloom-176b", "h100-80gb", 8),
+    ("llama2-70b", "a100-80gb", 4),
+    ("llama2-70b", "a100-80gb", 8),
+    ("llama2-70b", "h100-80gb", 4),
+    ("llama2-70b", "h100-80gb", 8),
+]
 
 
 def relative_error(model: Any, X: Array, y: Array, seen: Array, asked: Array) -> Array:
@@ -342,8 +347,15 @@ def test_step_oracles_from_a_tenth_of_their_rows(name: str) -> None:
     """MAPE <= 3 % and nineteen in twenty within 10 % on 520 steps, from 57 chosen by their inputs."""
     rows = pd.read_csv(REFERENCE / "vidur" / f"oracle_{name}.csv")
     new = rows.n_prefill * rows.chunk
-    X = np.column_stack([new + rows.n_decode, new * (rows.prefix + (rows.chunk + 1) / 2), rows.n_decode,
-                         rows.n_decode * rows.ctx, rows.n_prefill]).astype(float)  # fmt: skip
+    X = np.column_stack(
+        [
+            new + rows.n_decode,
+            new * (rows.prefix + (rows.chunk + 1) / 2),
+            rows.n_decode,
+            rows.n_decode * rows.ctx,
+            rows.n_prefill,
+        ]
+    ).astype(float)
     seen = np.zeros(len(X), dtype=bool)
     seen[informative_rows(X, len(X) // 10)] = True
     model = CorrectedSteps(beyond="extrapolate")
@@ -360,8 +372,9 @@ def test_splitwise_sims_knots_are_the_medians_of_its_measurements() -> None:
     rows = knots[
         (knots.model == "bloom-176b") & (knots.hardware == "h100-80gb") & (knots.tensor_parallel == 8)
     ]
-    model = SplitwiseSimLookup.from_knots(*(rows[c].to_numpy(float) for c in (
-        "batch_tokens", "prompt_time_s", "token_time_s")))  # fmt: skip
+    model = SplitwiseSimLookup.from_knots(
+        *(rows[c].to_numpy(float) for c in ("batch_tokens", "prompt_time_s", "token_time_s"))
+    )
     decode_s = model.predict(np.array([[1.0, 0, 1, 576, 0], [64, 0, 64, 36864, 0]]))
     assert decode_s * 1e3 == pytest.approx([35.3, 35.5], abs=0.15)
     table = splitwise_table(REFERENCE / "splitwise" / "perf_model.csv", "bloom-176b", "h100-80gb", 8)

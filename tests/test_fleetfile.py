@@ -15,9 +15,16 @@ from planner.models.memory import kv_cache_tokens
 
 ONE = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: w, gpu: h100-80g, tp: 4, count: 2}\n"
 FIT = {
-    "knots_tokens": [1, 100], "f_s": [0.01, 0.02], "a_s": 1e-9, "b_s": 0, "d_s": 1e-8, "e_s": 0, "h_s": 0.001,
-    "basis": "measured here", "mape_frac": 0.03,
-}  # fmt: skip
+    "knots_tokens": [1, 100],
+    "f_s": [0.01, 0.02],
+    "a_s": 1e-9,
+    "b_s": 0,
+    "d_s": 1e-8,
+    "e_s": 0,
+    "h_s": 0.001,
+    "basis": "measured here",
+    "mape_frac": 0.03,
+}
 
 
 def read(directory: Path, text: str) -> Fleet:
@@ -31,8 +38,11 @@ def test_the_smallest_file_gets_vllms_defaults(tmp_path: Path) -> None:
     pool = fleet.pools[0]
     gpu = CATALOG.gpu("h100-80g")
     assert (pool.role, pool.count, pool.type.max_num_seqs, pool.type.max_num_batched_tokens) == (
-        "mixed", 2, 256, 2048,
-    )  # fmt: skip
+        "mixed",
+        2,
+        256,
+        2048,
+    )
     assert pool.type.kv_tokens == kv_cache_tokens(LLM, gpu, 4, max_num_batched_tokens=2048, max_num_seqs=256)
     assert pool.type.latency == CATALOG.latency(LLM, gpu, 4)
     assert fleet.policies == Policies()
@@ -116,18 +126,31 @@ def test_a_mistake_is_one_line_that_names_file_and_field(
 
 
 DISTSERVE: dict[str, object] = {
-    "form": "distserve", "prefill_s": [0.01, 1e-5, 0], "decode_small_s": [0.02, 1e-7, 0],
-    "decode_large_s": [0.02, 1e-7, 0], "threshold": 10, "per_rank_s": 0, "overhead_s": 0,
+    "form": "distserve",
+    "prefill_s": [0.01, 1e-5, 0],
+    "decode_small_s": [0.02, 1e-7, 0],
+    "decode_large_s": [0.02, 1e-7, 0],
+    "threshold": 10,
+    "per_rank_s": 0,
+    "overhead_s": 0,
     "overhead_s_per_token": 0,
-}  # fmt: skip
+}
 SPLITWISE: dict[str, object] = {
-    "form": "splitwise-lookup", "knots_tokens": [128, 1024, 8192], "prompt_s": [0.02, 0.06, 0.5],
+    "form": "splitwise-lookup",
+    "knots_tokens": [128, 1024, 8192],
+    "prompt_s": [0.02, 0.06, 0.5],
     "token_s": [0.02, 0.03, 0.05],
-}  # fmt: skip
+}
 CORRECTED: dict[str, object] = {
-    "form": "corrected", "formula_s": [0.01, 0, 1e-5, 0, 0, 1e-8], "weights": [0.1], "tokens": [8],
-    "pairs": [0], "decodes": [8], "kv_tokens": [800], "prefills": [0],
-}  # fmt: skip
+    "form": "corrected",
+    "formula_s": [0.01, 0, 1e-5, 0, 0, 1e-8],
+    "weights": [0.1],
+    "tokens": [8],
+    "pairs": [0],
+    "decodes": [8],
+    "kv_tokens": [800],
+    "prefills": [0],
+}
 
 
 @pytest.mark.parametrize("form", [DISTSERVE, SPLITWISE, CORRECTED], ids=lambda form: form["form"])
@@ -161,7 +184,7 @@ def test_forms_of_step_times_are_read(tmp_path: Path, form: dict[str, object]) -
         (CORRECTED, {"weights": [1e6]}, "weights: some step .* would take -inf s"),
         (CORRECTED, {"formula_s": [0.01, 0, 1e-5, 0, 0, -1e-8]}, "formula_s must be six numbers >= 0"),
     ],
-)  # fmt: skip
+)
 def test_no_step_takes_less_than_no_time(
     tmp_path: Path, form: dict[str, object], change: dict[str, object], message: str
 ) -> None:

@@ -26,14 +26,25 @@ from runtime.steplog import StepLog, hook_core
 TINY = Path(__file__).parents[1] / "examples" / "tiny-llm" / "config.json"
 LIMITS = Limits(step_tokens=512, sequences=32, context_tokens=2048, kv_tokens=64_000, block_tokens=16)
 TRUTH = StepLatency(
-    knots_tokens=(1, 64, 512), f_s=(0.004, 0.005, 0.03), a_s=2e-9, b_s=1e-5, d_s=4e-8, e_s=1e-4, h_s=0.0,
+    knots_tokens=(1, 64, 512),
+    f_s=(0.004, 0.005, 0.03),
+    a_s=2e-9,
+    b_s=1e-5,
+    d_s=4e-8,
+    e_s=1e-4,
+    h_s=0.0,
     basis="planted",
-)  # fmt: skip
+)
 ABOUT = {
-    "llm": str(TINY), "gpu": "h100-80g", "tp": "1", "engine": "vllm", "device": "H100", "driver": "580",
+    "llm": str(TINY),
+    "gpu": "h100-80g",
+    "tp": "1",
+    "engine": "vllm",
+    "device": "H100",
+    "driver": "580",
     "limits": "512 tokens and 32 sequences per step, 2048 of context",
     "kv_cache": "64000 tokens in blocks of 16",
-}  # fmt: skip
+}
 
 
 def prepared(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
@@ -59,9 +70,22 @@ def prepared(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[
     (out / "asked.yaml").write_text(f"llm: {TINY}\nslo:\n  ttft: {{p90: 500 ms}}\n  tbt: {{p99: 60 ms}}\n")
     monkeypatch.setattr(acceptance, "LOADS", {"conversation": (0.7,)})
     acceptance.main(
-        ["prepare", str(out), "--config", str(TINY), "--slo", str(out / "asked.yaml"), "--conversation",
-         str(out / "lengths.csv"), "--seconds", "3", "--seeds", "1", *options]
-    )  # fmt: skip
+        [
+            "prepare",
+            str(out),
+            "--config",
+            str(TINY),
+            "--slo",
+            str(out / "asked.yaml"),
+            "--conversation",
+            str(out / "lengths.csv"),
+            "--seconds",
+            "3",
+            "--seeds",
+            "1",
+            *options,
+        ]
+    )
     found: dict[str, Any] = json.loads((out / "replay.json").read_text())
     return found
 

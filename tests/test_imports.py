@@ -35,9 +35,8 @@ LLM = "meta-llama/Llama-3.1-8B"
 H100 = Facts(gpu="h100-80g", tp=1)
 WHOLE = Facts(llm=LLM, gpu="h100-80g", tp=1)
 TRUE = StepLatency(
-    (1.0, 64.0, 256.0, 1024.0, 4096.0), (0.01, 0.011, 0.02, 0.03, 0.12),
-    2e-9, 3e-6, 4e-8, 5e-4, 0.0, "true",
-)  # fmt: skip
+    (1.0, 64.0, 256.0, 1024.0, 4096.0), (0.01, 0.011, 0.02, 0.03, 0.12), 2e-9, 3e-6, 4e-8, 5e-4, 0.0, "true"
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +59,23 @@ def steps_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> StepTabl
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("splitwise.csv", "splitwise"), ("vidur_mlp.csv", "vidur"), ("vidur_attention.csv", "vidur"),
-        ("vidur_all_reduce.csv", "vidur"), ("vidur_steps.csv", "vidur"),
+        ("splitwise.csv", "splitwise"),
+        ("vidur_mlp.csv", "vidur"),
+        ("vidur_attention.csv", "vidur"),
+        ("vidur_all_reduce.csv", "vidur"),
+        ("vidur_steps.csv", "vidur"),
         ("vllm_serve.json", "vllm-bench-serve"),
-        ("vllm_serve_detailed.json", "vllm-bench-serve"), ("vllm_latency.json", "vllm-bench-latency"),
-        ("guidellm.json", "guidellm"), ("aiperf.json", "aiperf"), ("aiperf.jsonl", "aiperf"),
+        ("vllm_serve_detailed.json", "vllm-bench-serve"),
+        ("vllm_latency.json", "vllm-bench-latency"),
+        ("guidellm.json", "guidellm"),
+        ("aiperf.json", "aiperf"),
+        ("aiperf.jsonl", "aiperf"),
         ("inference_perf.json", "inference-perf"),
-        ("metrics_after.txt", "prometheus"), ("silicon_sample.csv", "aiconfigurator"), ("runs.csv", "csv"),
+        ("metrics_after.txt", "prometheus"),
+        ("silicon_sample.csv", "aiconfigurator"),
+        ("runs.csv", "csv"),
     ],
-)  # fmt: skip
+)
 def test_formats_are_told_by_their_content(file: str, name: str) -> None:
     assert imports.detect(DATA / file) == name
 
@@ -410,9 +417,12 @@ def test_runs_come_back_from_their_file(tmp_path: Path, catalog: Catalog) -> Non
 )
 def test_runs_that_make_no_sense_name_the_field(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     run: dict[str, Any] = {
-        "name": "a", "requests": 10, "input_tokens": 5, "output_tokens": 5,
+        "name": "a",
+        "requests": 10,
+        "input_tokens": 5,
+        "output_tokens": 5,
         "latency_s": {"ttft": {"mean": 0.1}},
-    }  # fmt: skip
+    }
     path = tmp_path / "runs.json"
     path.write_text(json.dumps({"llm": LLM, "gpu": "h100-80g", "tp": 1, "runs": [run | change]}))
     with pytest.raises(InputError, match=message):
@@ -608,14 +618,41 @@ def test_bad_input_writes_nothing(
 
 KEYS = [
     *sorted({key for known in imports.FORMATS.values() for marks in known.marks for key in marks}),
-    "ttfts", "itls", "output_lens", "input_lens", "start_times", "errors", "max_concurrency", "mean_ttft_ms",
-    "requests", "successful", "config", "strategy", "type_", "streams", "request_rate", "model_id", "metrics",
-    "unit", "value", "avg", "time_to_first_token", "inter_token_latency", "percentiles", "runs", "latency_s",
-]  # fmt: skip
+    "ttfts",
+    "itls",
+    "output_lens",
+    "input_lens",
+    "start_times",
+    "errors",
+    "max_concurrency",
+    "mean_ttft_ms",
+    "requests",
+    "successful",
+    "config",
+    "strategy",
+    "type_",
+    "streams",
+    "request_rate",
+    "model_id",
+    "metrics",
+    "unit",
+    "value",
+    "avg",
+    "time_to_first_token",
+    "inter_token_latency",
+    "percentiles",
+    "runs",
+    "latency_s",
+]
 SCALARS = (
-    st.none() | st.booleans() | st.integers(-3, 10**6) | st.integers() | st.floats()
-    | st.sampled_from(["inf", "ms", "concurrent", "h100-80g", LLM, "1", ""]) | st.text(max_size=4)
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**6)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["inf", "ms", "concurrent", "h100-80g", LLM, "1", ""])
+    | st.text(max_size=4)
+)
 DOCUMENTS = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),

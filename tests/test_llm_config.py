@@ -14,42 +14,87 @@ from planner.errors import CatalogError
 from planner.llm_config import llm_from_config
 
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "model_type": "llama",
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
     "head_dim": None,
-}  # fmt: skip
+}
 CONFIGS = {
     "llama-3.1-70b": LLAMA,
     "mistral-7b": {
-        "model_type": "mistral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000,
-        "max_position_embeddings": 32768, "sliding_window": 4096, "dtype": "bfloat16",
+        "model_type": "mistral",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "dtype": "bfloat16",
     },
     "mixtral-8x7b": {
-        "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000,
-        "max_position_embeddings": 32768, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "model_type": "mixtral",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
     },
     "qwen3-32b": {
-        "model_type": "qwen3", "num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 25600, "vocab_size": 151936,
-        "max_position_embeddings": 40960, "tie_word_embeddings": False,
+        "model_type": "qwen3",
+        "num_hidden_layers": 64,
+        "hidden_size": 5120,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 25600,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
     },
     "qwen-72b": {
-        "model_type": "qwen", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
-        "kv_channels": 128, "intermediate_size": 49152, "vocab_size": 152064, "seq_length": 32768,
-        "max_position_embeddings": 32768, "tie_word_embeddings": False,
+        "model_type": "qwen",
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "kv_channels": 128,
+        "intermediate_size": 49152,
+        "vocab_size": 152064,
+        "seq_length": 32768,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
     },
     "opt-13b": {
-        "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 40,
-        "ffn_dim": 20480, "vocab_size": 50272, "max_position_embeddings": 2048, "torch_dtype": "float16",
+        "model_type": "opt",
+        "num_hidden_layers": 40,
+        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        "ffn_dim": 20480,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "torch_dtype": "float16",
     },
     "bloom": {
-        "model_type": "bloom", "n_layer": 70, "n_embed": 14336, "num_attention_heads": 112,
-        "vocab_size": 250880, "seq_length": 2048,
+        "model_type": "bloom",
+        "n_layer": 70,
+        "n_embed": 14336,
+        "num_attention_heads": 112,
+        "vocab_size": 250880,
+        "seq_length": 2048,
     },
-}  # fmt: skip
+}
 
 
 def write_config(folder: Path, config: object) -> Path:
@@ -70,18 +115,32 @@ def test_a_config_gives_the_shape_of_the_catalog_row(tmp_path: Path, name: str) 
 def test_more_configs(tmp_path: Path) -> None:
     """GPT-NeoX-20B 20.6 B, Qwen3-30B-A3B 30.5 B parameters, fp8 weights, and a language half."""
     neox = {
-        "model_type": "gpt_neox", "num_hidden_layers": 44, "hidden_size": 6144, "num_attention_heads": 64,
-        "intermediate_size": 24576, "vocab_size": 50432, "max_position_embeddings": 2048,
+        "model_type": "gpt_neox",
+        "num_hidden_layers": 44,
+        "hidden_size": 6144,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "vocab_size": 50432,
+        "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
-    }  # fmt: skip
+    }
     assert llm_from_config(write_config(tmp_path / "neox", neox)).parameters == pytest.approx(
         20.6e9, rel=0.02
     )
     moe = {
-        "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
-        "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "max_position_embeddings": 40960,
-    }  # fmt: skip
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    }
     assert llm_from_config(write_config(tmp_path / "moe", moe)).parameters == pytest.approx(30.5e9, rel=0.02)
     fp8 = {**LLAMA, "quantization_config": {"quant_method": "fp8"}}
     assert llm_from_config(write_config(tmp_path / "fp8", fp8)).dtype_bytes == 1
@@ -204,9 +263,16 @@ def test_what_stands_beside_the_language_half_counts_for_it(tmp_path: Path) -> N
 def test_a_multi_query_config_has_one_kv_head(tmp_path: Path) -> None:
     """StarCoder: 40 layers, 48 heads of 128 that share one; 15.5e9 parameters; a token: 2 x 40 x 128 x 2."""
     starcoder = {
-        "model_type": "gpt_bigcode", "n_layer": 40, "n_embd": 6144, "n_head": 48, "n_inner": 24576,
-        "multi_query": True, "vocab_size": 49152, "n_positions": 8192, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "model_type": "gpt_bigcode",
+        "n_layer": 40,
+        "n_embd": 6144,
+        "n_head": 48,
+        "n_inner": 24576,
+        "multi_query": True,
+        "vocab_size": 49152,
+        "n_positions": 8192,
+        "tie_word_embeddings": True,
+    }
     llm = llm_from_config(write_config(tmp_path, starcoder))
     assert llm.kv_bytes_per_token == 20_480
     assert llm.parameters == pytest.approx(15.5e9, rel=0.02)

@@ -155,9 +155,10 @@ def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
     def misses(found: Plan) -> list[float]:
         rates_rps = [26 * (1 + frac) for frac in np.linspace(0.0, 0.1, 41)]
         return [
-            rate_rps for rate_rps in rates_rps
+            rate_rps
+            for rate_rps in rates_rps
             if not judge(simulate(found.fleet, at(rate_rps), limits=task.slo.limits), task.slo).holds
-        ]  # fmt: skip
+        ]
 
     end, found = (plan(t, trace, CATALOG) for t in (question(**asked, traffic={"rate": 28.6}), task))
     assert misses(end) and max(misses(end)) < 28.6 and not misses(found)

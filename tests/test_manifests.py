@@ -57,13 +57,22 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
         "capped and quantised": {"disaggregatedset": pairs_only},
         "two prefill pools": {"kserve": "found 2 and 1", "ray-serve": "found 2 and 1"},
         "rocm": {"disaggregatedset": pairs_only, "dynamo": "for NVIDIA GPUs"},
-        "spanning nodes": {"disaggregatedset": pairs_only, "compose": "take lws", "kubernetes": "take lws",
-                           "llm-d": "take lws", "kserve": "take lws", "production-stack": "take lws"},
+        "spanning nodes": {
+            "disaggregatedset": pairs_only,
+            "compose": "take lws",
+            "kubernetes": "take lws",
+            "llm-d": "take lws",
+            "kserve": "take lws",
+            "production-stack": "take lws",
+        },
         "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "found PP 2"},
-        "both roles and mixed": {"disaggregatedset": pairs_only, "llm-d": "pairs or mixed pools, found both",
-                                 "ray-serve": "cannot keep a pool off nodes",
-                                 "production-stack": "pairs or mixed pools, found both"},
-    }  # fmt: skip
+        "both roles and mixed": {
+            "disaggregatedset": pairs_only,
+            "llm-d": "pairs or mixed pools, found both",
+            "ray-serve": "cannot keep a pool off nodes",
+            "production-stack": "pairs or mixed pools, found both",
+        },
+    }
     for name, expected in refused.items():
         found = manifests.render(FLEETS[name], 5000)
         assert set(found.refused) == set(expected), name
@@ -95,14 +104,35 @@ def engines(fleet: Fleet) -> Iterator[tuple[str, Command]]:
 def test_every_number_of_the_plan_is_in_every_command(fleet: Fleet) -> None:
     """Per target one engine per pool, each with the pool's settings; a follower has its leader's."""
     for target, found in commands(rendered(fleet)).items():
-        told = {tuple(command.value(flag) for flag in (
-            "--tensor-parallel-size", "--pipeline-parallel-size", "--max-num-seqs",
-            "--max-num-batched-tokens", "--max-model-len", "--block-size",
-            "--gpu-memory-utilization", "--kv-cache-dtype",
-        )) for command in found}  # fmt: skip
-        planned = {(str(pool.type.tp), str(pool.type.pp), str(pool.type.max_num_seqs),
-                    str(pool.type.max_num_batched_tokens), "5120", "16", "0.9",
-                    "fp8" if fleet.llm.kv_dtype_bytes == 1 else "auto") for pool in fleet.pools}  # fmt: skip
+        told = {
+            tuple(
+                command.value(flag)
+                for flag in (
+                    "--tensor-parallel-size",
+                    "--pipeline-parallel-size",
+                    "--max-num-seqs",
+                    "--max-num-batched-tokens",
+                    "--max-model-len",
+                    "--block-size",
+                    "--gpu-memory-utilization",
+                    "--kv-cache-dtype",
+                )
+            )
+            for command in found
+        }
+        planned = {
+            (
+                str(pool.type.tp),
+                str(pool.type.pp),
+                str(pool.type.max_num_seqs),
+                str(pool.type.max_num_batched_tokens),
+                "5120",
+                "16",
+                "0.9",
+                "fp8" if fleet.llm.kv_dtype_bytes == 1 else "auto",
+            )
+            for pool in fleet.pools
+        }
         assert told == planned, target
         assert all("--enable-prefix-caching" in command.args for command in found)
 
@@ -172,8 +202,11 @@ def test_a_worker_must_fill_its_nodes() -> None:
 
 def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
     """8-bit weights leave KV in 16 bits, unless the plan counts 8; 4 bits vLLM has not."""
-    dtypes = {kv: engine.settings(f.pools[0], f, 5000)["kv-cache-dtype"] for kv in (1.0, 2.0)
-              for f in [quantised(kv)]}  # fmt: skip
+    dtypes = {
+        kv: engine.settings(f.pools[0], f, 5000)["kv-cache-dtype"]
+        for kv in (1.0, 2.0)
+        for f in [quantised(kv)]
+    }
     assert dtypes == {1.0: "fp8", 2.0: "auto"}
     with pytest.raises(InputError, match="in 1 or 2 bytes"):
         manifests.render(quantised(0.5), 5000, "vllm")
@@ -193,8 +226,14 @@ def test_scripts_start_what_the_plan_says(tmp_path: Path) -> None:
         "--seed",
         "7",
     ]
-    said = run_script('bash "$0"', str(tmp_path / "vllm/router.sh"), stubs=("vllm-router",), folder=tmp_path,
-                      PREFILL_URLS="http://a:1 http://b:2", DECODE_URLS="http://c:3")  # fmt: skip
+    said = run_script(
+        'bash "$0"',
+        str(tmp_path / "vllm/router.sh"),
+        stubs=("vllm-router",),
+        folder=tmp_path,
+        PREFILL_URLS="http://a:1 http://b:2",
+        DECODE_URLS="http://c:3",
+    )
     assert said[-6:] == ["--prefill", "http://a:1", "--prefill", "http://b:2", "--decode", "http://c:3"]
 
 
@@ -249,7 +288,7 @@ def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
         ("a,b\n1,2\n", (), "top level is a str"),
     ],
     ids=["unknown target", "refused target", "no length", "an slo", "a csv"],
-)  # fmt: skip
+)
 def test_what_is_no_plan_ends_in_one_line(
     tmp_path: Path, text: str | None, words: tuple[str, ...], expected: str
 ) -> None:
@@ -355,8 +394,12 @@ def test_kserves_shell_gives_vllm_the_words_unharmed(tmp_path: Path) -> None:
         for load in (document["spec"], document["spec"]["prefill"]):
             main = load["template"]["containers"][0]
             extra = {v["name"]: v.get("value") for v in main["env"]}["VLLM_ADDITIONAL_ARGS"]
-            said = run_script('eval "exec vllm serve ${VLLM_ADDITIONAL_ARGS}"', stubs=("vllm",),
-                              folder=tmp_path, VLLM_ADDITIONAL_ARGS=extra)  # fmt: skip
+            said = run_script(
+                'eval "exec vllm serve ${VLLM_ADDITIONAL_ARGS}"',
+                stubs=("vllm",),
+                folder=tmp_path,
+                VLLM_ADDITIONAL_ARGS=extra,
+            )
             sent = json.loads(said[said.index("--kv-transfer-config") + 1])
             assert sent["kv_connector"] == "NixlConnector" and said[0] == "serve"
 

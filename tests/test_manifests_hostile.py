@@ -20,32 +20,153 @@ from planner.manifests import engine
 
 NAMES = (
     # shell
-    "a; touch pwned", "a && touch pwned", "a | tee pwned", "$(touch pwned)", "`touch pwned`", "${HOME}",
-    "$HOME", "$$", "$(LWS_WORKER_INDEX)", "a' ; touch pwned ; '", 'a" ; touch pwned ; "', "a\\", "a\\'",
-    "~root", "*", "a b", "> pwned", "!!", "#comment", "a #b", "%s%n", "\\x00", "'$IFS'", "a&b", "(a)",
-    "[a]", "a?b",
+    "a; touch pwned",
+    "a && touch pwned",
+    "a | tee pwned",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "${HOME}",
+    "$HOME",
+    "$$",
+    "$(LWS_WORKER_INDEX)",
+    "a' ; touch pwned ; '",
+    'a" ; touch pwned ; "',
+    "a\\",
+    "a\\'",
+    "~root",
+    "*",
+    "a b",
+    "> pwned",
+    "!!",
+    "#comment",
+    "a #b",
+    "%s%n",
+    "\\x00",
+    "'$IFS'",
+    "a&b",
+    "(a)",
+    "[a]",
+    "a?b",
     # flags
-    "-h", "--trust-remote-code", "--model=x", "-", "a --trust-remote-code", "a=--b", "@/etc/passwd",
+    "-h",
+    "--trust-remote-code",
+    "--model=x",
+    "-",
+    "a --trust-remote-code",
+    "a=--b",
+    "@/etc/passwd",
     # YAML
-    "a: b", "- a", "{a: b}", "[a, b]", "&anchor", "*alias", "!!python/object/apply:os.system [id]", "!tag",
-    "| a", "> a", "---", "...", "? a", "y", "n", "yes", "No", "on", "OFF", "true", "null", "~", "1e3",
-    "1E5", "0o17", "017", "0x1F", "1_000", "1:30", ".inf", ".nan", "-.5", "+1", "1.", "2026-11-20", "<<",
-    "=", "'", '"', "''", "a: 'b",
+    "a: b",
+    "- a",
+    "{a: b}",
+    "[a, b]",
+    "&anchor",
+    "*alias",
+    "!!python/object/apply:os.system [id]",
+    "!tag",
+    "| a",
+    "> a",
+    "---",
+    "...",
+    "? a",
+    "y",
+    "n",
+    "yes",
+    "No",
+    "on",
+    "OFF",
+    "true",
+    "null",
+    "~",
+    "1e3",
+    "1E5",
+    "0o17",
+    "017",
+    "0x1F",
+    "1_000",
+    "1:30",
+    ".inf",
+    ".nan",
+    "-.5",
+    "+1",
+    "1.",
+    "2026-11-20",
+    "<<",
+    "=",
+    "'",
+    '"',
+    "''",
+    "a: 'b",
     # templates of Helm, Jinja and Go, and of Kubernetes
-    "{{ .Values.secret }}", "{{- end }}", "{% raw %}", "{{ 7*7 }}", "{# a #}", "<% a %>", "$(VLLM_API_KEY)",
-    "$$(A)", '{{ "{{" }}', "a}}b",
+    "{{ .Values.secret }}",
+    "{{- end }}",
+    "{% raw %}",
+    "{{ 7*7 }}",
+    "{# a #}",
+    "<% a %>",
+    "$(VLLM_API_KEY)",
+    "$$(A)",
+    '{{ "{{" }}',
+    "a}}b",
     # lines and characters
-    "a\nb", "a\r\nb", "a\tb", "a\x00b", "a\x1b[31mb", "a\u2028b", "a\x85b", "a\u202eb", "a\u200bb",
-    "\ufeffa", " a", "a ", "", " ", "\n", "a\n---\nkind: Pod", "a\n# b", "\ud800",
+    "a\nb",
+    "a\r\nb",
+    "a\tb",
+    "a\x00b",
+    "a\x1b[31mb",
+    "a\u2028b",
+    "a\x85b",
+    "a\u202eb",
+    "a\u200bb",
+    "\ufeffa",
+    " a",
+    "a ",
+    "",
+    " ",
+    "\n",
+    "a\n---\nkind: Pod",
+    "a\n# b",
+    "\ud800",
     # paths and lengths
-    "../../etc/passwd", "/etc/passwd", "C:\\models", "a/b/c", "//", "a/", "модель", "模型/一", "🦙", "é",
-    "x" * 300, "x" * 5000, "a/" * 200, "org/" + "y" * 90,
-)  # fmt: skip
+    "../../etc/passwd",
+    "/etc/passwd",
+    "C:\\models",
+    "a/b/c",
+    "//",
+    "a/",
+    "модель",
+    "模型/一",
+    "🦙",
+    "é",
+    "x" * 300,
+    "x" * 5000,
+    "a/" * 200,
+    "org/" + "y" * 90,
+)
 SELECTORS = (
-    "a b", "a=b=c", "a: b", "$(X)", "{{ x }}", "a\nb", "", "=", "a=", "=b", "x" * 64, "-a", "a-", "a/b/c=d",
-    "é", "'a'", "a;b", "nvidia.com/gpu.product=NVIDIA-H100", "amd.com/gpu.product-name=MI", "a/b=c",
-    "NVIDIA-L4", "a.b_c",
-)  # fmt: skip
+    "a b",
+    "a=b=c",
+    "a: b",
+    "$(X)",
+    "{{ x }}",
+    "a\nb",
+    "",
+    "=",
+    "a=",
+    "=b",
+    "x" * 64,
+    "-a",
+    "a-",
+    "a/b/c=d",
+    "é",
+    "'a'",
+    "a;b",
+    "nvidia.com/gpu.product=NVIDIA-H100",
+    "amd.com/gpu.product-name=MI",
+    "a/b=c",
+    "NVIDIA-L4",
+    "a.b_c",
+)
 
 
 def named(fleet: Fleet, name: str) -> Fleet:
@@ -92,8 +213,13 @@ def test_what_is_refused_for_all_targets() -> None:
     """What no line can carry, or would be taken for a flag; everything else has a target that takes it."""
     for name in NAMES:
         found = rendered(name)
-        is_hopeless = (not name or name.startswith("-") or not name.isprintable() or name != name.strip()
-                       or len(name) > 1000)  # fmt: skip
+        is_hopeless = (
+            not name
+            or name.startswith("-")
+            or not name.isprintable()
+            or name != name.strip()
+            or len(name) > 1000
+        )
         assert (set(found.refused) == set(manifests.TARGETS)) == is_hopeless, name
         assert found.files["README.md"].startswith("# Deploying ")
 
@@ -192,6 +318,12 @@ def test_nothing_a_name_says_is_run(tmp_path: Path, name: str) -> None:
     run_script('cd "$1" && bash "$0"', str(worker), str(tmp_path), stubs=("vllm",), folder=tmp_path)
     router = yaml.safe_load((tmp_path / "compose/router.yaml").read_text())["services"]["router"]["command"]
     environment = {f"NODE_{k}": "10.0.0.1" for k in range(9)}
-    run_script('cd "$0" && exec "$@"', str(tmp_path), *(w.replace("$$", "$") for w in router),
-               stubs=("pip", "vllm-router"), folder=tmp_path, **environment)  # fmt: skip
+    run_script(
+        'cd "$0" && exec "$@"',
+        str(tmp_path),
+        *(w.replace("$$", "$") for w in router),
+        stubs=("pip", "vllm-router"),
+        folder=tmp_path,
+        **environment,
+    )
     assert not list(tmp_path.rglob("pwned"))

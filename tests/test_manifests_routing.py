@@ -36,8 +36,13 @@ def test_the_routers_shell_line_starts_the_router(tmp_path: Path) -> None:
     for document in documents(rendered(FLEETS["both roles and mixed"])["kubernetes.yaml"]):
         if document["kind"] == "Deployment" and document["metadata"]["labels"]["fleetplan/role"] == "router":
             command = document["spec"]["template"]["spec"]["containers"][0]["command"]
-            said = run_script('exec "$0" "$@"', *command, stubs=("pip", "vllm-router"), folder=tmp_path,
-                              POD_NAMESPACE="my ns")  # fmt: skip
+            said = run_script(
+                'exec "$0" "$@"',
+                *command,
+                stubs=("pip", "vllm-router"),
+                folder=tmp_path,
+                POD_NAMESPACE="my ns",
+            )
             assert said[:4] == ["--host", "0.0.0.0", "--port", "8000"]
             assert said[said.index("--service-discovery-namespace") + 1] == "my ns"
 
@@ -85,8 +90,16 @@ def test_one_worker_leaves_the_router_no_choice_of_two() -> None:
 def test_the_router_has_the_settings_that_were_simulated() -> None:
     """cache-aware is the router's own rule; what stands in for another policy keeps the router's defaults."""
     args = engine.router_policy_args(FLEETS["cache-aware"], ("mixed",))
-    assert args == ["--policy", "cache_aware", "--cache-threshold", "0.3",
-                    "--balance-abs-threshold", "8", "--balance-rel-threshold", "1.1"]  # fmt: skip
+    assert args == [
+        "--policy",
+        "cache_aware",
+        "--cache-threshold",
+        "0.3",
+        "--balance-abs-threshold",
+        "8",
+        "--balance-rel-threshold",
+        "1.1",
+    ]
     assert engine.router_policy_args(FLEETS["affinity"], ("mixed",)) == ["--policy", "cache_aware"]
     pairs = engine.router_policy_args(FLEETS["pairs with prefix caches"], ("prefill", "decode"))
     assert pairs[pairs.index("--prefill-policy") + 1] == "cache_aware"
@@ -95,8 +108,11 @@ def test_the_router_has_the_settings_that_were_simulated() -> None:
 
 def test_targets_look_at_prefixes_where_the_plan_does() -> None:
     """And say so where their router cannot."""
-    for name, logic, mode in (("cache-aware", "roundrobin", "kv"), ("affinity", "prefixaware", "kv"),
-                              ("mixed", "roundrobin", "least-loaded")):  # fmt: skip
+    for name, logic, mode in (
+        ("cache-aware", "roundrobin", "kv"),
+        ("affinity", "prefixaware", "kv"),
+        ("mixed", "roundrobin", "least-loaded"),
+    ):
         files = rendered(FLEETS[name])
         values = yaml.safe_load(files["production-stack.values.yaml"])
         assert values["routerSpec"]["routingLogic"] == logic
@@ -135,10 +151,18 @@ def test_every_target_says_what_routes_there() -> None:
         ("least-outstanding", ["inflight-load-producer", "active-request-scorer", "max-score-picker"]),
         ("random", ["random-picker"]),
         ("prefix-affinity", ["approx-prefix-cache-producer", "prefix-cache-scorer", "max-score-picker"]),
-        ("e2", ["approx-prefix-cache-producer", "inflight-load-producer", "prefix-cache-affinity-filter",
-                "token-load-scorer", "max-score-picker"]),
+        (
+            "e2",
+            [
+                "approx-prefix-cache-producer",
+                "inflight-load-producer",
+                "prefix-cache-affinity-filter",
+                "token-load-scorer",
+                "max-score-picker",
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_endpoint_picker_scores_what_the_plan_does(routing: str, plugins: list[str]) -> None:
     config = endpoint_picker.config(replace(mixed(), policies=Policies(routing=routing)), is_pair=False)
     assert [plugin["type"] for plugin in config["plugins"]] == plugins
@@ -171,8 +195,10 @@ def test_the_endpoint_picker_is_told_how_fast_the_slowest_workers_prefill() -> N
     slow = replace(pool, type=replace(pool.type, latency=flat))
     fast = replace(pool, name="fast", type=replace(pool.type, latency=replace(flat, f_s=(0.001, 0.512))))
     fleet = Fleet(LLM, (fast, slow), policies=Policies(routing="cache-aware", prefix_cache=True))
-    told = {plugin["type"]: plugin.get("parameters") for plugin in
-            endpoint_picker.config(fleet, is_pair=False)["plugins"]}  # fmt: skip
+    told = {
+        plugin["type"]: plugin.get("parameters")
+        for plugin in endpoint_picker.config(fleet, is_pair=False)["plugins"]
+    }
     assert told["prefix-cache-affinity-filter"] == {"peakPrefillThroughput": 500}
 
 

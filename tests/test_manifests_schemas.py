@@ -14,15 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_commands import (
-    EXAMPLES,
-    composed,
-    documents,
-    each_fleet,
-    each_on_nodes,
-    rendered,
-    workers_of,
-)
+from manifest_commands import EXAMPLES, composed, documents, each_fleet, each_on_nodes, rendered, workers_of
 from plans import LLM, mixed, pairs
 
 from planner.domain import Fleet
@@ -178,9 +170,19 @@ def test_docker_compose_reads_the_files(tmp_path: Path) -> None:
         (folder / "env").write_text("".join(f"{name}=10.0.0.{k}\n" for k, name in enumerate(nodes)))
         for path in (path for path in files if path.endswith(".yaml")):
             run = subprocess.run(
-                [*program, "--env-file", str(folder / "env"), "-f", str(folder / path), "config",
-                 "--format", "json"], capture_output=True, text=True,
-            )  # fmt: skip
+                [
+                    *program,
+                    "--env-file",
+                    str(folder / "env"),
+                    "-f",
+                    str(folder / path),
+                    "config",
+                    "--format",
+                    "json",
+                ],
+                capture_output=True,
+                text=True,
+            )
             assert run.returncode == 0, run.stderr
             for name, service in workers_of(json.loads(run.stdout)).items():
                 own = composed(fleet)[path]["services"][name]["command"]

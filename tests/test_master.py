@@ -40,10 +40,16 @@ def option(
 def one_class(requests: int, input_tokens: int, output_tokens: int) -> Workload:
     one = np.ones(1)
     return Workload(
-        np.array([requests]), one, np.array([input_tokens]), np.array([output_tokens]),
-        one * input_tokens, one * output_tokens, np.zeros(requests, np.int64),
-        np.array([input_tokens]), np.array([input_tokens]),
-    )  # fmt: skip
+        np.array([requests]),
+        one,
+        np.array([input_tokens]),
+        np.array([output_tokens]),
+        one * input_tokens,
+        one * output_tokens,
+        np.zeros(requests, np.int64),
+        np.array([input_tokens]),
+        np.array([input_tokens]),
+    )
 
 
 def test_cheapest_token_is_in_a_full_step() -> None:
@@ -96,8 +102,14 @@ def test_bound_by_hand() -> None:
     work = one_class(1000, 1000, 1)
 
     def value(stock: dict[str, int | None]) -> float | None:
-        return bound([slow, quick], work, Limits(stock), obliged=Obliged(1.0, 10.0, 1.0, 10.0),
-                     kv_bytes_per_token=1e5, link_bytes_per_s=1e12)  # fmt: skip
+        return bound(
+            [slow, quick],
+            work,
+            Limits(stock),
+            obliged=Obliged(1.0, 10.0, 1.0, 10.0),
+            kv_bytes_per_token=1e5,
+            link_bytes_per_s=1e12,
+        )
 
     assert value({"g": None, "q": None}) == pytest.approx(7.5)
     assert value({"g": None, "q": 2}) == pytest.approx(9.0)
@@ -111,9 +123,13 @@ def test_shadow_prices_by_hand() -> None:
 
     def prices(limits: Limits, *others: Option) -> dict[str, float]:
         return shadow_prices(
-            [option("mixed", 1.0), *others], one_class(100, 1000, 1), limits,
-            obliged=Obliged(1.0, 1.0, 1.0, 1.0), kv_bytes_per_token=1.0, link_bytes_per_s=1e12,
-        )  # fmt: skip
+            [option("mixed", 1.0), *others],
+            one_class(100, 1000, 1),
+            limits,
+            obliged=Obliged(1.0, 1.0, 1.0, 1.0),
+            kv_bytes_per_token=1.0,
+            link_bytes_per_s=1e12,
+        )
 
     dear = option("mixed", 3.0, gpu=replace(GPU, name="dear", base="dear"))
     assert prices(Limits({"g": 4, "dear": 50}), dear) == pytest.approx({"stock of g": 2, "stock of dear": 0})
@@ -127,8 +143,14 @@ def test_bound_knows_the_link() -> None:
     options, work = [option("prefill", 1.0), option("decode", 1.0)], one_class(1000, 1000, 2)
 
     def value(link_bytes_per_s: float) -> float | None:
-        return bound(options, work, Limits({"g": None}), obliged=Obliged(1.0, 10.0, 1.0, 10.0),
-                     kv_bytes_per_token=1e5, link_bytes_per_s=link_bytes_per_s)  # fmt: skip
+        return bound(
+            options,
+            work,
+            Limits({"g": None}),
+            obliged=Obliged(1.0, 10.0, 1.0, 10.0),
+            kv_bytes_per_token=1e5,
+            link_bytes_per_s=link_bytes_per_s,
+        )
 
     assert value(10.09e9) is not None and value(10.07e9) is None
 
@@ -138,8 +160,12 @@ def test_promising_is_the_best_fleet_not_excluded(seed: int) -> None:
     """Enumerated: no fleet under the value, in no cut's shadow, is expected to carry (1 %) more."""
     rng = np.random.default_rng(seed)
     prices = [float(price) for price in rng.integers(2, 9, 4)]
-    options = [option("mixed", prices[0]), option("mixed", prices[1], budget=512),
-               option("prefill", prices[2]), option("decode", prices[3])]  # fmt: skip
+    options = [
+        option("mixed", prices[0]),
+        option("mixed", prices[1], budget=512),
+        option("prefill", prices[2]),
+        option("decode", prices[3]),
+    ]
     shares = rng.uniform(0.1, 0.5, 4)
     below = float(rng.integers(10, 25))
     cuts = [tuple(int(n) for n in rng.integers(0, 4, 4)) for _ in range(rng.integers(0, 6))]
@@ -200,9 +226,10 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         one = [((o, n),) for o in mixed for n in range(1, 40)]
         two = [((p, a), (d, b)) for p in prefill for d in decode for a in range(1, 25) for b in range(1, 25)]
         return [
-            counts for counts in (*one, *two)
+            counts
+            for counts in (*one, *two)
             if holds_one(counts) and limits.broken([(o.type, n) for o, n in counts]) is None
-        ]  # fmt: skip
+        ]
 
     search = Search(limits)
     bounded = {o.name: Bounded(o, 1, limits.most(o.type)) for o in (*mixed, *prefill, *decode)}
@@ -219,9 +246,16 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
     search_one_pool([bounded[o.name] for o in mixed], holds, search, serial, lambda: False)
     for compare in (operator.eq, operator.ne):  # pairs of one GPU type, then of two
         search_two_pools(
-            [bounded[o.name] for o in prefill], [bounded[o.name] for o in decode], holds, leads, search,
-            serial, lambda: False, lambda p, d, c=compare: c(p.type.gpu, d.type.gpu), follows,  # type: ignore[misc]
-        )  # fmt: skip
+            [bounded[o.name] for o in prefill],
+            [bounded[o.name] for o in decode],
+            holds,
+            leads,
+            search,
+            serial,
+            lambda: False,
+            lambda p, d, c=compare: c(p.type.gpu, d.type.gpu),
+            follows,  # type: ignore[misc]
+        )
     best = min((objective(counts) for counts in allowed_counts()), default=np.inf)
     assert search.value == pytest.approx(best)
     if search.best is not None:

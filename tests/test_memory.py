@@ -135,8 +135,21 @@ def test_blocks_are_as_large_as_vllms() -> None:
 def test_fp8_weights_halve_the_weights_alone() -> None:
     """vLLM keeps 16-bit keys and values: Qwen3-235B-FP8 on 4 H100 logs 8.11 GiB for 178,880 tokens
     (vllm-project/vllm#21348), 48.7 kB per token and GPU; 94 layers of 4 heads: 48.1."""
-    qwen = Llm("235B", 94, 4096, 64, 4, 128, 1536, 151936, 40960, dtype_bytes=1.0, experts=128,
-               experts_per_token=8, kv_dtype_bytes=2.0)  # fmt: skip
+    qwen = Llm(
+        "235B",
+        94,
+        4096,
+        64,
+        4,
+        128,
+        1536,
+        151936,
+        40960,
+        dtype_bytes=1.0,
+        experts=128,
+        experts_per_token=8,
+        kv_dtype_bytes=2.0,
+    )
     assert qwen.parameters == pytest.approx(235e9, rel=0.001)
     per_token = memory(qwen, card(79.65 * GIB), 4).kv_bytes_per_token
     assert per_token == 94 * 4 * 128 * 2 * 2 / 4
@@ -162,8 +175,21 @@ def test_a_thousand_rows_to_sample_take_gigabytes() -> None:
     """The same log: unless told otherwise vLLM samples 1024 rows on a card of 70 GiB or more, in 2025 with 32
     bytes for each of their 151936 logits, 18 more than today: 4.6 GiB. Of 71.7 GiB 8.11 were left for KV.
     Within 1 %; with embeddings and head in 8 bits too it would be 3.3 %."""
-    qwen = Llm("235B", 94, 4096, 64, 4, 128, 1536, 151936, 40960, dtype_bytes=1.0, experts=128,
-               experts_per_token=8, kv_dtype_bytes=2.0)  # fmt: skip
+    qwen = Llm(
+        "235B",
+        94,
+        4096,
+        64,
+        4,
+        128,
+        1536,
+        151936,
+        40960,
+        dtype_bytes=1.0,
+        experts=128,
+        experts_per_token=8,
+        kv_dtype_bytes=2.0,
+    )
     found = memory(qwen, card(79.65 * GIB), 4, max_num_seqs=1024)
     assert (found.kv_bytes - 1024 * 151936 * 18) / GIB == pytest.approx(8.11, rel=0.01)
 

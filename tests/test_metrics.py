@@ -8,12 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from simulator_reference import Reference
-from test_simulator import (
-    make_latency,
-    make_trace,
-    mixed,
-    random_case,
-)
+from test_simulator import make_latency, make_trace, mixed, random_case
 
 from planner.domain import Fleet, Limit, Metric, Slo
 from planner.simulator.metrics import gaps_s, judge, measured, percentile_s, request_values_s, value_s

@@ -29,8 +29,14 @@ def test_equal_plans_give_equal_bytes() -> None:
 
 def test_the_directory_holds_plan_certificate_requests_report_and_manifests() -> None:
     files = render(a_plan())
-    assert {"plan.yaml", "certificate.json", "requests.csv", "report.html", "manifests/README.md",
-            "manifests/kubernetes.yaml"} <= set(files)  # fmt: skip
+    assert {
+        "plan.yaml",
+        "certificate.json",
+        "requests.csv",
+        "report.html",
+        "manifests/README.md",
+        "manifests/kubernetes.yaml",
+    } <= set(files)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +60,11 @@ def test_expected_power_stands_beside_the_provisioned() -> None:
     """In plan.yaml, certificate.json and --json alike, with its basis; null without recorded steps."""
     plan = a_plan()
     files = render(plan)
-    for power in (yaml.safe_load(files["plan.yaml"])["power"], json.loads(files["certificate.json"])["power"],
-                  to_json(plan)["power"]):  # fmt: skip
+    for power in (
+        yaml.safe_load(files["plan.yaml"])["power"],
+        json.loads(files["certificate.json"])["power"],
+        to_json(plan)["power"],
+    ):
         assert power["provisioned_w"] == plan.fleet.power_w
         assert 0 < power["expected_idle_w"] < power["expected_w"] < power["provisioned_w"]
         assert power["thousand_output_tokens_j"] > power["request_j"] > 0
@@ -94,11 +103,21 @@ def test_requests_csv_names_workers_and_leaves_out_what_never_happened() -> None
     rows = list(csv.DictReader(io.StringIO(requests_csv(a_plan().simulation))))
     assert len(rows) == 200
     assert rows[4] == {
-        "request_id": "4", "arrival_s": repr(4 / 3.0), "input_tokens": "128", "output_tokens": "5",
-        "cached_tokens": "0", "prefill_worker": "pre-0", "decode_worker": "dec-1", "queue_s": "1",
-        "ttft_s": "1.25", "tpot_s": "0.05", "tbt_max_s": "0.05", "e2e_s": "1.45", "preemptions": "0",
+        "request_id": "4",
+        "arrival_s": repr(4 / 3.0),
+        "input_tokens": "128",
+        "output_tokens": "5",
+        "cached_tokens": "0",
+        "prefill_worker": "pre-0",
+        "decode_worker": "dec-1",
+        "queue_s": "1",
+        "ttft_s": "1.25",
+        "tpot_s": "0.05",
+        "tbt_max_s": "0.05",
+        "e2e_s": "1.45",
+        "preemptions": "0",
         "status": "finished",
-    }  # fmt: skip
+    }
     assert rows[0]["tpot_s"] == rows[0]["tbt_max_s"] == ""  # one token has no gap
     last = rows[-1]
     assert last["status"] == "rejected"

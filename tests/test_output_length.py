@@ -145,13 +145,24 @@ def test_a_trace_offers_lengths_time_tenant_and_prefix() -> None:
     """Blocks of 10. The second prompt begins as the first for one block, the third for both of its two, the
     last has none; block 8 after another block is another prefix."""
     arrival_s = np.array([0.0, 1.0, 90_000.0, 90_001.0])
-    trace = Trace("made", arrival_s, np.array([25, 40, 15, 7]), np.ones(4, int),
-                  prefix_offsets=np.array([0, 2, 5, 7, 7]), prefix_ids=np.array([7, 8, 7, 9, 8, 7, 9]),
-                  prefix_block_tokens=10, tenant=np.array([0, 1, 0, 1]), tenants=("a", "b"))  # fmt: skip
+    trace = Trace(
+        "made",
+        arrival_s,
+        np.array([25, 40, 15, 7]),
+        np.ones(4, int),
+        prefix_offsets=np.array([0, 2, 5, 7, 7]),
+        prefix_ids=np.array([7, 8, 7, 9, 8, 7, 9]),
+        prefix_block_tokens=10,
+        tenant=np.array([0, 1, 0, 1]),
+        tenants=("a", "b"),
+    )
     assert FEATURES == ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
     assert features(trace).tolist() == [
-        [25, 0, 0, 7, 0], [40, 1, 1, 7, 10], [15, 3600, 0, 7, 15], [7, 3601, 1, -1, 0],
-    ]  # fmt: skip
+        [25, 0, 0, 7, 0],
+        [40, 1, 1, 7, 10],
+        [15, 3600, 0, 7, 15],
+        [7, 3601, 1, -1, 0],
+    ]
 
 
 def test_a_planted_rule_is_learned_and_noise_is_not() -> None:

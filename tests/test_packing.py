@@ -52,8 +52,12 @@ def fewest(engine: Engine, requests: Sequence[Request]) -> int:
         if request.worker is not None:
             choices: Sequence[int] = [request.worker]
         else:
-            choices = range(min(len(workers), next((i for i, w in enumerate(workers) if not w and i >= taken),
-                                                   len(workers)) + 1))  # fmt: skip
+            choices = range(
+                min(
+                    len(workers),
+                    next((i for i, w in enumerate(workers) if not w and i >= taken), len(workers)) + 1,
+                )
+            )
         for i in choices:
             changed = [*workers[:i], [*workers[i], request], *workers[i + 1 :]]
             if fits(engine, changed[i]) or request.worker is not None:
@@ -67,9 +71,19 @@ def fewest(engine: Engine, requests: Sequence[Request]) -> int:
 def random_case(rng: np.random.Generator, most: int) -> tuple[Engine, list[Request]]:
     """Each of b, c, d, e binds in some; ongoing requests that keep all constraints."""
     engine = Engine(
-        2e-4, 0.01, 1e-6, 2e-4, 0.02, 1.0, float(rng.integers(0, 30)), float(rng.integers(600, 2000)),
-        float(rng.uniform(0.08, 0.3)), float(rng.uniform(0.0207, 0.03)), float(rng.uniform(0, 1)), 0.9,
-    )  # fmt: skip
+        2e-4,
+        0.01,
+        1e-6,
+        2e-4,
+        0.02,
+        1.0,
+        float(rng.integers(0, 30)),
+        float(rng.integers(600, 2000)),
+        float(rng.uniform(0.08, 0.3)),
+        float(rng.uniform(0.0207, 0.03)),
+        float(rng.uniform(0, 1)),
+        0.9,
+    )
     requests: list[Request] = []
     for _ in range(int(rng.integers(1, most + 1))):
         request = Request(int(rng.integers(1, 400)), int(rng.integers(1, 300)))
@@ -161,10 +175,14 @@ def test_mip_solvers_agree_with_cp_sat(solver: Solver) -> None:
             problem += prefill_s <= max(most_s - engine.prefill_s, 0)
             for k in range(max(r.left_tokens for r in requests) + 1):
                 held = pulp.lpSum(
-                    (engine.kv_bytes_per_token * (r.input_tokens + r.generated_tokens + k)
-                     + engine.kv_bytes_per_request) * x[i][j]
-                    for j, r in enumerate(requests) if r.left_tokens >= k
-                )  # fmt: skip
+                    (
+                        engine.kv_bytes_per_token * (r.input_tokens + r.generated_tokens + k)
+                        + engine.kv_bytes_per_request
+                    )
+                    * x[i][j]
+                    for j, r in enumerate(requests)
+                    if r.left_tokens >= k
+                )
                 problem += held <= engine.kv_bytes
             for j in jobs:
                 problem += x[i][j] <= y[i]

@@ -31,9 +31,16 @@ H100 = Gpu("h100", 80 * 2.0**30, 3.35e12, 989e12, "NVLink 4", 450e9, 700, 8, 1.0
 
 @pytest.mark.parametrize(
     ("algorithm", "tp", "seconds"),
-    [("ring", 2, 11.0), ("ring", 4, 16.0), ("one-shot", 2, 11.0), ("one-shot", 4, 31.0), ("fastest", 4, 16.0),
-     ("ring", 1, 0.0), ("one-shot", 1, 0.0)],
-)  # fmt: skip
+    [
+        ("ring", 2, 11.0),
+        ("ring", 4, 16.0),
+        ("one-shot", 2, 11.0),
+        ("one-shot", 4, 31.0),
+        ("fastest", 4, 16.0),
+        ("ring", 1, 0.0),
+        ("one-shot", 1, 0.0),
+    ],
+)
 def test_all_reduce_by_hand(algorithm: Algorithm, tp: int, seconds: float) -> None:
     """100 bytes at 10 bytes/s and 1 s per call. Ring: 2 * (tp-1)/tp of the bytes; one shot: (tp-1) times."""
     assert all_reduce_s(100.0, tp, 10.0, latency_s=1.0, algorithm=algorithm) == pytest.approx(seconds)

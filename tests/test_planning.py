@@ -34,9 +34,13 @@ def traffic(
     seed: int = 0, *, requests: int = 500, rate_rps: float = 15.0, input_tokens: float = 1200.0
 ) -> Trace:
     return synthesise(
-        requests, rate_rps, input_tokens=lognormal(input_tokens, 1.0), output_tokens=lognormal(120, 1.0),
-        gap_cv=1.5, rng=np.random.default_rng(seed),
-    )  # fmt: skip
+        requests,
+        rate_rps,
+        input_tokens=lognormal(input_tokens, 1.0),
+        output_tokens=lognormal(120, 1.0),
+        gap_cv=1.5,
+        rng=np.random.default_rng(seed),
+    )
 
 
 def question(catalog: Catalog, **changes: object) -> Task:
@@ -55,9 +59,10 @@ def options_of(found: Plan, catalog: Catalog, task: Task) -> list[Option]:
     longest = int((found.trace.input_tokens + found.trace.output_tokens).max())
     types, _ = worker_types(catalog.llm(task.llm), task.gpus(catalog), catalog, longest)
     options = [
-        *mixed_options(types, task.objective), *prefill_options(types, task.objective),
+        *mixed_options(types, task.objective),
+        *prefill_options(types, task.objective),
         *decode_options(types, task.objective),
-    ]  # fmt: skip
+    ]
     assert {option.name for option in options} >= set(found.certificate.universe)
     return options
 
@@ -174,9 +179,12 @@ def test_long_prompts_with_tight_gaps_are_disaggregated(catalog: Catalog) -> Non
         catalog, slo={"ttft": {"p90": "3 s"}, "tbt": {"p99": "17 ms"}}, fleet={"gpus": ["h100-80g"]}
     )
     trace = synthesise(
-        200, 2.0, input_tokens=lognormal(6000, 0.3), output_tokens=lognormal(300, 0.5),
+        200,
+        2.0,
+        input_tokens=lognormal(6000, 0.3),
+        output_tokens=lognormal(300, 0.5),
         rng=np.random.default_rng(1),
-    )  # fmt: skip
+    )
     network = {"gpus": ["h100-80g"], "network": {"bandwidth": "400 GB/s"}}
     found = plan(replace(task, network=question(catalog, fleet=network).network), trace, catalog)
     assert {pool.role for pool in found.fleet.pools} == {"prefill", "decode"}
@@ -336,17 +344,22 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
     slo = {"ttft": {"p90": f"{rng.uniform(0.5, 4)} s"}, "tpot": {"p90": f"{rng.uniform(30, 200)} ms"}}
     task = question(catalog, slo=slo)
     trace = synthesise(
-        400, float(rng.uniform(2, 20)), input_tokens=lognormal(float(rng.uniform(100, 3000)), 0.8),
-        output_tokens=lognormal(float(rng.uniform(5, 300)), 0.8), rng=rng,
-    )  # fmt: skip
+        400,
+        float(rng.uniform(2, 20)),
+        input_tokens=lognormal(float(rng.uniform(100, 3000)), 0.8),
+        output_tokens=lognormal(float(rng.uniform(5, 300)), 0.8),
+        rng=rng,
+    )
     found = plan(task, trace, catalog)
     options = [o for o in options_of(found, catalog, task) if o.name in found.certificate.universe]
     lower = bound(
-        _envelopes(options), to_classes(found.trace), Limits(task.stock),
+        _envelopes(options),
+        to_classes(found.trace),
+        Limits(task.stock),
         obliged=obliged(task.slo, found.trace),
         kv_bytes_per_token=found.fleet.llm.kv_bytes_per_token,
         link_bytes_per_s=task.network.bandwidth_bytes_per_s,
-    )  # fmt: skip
+    )
     assert lower is not None and lower <= found.certificate.value * (1 + 1e-9)
 
 
@@ -378,9 +391,13 @@ def test_shortest_first_is_chosen_where_it_saves_workers(catalog: Catalog) -> No
     """In bursts long prompts hold up many short ones. Each order alone costs what the plan says of it, and
     the chosen one is replayed as certified."""
     trace = synthesise(
-        3000, 20.0, input_tokens=lognormal(2500, 1.0), output_tokens=lognormal(30, 1.0), gap_cv=4.0,
+        3000,
+        20.0,
+        input_tokens=lognormal(2500, 1.0),
+        output_tokens=lognormal(30, 1.0),
+        gap_cv=4.0,
         rng=np.random.default_rng(1),
-    )  # fmt: skip
+    )
     slo = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
     alone = plan(question(catalog, slo=slo), trace, catalog)
     both = plan(question(catalog, slo=slo, policies={"queue": ["fcfs", "sjf"]}), trace, catalog)
@@ -425,9 +442,11 @@ def test_ageing_bounds_who_is_overtaken(catalog: Catalog) -> None:
 def test_pipelines_are_tried_where_nothing_fits_without(catalog: Catalog) -> None:
     """Llama-3.1-405B has 810 GB of weights: 8 H100 hold 640 GB, 2 stages of 8 hold them."""
     task = question(
-        catalog, llm="llama-3.1-405b", slo={"ttft": {"p90": "10 s"}, "tbt": {"p99": "400 ms"}},
+        catalog,
+        llm="llama-3.1-405b",
+        slo={"ttft": {"p90": "10 s"}, "tbt": {"p99": "400 ms"}},
         fleet={"gpus": ["h100-80g"]},
-    )  # fmt: skip
+    )
     found = plan(task, traffic(requests=200, rate_rps=2.0), catalog)
     assert {(pool.type.tp, pool.type.pp) for pool in found.fleet.pools} == {(8, 2)}
     assert found.certificate.value % (16 * found.fleet.pools[0].type.gpu.price_usd_per_h) == 0
@@ -442,9 +461,13 @@ def test_no_cheaper_fleet_of_level_0_holds_with_pipelines(catalog: Catalog, seed
     found = plan(task, trace, catalog)
     longest = int((trace.input_tokens + trace.output_tokens).max())
     types, _ = worker_types(
-        catalog.llm(LLM), task.gpus(catalog), catalog, longest, stages=task.stages,
+        catalog.llm(LLM),
+        task.gpus(catalog),
+        catalog,
+        longest,
+        stages=task.stages,
         node_bytes_per_s=task.network.bandwidth_bytes_per_s,
-    )  # fmt: skip
+    )
     assert {worker.pp for worker in types} == {1, 2}
     oracle = Oracle(found.fleet.llm, trace, task.slo, task.network, found.fleet.policies)
     for option in mixed_options(types, "cost"):

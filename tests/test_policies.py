@@ -44,9 +44,11 @@ SHAPES: dict[str, tuple[Role, ...]] = {
     "both": ("mixed", "prefill", "decode"),
 }
 CASES = [
-    (batching, shape) for batching in BATCHING for shape in SHAPES
+    (batching, shape)
+    for batching in BATCHING
+    for shape in SHAPES
     if shape == "mixed" or batching not in WHOLE_LIFE
-]  # fmt: skip
+]
 OF_OTHERS = {"kv-token-jsq": "splitwise", "least-waiting": "distserve"}  # routing that needs a batching
 LONGEST_TOKENS = 210  # more than 12 blocks, less than 20
 
@@ -57,9 +59,7 @@ def choices(batching: str) -> Iterator[Policies]:
     for queue, admission, routing, pools in itertools.product(QUEUE, ADMISSION, ROUTING, POOLS):
         if queue in NEEDS_CACHE["queue"] or routing in NEEDS_CACHE["routing"]:
             continue  # tests/test_prefix_kernel.py
-        named: dict[str, Any] = {
-            "queue": queue, "admission": admission, "routing": routing, "pools": pools
-        }  # fmt: skip
+        named: dict[str, Any] = {"queue": queue, "admission": admission, "routing": routing, "pools": pools}
         if any(named[name] not in allowed.get(name, (named[name],)) for name in named):
             continue
         if OF_OTHERS.get(routing, batching) != batching or (pools == "splitwise") > (batching == "splitwise"):
@@ -75,9 +75,14 @@ def random_fleet(
     pools = []
     for i, role in enumerate(SHAPES[shape]):
         latency = make_latency(
-            (0.5, 0.5, 1.5), knots=(1, 16, 128), a=1e-4, b=0.01,
-            d=0.0 if shape == "mixed" and rng.random() < 0.5 else rng.uniform(0.5e-3, 1.5e-3), e=0.05, h=0.1,
-        )  # fmt: skip
+            (0.5, 0.5, 1.5),
+            knots=(1, 16, 128),
+            a=1e-4,
+            b=0.01,
+            d=0.0 if shape == "mixed" and rng.random() < 0.5 else rng.uniform(0.5e-3, 1.5e-3),
+            e=0.05,
+            h=0.1,
+        )
         blocks = int(rng.choice([12, 20, 60]))
         if policies.pools == "flip":  # roles change: workers of both pools hold the same
             blocks = 1000 if is_roomy else 20
@@ -85,25 +90,39 @@ def random_fleet(
             blocks = 1000
         seats = int(rng.choice([1, 3, 8]))
         worker = WorkerType(
-            GPU, 1, latency, 16 * blocks, int(rng.choice([8, 32, 256])), seats,
+            GPU,
+            1,
+            latency,
+            16 * blocks,
+            int(rng.choice([8, 32, 256])),
+            seats,
             1 if is_roomy else int(rng.choice(stages)),
-        )  # fmt: skip
+        )
         pools.append(Pool(f"w{i}", role, worker, int(rng.integers(1, 4))))
     transfer: Literal["serialised", "layerwise"] = "layerwise" if rng.random() < 0.5 else "serialised"
     network = Network(
-        1e30 if is_roomy else 10 ** rng.uniform(2, 5), 0.0 if is_roomy else 0.05, transfer,
-        int(rng.choice([0, 30])), bool(rng.random() < 0.5),
-    )  # fmt: skip
+        1e30 if is_roomy else 10 ** rng.uniform(2, 5),
+        0.0 if is_roomy else 0.05,
+        transfer,
+        int(rng.choice([0, 30])),
+        bool(rng.random() < 0.5),
+    )
     accuracy = (
         float(rng.choice([0.0, 0.7])) if policies.batching != "splitwise" and rng.random() < 0.5 else None
     )
     policies = replace(
-        policies, prediction_accuracy_frac=accuracy, queue_batch=int(rng.choice([0, 4])),
-        queue_window_s=float(rng.choice([5.0, np.inf])), flip_after_s=float(rng.choice([0.5, 5.0])),
+        policies,
+        prediction_accuracy_frac=accuracy,
+        queue_batch=int(rng.choice([0, 4])),
+        queue_window_s=float(rng.choice([5.0, np.inf])),
+        flip_after_s=float(rng.choice([0.5, 5.0])),
         reserve_tokens=LONGEST_TOKENS * (rng.random() < 0.5 or policies.batching == "faster-transformer"),
-        ttft_s=float(rng.choice([2.0, np.inf])), tbt_s=float(rng.choice([1.0, np.inf])),
-        patience_steps=3, watermark_frac=float(rng.choice([0.01, 0.1])), seed=int(rng.integers(9)),
-    )  # fmt: skip
+        ttft_s=float(rng.choice([2.0, np.inf])),
+        tbt_s=float(rng.choice([1.0, np.inf])),
+        patience_steps=3,
+        watermark_frac=float(rng.choice([0.01, 0.1])),
+        seed=int(rng.integers(9)),
+    )
     return Fleet(LLM, tuple(pools), policies, network)
 
 
@@ -612,8 +631,11 @@ def test_events_of_a_fleet_file(tmp_path: Path) -> None:
         "         {at: 7 s, slow: link, factor: 4}]\n"
     )
     assert read_fleet(path, read_catalog()).disturbances == (
-        down(60.0, 2), up(90.0, 2), Disturbance(5.0, "slow", 1, 1.5), Disturbance(7.0, "link", 0, 4.0),
-    )  # fmt: skip
+        down(60.0, 2),
+        up(90.0, 2),
+        Disturbance(5.0, "slow", 1, 1.5),
+        Disturbance(7.0, "link", 0, 4.0),
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- theory

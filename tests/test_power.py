@@ -14,14 +14,7 @@ from plans import CATALOG, a_plan, a_trace, mixed, pairs
 from planner.domain import Fleet, Gpu, Llm
 from planner.errors import CatalogError, ExtrapolationError, InputError
 from planner.models.power import Power, cap_slowdowns, capped, shipped_power, utilisations
-from planner.models.power_fit import (
-    StepPower,
-    fit_power,
-    fit_rows,
-    held_out,
-    phases,
-    splitwise_cells,
-)
+from planner.models.power_fit import StepPower, fit_power, fit_rows, held_out, phases, splitwise_cells
 from planner.simulator import layout
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.replay import Simulation, simulate

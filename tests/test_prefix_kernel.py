@@ -317,8 +317,10 @@ def test_a_request_that_e2_routes_again_after_its_window_has_not_waited_yet() ->
     shared = list(range(32))
     own = iter(range(1000, 2000))
     arrival_s = [0.0, 0.5, 20.0, 20.2, 21.3, 21.4, 21.9]
-    blocks = [[*(shared if s != 21.3 else []), *(next(own) for _ in range(8 if s != 21.3 else 32))]
-              for s in arrival_s]  # fmt: skip
+    blocks = [
+        [*(shared if s != 21.3 else []), *(next(own) for _ in range(8 if s != 21.3 else 32))]
+        for s in arrival_s
+    ]
     trace = prefix_trace(arrival_s, blocks, outputs=[3000, 3000, 1, 1, 1, 1, 1])
     fleet = replace(
         cached_fleet(2, routing="e2", balance_ratio=np.inf, share_window_s=2.0),
@@ -351,10 +353,7 @@ def test_e2_explores_on_the_worker_that_decodes() -> None:
         ({"decode_routing": "e2"}, "decode_routing is 'e2', must not look at prefixes"),
         ({"batching": "orca"}, "batching is 'orca', must be vllm-v1 or sarathi with prefix_cache"),
         ({"pools": "flip"}, "pools is 'flip', must be static with prefix_cache"),
-        (
-            {"tenant_weights": (("nobody", 2.0),)},
-            "tenant_weights names 'nobody', must be tenants of the",
-        ),
+        ({"tenant_weights": (("nobody", 2.0),)}, "tenant_weights names 'nobody', must be tenants of the"),
     ],
 )
 def test_policies_that_do_not_go_together_are_one_line(policies: dict[str, object], said: str) -> None:
@@ -383,9 +382,11 @@ def adversary(seed: int, *, tenants: int = 3, longest: int = 16) -> Trace:
             rows.append((u, [10 * u + 1] * shared + own, int(rng.integers(1, 8))))
     order = rng.permutation(len(rows)).tolist()
     return prefix_trace(
-        [0.0] * len(rows), [rows[i][1] for i in order],
-        outputs=[rows[i][2] for i in order], tenant=[rows[i][0] for i in order],
-    )  # fmt: skip
+        [0.0] * len(rows),
+        [rows[i][1] for i in order],
+        outputs=[rows[i][2] for i in order],
+        tenant=[rows[i][0] for i in order],
+    )
 
 
 def largest_gap(fleet: Fleet, trace: Trace) -> float:
@@ -451,9 +452,10 @@ def test_debt_survives_rejoining() -> None:
     """
     n = 160
     trace = prefix_trace(
-        [0.0] * n + [0.0] * 25, [[i + 1000] * 10 for i in range(n)] + [[i + 9000] * 40 for i in range(25)],
+        [0.0] * n + [0.0] * 25,
+        [[i + 1000] * 10 for i in range(n)] + [[i + 9000] * 40 for i in range(25)],
         tenant=[0] * n + [1] * 25,
-    )  # fmt: skip
+    )
     # t1's k-th prompt comes just after its (k - 1)-th was served: one seat, times from the run before
     fleet = cached_fleet(queue="dlpm", quantum_tokens=160, seats=1)
     arrival_s = np.array(trace.arrival_s)

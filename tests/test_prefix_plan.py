@@ -258,8 +258,10 @@ def test_sample_trace_holds_both_kinds_of_prefixes(pool: Pool, sample: Trace) ->
     """Tools recur throughout, runs of agents do not; the file is what its generators made."""
     assert sample.tenants == ("tools", "agents")
     rng = np.random.default_rng(0)
-    parts = {name: preble(workload, 40, 1.0, rng=rng) for name, workload in
-             (("tools", "toolbench"), ("agents", "embodied"))}  # fmt: skip
+    parts = {
+        name: preble(workload, 40, 1.0, rng=rng)
+        for name, workload in (("tools", "toolbench"), ("agents", "embodied"))
+    }
     assert merged(parts).tenants == sample.tenants
     traffic = stable_traffic(sample, pool)
     assert len(traffic.demand) > 10

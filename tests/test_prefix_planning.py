@@ -63,10 +63,14 @@ def question(catalog: Catalog, **policies: object) -> Task:
 def three_prompts() -> Trace:
     """Blocks of 100 tokens: 0-1, then 0-1-2, then 0-3 of which the last block is half full."""
     return Trace(
-        name="three", arrival_s=np.array([0.0, 1.0, 2.0]), input_tokens=np.array([200, 300, 150]),
-        output_tokens=np.array([5, 5, 5]), prefix_offsets=np.array([0, 2, 5, 7]),
-        prefix_ids=np.array([0, 1, 0, 1, 2, 0, 3]), prefix_block_tokens=100,
-    )  # fmt: skip
+        name="three",
+        arrival_s=np.array([0.0, 1.0, 2.0]),
+        input_tokens=np.array([200, 300, 150]),
+        output_tokens=np.array([5, 5, 5]),
+        prefix_offsets=np.array([0, 2, 5, 7]),
+        prefix_ids=np.array([0, 1, 0, 1, 2, 0, 3]),
+        prefix_block_tokens=100,
+    )
 
 
 def test_policies_to_choose_from(catalog: Catalog) -> None:
@@ -74,9 +78,13 @@ def test_policies_to_choose_from(catalog: Catalog) -> None:
     task = question(catalog, prefix_cache=True, routing=["jsq", "e2"], queue=["fcfs", "sjf"])
     found = [(p.prefix_cache, p.routing, p.queue) for p in task.policies()]
     assert found == [
-        (False, "jsq", "fcfs"), (False, "jsq", "sjf"), (True, "jsq", "fcfs"), (True, "jsq", "sjf"),
-        (True, "e2", "fcfs"), (True, "e2", "sjf"),
-    ]  # fmt: skip
+        (False, "jsq", "fcfs"),
+        (False, "jsq", "sjf"),
+        (True, "jsq", "fcfs"),
+        (True, "jsq", "sjf"),
+        (True, "e2", "fcfs"),
+        (True, "e2", "sjf"),
+    ]
     assert question(catalog).policies() == (Policies(),)
     only = question(catalog, prefix_cache=True, routing="e2").policies()
     assert [(p.prefix_cache, p.routing) for p in only] == [(False, "jsq"), (True, "e2")]
@@ -219,5 +227,9 @@ def test_fitted_settings_leave_no_less_room(catalog: Catalog, worker: WorkerType
         oracle = Oracle(llm, trace, slo, Fleet(llm, (Pool("w", "mixed", worker, 1),)).network, default)
         best = fitted(oracle, counts)
         assert _room(oracle, best, counts) >= _room(oracle, default, counts)
-        assert replace(best, balance_ratio=1.5, balance_requests=64, cache_threshold_frac=0.3,
-                       share_window_s=180.0) == default  # fmt: skip
+        assert (
+            replace(
+                best, balance_ratio=1.5, balance_requests=64, cache_threshold_frac=0.3, share_window_s=180.0
+            )
+            == default
+        )

@@ -220,12 +220,7 @@ def test_a_trace_without_ids_is_refused() -> None:
             (0.054, 0.139, 0.291, 0.366, 0.374),
             (0.196, 0.139, 0.101),
         ),
-        (
-            "synthetic",
-            (4177, 2211, 13, 3, 591),
-            (0.145, 0.315, 0.577, 0.651, 0.651),
-            (0.372, 0.231, 0.138),
-        ),
+        ("synthetic", (4177, 2211, 13, 3, 591), (0.145, 0.315, 0.577, 0.651, 0.651), (0.372, 0.231, 0.138)),
     ],
 )
 def test_mooncake_figures(
@@ -235,8 +230,12 @@ def test_mooncake_figures(
     tokens and endless; round robin over 4, 8, 16 endless caches."""
     summary = summarise(read_trace(SHARED / f"mooncake_{name}_trace.jsonl.gz"))
     assert nodes == (
-        summary.nodes, summary.roots, summary.largest_branching, summary.largest_depth, summary.shared_nodes
-    )  # fmt: skip
+        summary.nodes,
+        summary.roots,
+        summary.largest_branching,
+        summary.largest_depth,
+        summary.shared_nodes,
+    )
     sizes = [summary.hit_frac[tokens] for tokens in (10**6, 3 * 10**6, 10**7, 3 * 10**7)]
     assert [*sizes, summary.infinite_hit_frac] == pytest.approx(curve, abs=6e-4)
     assert list(summary.round_robin_hit_frac.values()) == pytest.approx(robin, abs=6e-4)

@@ -66,10 +66,7 @@ def test_a_load_that_no_number_of_replicas_keeps(path: Path) -> None:
         ("replicas: 0" + TOOLS, "replicas: expected a whole number >= 1, found 0"),
         ("replicas: 2000" + TOOLS, "must be at most 1000"),
         ("largest_load: 2" + TOOLS, "expected a number from 0 to 1"),
-        (
-            "replicas: 1" + TOOLS.replace("after: A,", "after: Z,"),
-            r"nodes\[4\]: 'A1' after 'Z': each",
-        ),
+        ("replicas: 1" + TOOLS.replace("after: A,", "after: Z,"), r"nodes\[4\]: 'A1' after 'Z': each"),
         ("replicas: 1" + TOOLS.replace("name: B", "name: A"), "each node needs a name of its own"),
         ("replicas: 1" + TOOLS.replace("tokens: 800", "tokens: -1"), r"nodes\[5\]: tokens: expected a whole"),
         ("replicas: 1" + TOOLS.replace("rate: 30", "rate: -30"), "rate: must be >= 0"),

@@ -62,9 +62,13 @@ def best_routing(demand: Demand, placed: Bools, session_s: Floats) -> float:
         upper[r, u * replicas + r] = cost[u, r]
         equal[u, u * replicas + r] = 1
     answer = linprog(
-        [0.0] * (nodes * replicas) + [1.0], A_ub=upper, b_ub=session_s, A_eq=equal, b_eq=demand.rate_rps,
+        [0.0] * (nodes * replicas) + [1.0],
+        A_ub=upper,
+        b_ub=session_s,
+        A_eq=equal,
+        b_eq=demand.rate_rps,
         bounds=[(0, None)] * (nodes * replicas) + [(None, None)],
-    )  # fmt: skip
+    )
     return float(answer.fun)
 
 
@@ -155,8 +159,9 @@ def test_priced_bound_is_below_the_optimum_and_not_below_the_closed_form(seed: i
         assert closed <= priced <= best.largest_load * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("seed", "nodes", "replicas", "room", "most"),
-                         [(2, 120, 8, 1.2, 0.15), (2, 60, 6, 0.72, 0.1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seed", "nodes", "replicas", "room", "most"), [(2, 120, 8, 1.2, 0.15), (2, 60, 6, 0.72, 0.1)]
+)
 def test_larger_trees_come_near_the_bound(
     seed: int, nodes: int, replicas: int, room: float, most: float
 ) -> None:
@@ -188,8 +193,13 @@ def test_best_replica_by_hand() -> None:
     Uncached, A costs 26 and B 16 s, so the offers leave 3 x 74 + 4 x 84 = 558.
     """
     prefill = np.array([5.0, 20.0, 10.0])
-    demand = Demand(np.array([-1, 0, 0]), np.array([5, 20, 10]), prefill, np.array([0.0, 3.0, 4.0]),
-                    np.array([6.0, 26.0, 16.0]))  # fmt: skip
+    demand = Demand(
+        np.array([-1, 0, 0]),
+        np.array([5, 20, 10]),
+        prefill,
+        np.array([0.0, 3.0, 4.0]),
+        np.array([6.0, 26.0, 16.0]),
+    )
     worth, placed = Prices(demand, 1, 26, NO_SESSIONS).best_replica(demand.rate_rps, np.full(3, 100.0))
     assert placed.tolist() == [True, True, False]
     assert worth == pytest.approx(558 + 95)

@@ -33,9 +33,15 @@ from profiling.vllm_install import is_installed
 TINY = Path(__file__).parents[1] / "examples" / "tiny-llm"
 LIMITS = Limits(step_tokens=2048, sequences=64, context_tokens=8192, kv_tokens=200_000, block_tokens=16)
 TRUTH = StepLatency(
-    knots_tokens=(1, 64, 2048), f_s=(0.008, 0.009, 0.09), a_s=2e-9, b_s=1e-5, d_s=4e-8, e_s=1e-4, h_s=0.0,
+    knots_tokens=(1, 64, 2048),
+    f_s=(0.008, 0.009, 0.09),
+    a_s=2e-9,
+    b_s=1e-5,
+    d_s=4e-8,
+    e_s=1e-4,
+    h_s=0.0,
     basis="planted",
-)  # fmt: skip
+)
 HEADER = {
     "llm": "tiny",
     "gpu": "none",
@@ -90,10 +96,12 @@ def test_every_planned_step_is_one_the_engine_can_run(seed: int) -> None:
     """Whatever the limits; and a start design has all three kinds in near equal shares."""
     rng = np.random.default_rng(seed)
     limits = Limits(
-        step_tokens=int(2 ** rng.uniform(4, 14)), sequences=int(2 ** rng.uniform(1, 9)),
-        context_tokens=int(2 ** rng.uniform(7.5, 16)), kv_tokens=int(2 ** rng.uniform(10, 21)),
+        step_tokens=int(2 ** rng.uniform(4, 14)),
+        sequences=int(2 ** rng.uniform(1, 9)),
+        context_tokens=int(2 ** rng.uniform(7.5, 16)),
+        kv_tokens=int(2 ** rng.uniform(10, 21)),
         block_tokens=int(rng.choice([1, 16, 128])),
-    )  # fmt: skip
+    )
     planned = [*design.start(limits, 36, seed), *design.candidates(limits, 100, seed)]
     assert all(limits.hold(step) for step in planned)
     kinds = [(step.prompts > 0, step.decodes > 0) for step in design.candidates(limits, 90, seed)]
@@ -277,13 +285,20 @@ def test_a_run_that_was_not_the_step_is_thrown_away() -> None:
 def test_one_rank_of_four_has_a_quarter_of_the_heads() -> None:
     """Llama-3.1-70B: 64 heads, 8 KV heads, feed-forward 28672; at TP 16 KV heads are copied, one each."""
     config = {
-        "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256, "num_hidden_layers": 80,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "intermediate_size": 28672,
+        "vocab_size": 128256,
+        "num_hidden_layers": 80,
+    }
     shard = sharded(config, 4)
     assert [shard[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")] == [
-        16, 2, 7168,
-    ]  # fmt: skip
+        16,
+        2,
+        7168,
+    ]
     assert (shard["head_dim"], shard["hidden_size"], shard["num_hidden_layers"]) == (128, 8192, 80)
     assert sharded(config, 16)["num_key_value_heads"] == 1
     assert config["num_attention_heads"] == 64

@@ -65,9 +65,13 @@ def test_vllm_v0_by_hand() -> None:
     6.4-7.4: A, B and C decode. 7.4-8.4: A.
     """
     a, b, c, d = run(
-        "vllm-v0", Settings(blocks=100, token_budget=200),
-        (0.0, 100, 3), (0.5, 80, 2), (0.5, 60, 2), (0.5, 100, 1),
-    )  # fmt: skip
+        "vllm-v0",
+        Settings(blocks=100, token_budget=200),
+        (0.0, 100, 3),
+        (0.5, 80, 2),
+        (0.5, 60, 2),
+        (0.5, 100, 1),
+    )
     assert a == [2.0, 7.4, 8.4]
     assert b == c == [4.4, 7.4]
     assert d == [6.4]
@@ -78,9 +82,13 @@ def test_orca_by_hand() -> None:
     241). 4.4-6.4: A, B and C decode with D's prompt.
     """
     a, b, c, d = run(
-        "orca", Settings(blocks=100, token_budget=200),
-        (0.0, 100, 3), (0.5, 80, 2), (0.5, 60, 2), (0.5, 100, 1),
-    )  # fmt: skip
+        "orca",
+        Settings(blocks=100, token_budget=200),
+        (0.0, 100, 3),
+        (0.5, 80, 2),
+        (0.5, 60, 2),
+        (0.5, 100, 1),
+    )
     assert a == [2.0, 4.4, 6.4]
     assert b == c == [4.4, 6.4]
     assert d == [6.4]
@@ -101,9 +109,12 @@ def test_faster_transformer_by_hand() -> None:
     5 after two decodes. 5-7: C's prompt.
     """
     a, b, c = run(
-        "faster-transformer", Settings(blocks=25, reserve_tokens=160),
-        (0.0, 100, 1), (0.0, 100, 3), (0.5, 100, 1),
-    )  # fmt: skip
+        "faster-transformer",
+        Settings(blocks=25, reserve_tokens=160),
+        (0.0, 100, 1),
+        (0.0, 100, 3),
+        (0.5, 100, 1),
+    )
     assert a == [3.0]
     assert b == [3.0, 4.0, 5.0]
     assert c == [7.0]
@@ -218,8 +229,10 @@ def test_requests_in_flight_are_neither_scheduled_nor_preempted() -> None:
 def test_round_robin_deals_requests_out_by_number() -> None:
     """Two replicas: A and C share the first, whose steps are 0-2 (A) and 2-4 (C); B has the second, 1-3."""
     assert run("vllm-v0", Settings(blocks=100), (0.0, 100, 1), (1.0, 100, 1), (1.0, 100, 1), replicas=2) == [
-        [2.0], [3.0], [4.0],
-    ]  # fmt: skip
+        [2.0],
+        [3.0],
+        [4.0],
+    ]
 
 
 def test_what_can_never_be_scheduled_is_named() -> None:
@@ -237,8 +250,12 @@ def test_tokens_in_are_tokens_out(policy: str, stages: int) -> None:
     computed once, and after a restart again; at the end all blocks are free.
     """
     rng = np.random.default_rng(stages)
-    rows = zip(np.cumsum(rng.exponential(0.05, 60)).tolist(), rng.integers(1, 200, 60).tolist(),
-               rng.integers(1, 40, 60).tolist(), strict=True)  # fmt: skip
+    rows = zip(
+        np.cumsum(rng.exponential(0.05, 60)).tolist(),
+        rng.integers(1, 200, 60).tolist(),
+        rng.integers(1, 40, 60).tolist(),
+        strict=True,
+    )
     requests = requests_of(*rows)
     outputs, prompts = [r.output for r in requests], sum(r.prompt for r in requests)
     reserve = 256 if policy == "faster-transformer" else 0

@@ -144,9 +144,14 @@ def test_every_request_ends_when_distserve_says(name: str) -> None:
     case = distserve.read_case(path, read_json(path))
     steps = case.steps
     coefficients = Coefficients(
-        steps.prefill_s, steps.per_rank_s, steps.decode_small_s, steps.decode_large_s, steps.threshold,
-        steps.overhead_s, steps.overhead_s_per_token,
-    )  # fmt: skip
+        steps.prefill_s,
+        steps.per_rank_s,
+        steps.decode_small_s,
+        steps.decode_large_s,
+        steps.threshold,
+        steps.overhead_s,
+        steps.overhead_s_per_token,
+    )
     rows = zip(case.arrival_ms / 1000, case.input_tokens, case.output_tokens, strict=True)
     requests = [Request(float(arrival), int(i), int(o)) for arrival, i, o in rows]
     DistServe(Placement(**asdict(case.placement)), coefficients, requests).run()

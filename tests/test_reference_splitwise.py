@@ -457,13 +457,14 @@ def test_a_result_that_is_two_microseconds_off_exits_1(
         (POOLS | {"start_state.split_type": "heterogeneous"}, "the cluster has no token machine"),
         (POOLS | {"cluster.servers.1.count": "1"}, "1 + 1 machines asked of 1 servers"),
         (
-            POOLS | {"start_state.split_type": "heterogeneous", "cluster": "hhcap_half_half"}
+            POOLS
+            | {"start_state.split_type": "heterogeneous", "cluster": "hhcap_half_half"}
             | {"cluster.servers.0.count": "1"},
             "no role for dgx-h100-pcap",
         ),
         ({"cluster.servers.0.count": "1"}, "is not a table"),
     ],
-)  # fmt: skip
+)
 def test_a_case_that_cannot_be_read_is_one_line_and_exit_1(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

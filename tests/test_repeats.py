@@ -32,8 +32,11 @@ def test_so_many_runs_decide() -> None:
     assert [decision(31, 31), decision(32, 32)] == ["open", "holds"]
     assert [decision(55, 56), decision(56, 57)] == ["open", "holds"]
     assert [decision(16, 18), decision(17, 19), decision(0, 1), decision(0, 2)] == [
-        "fails", "open", "open", "fails"
-    ]  # fmt: skip
+        "fails",
+        "open",
+        "open",
+        "fails",
+    ]
 
 
 @pytest.mark.parametrize(("share", "wrong"), [(FEW_FRAC, "holds"), (MOST_FRAC, "fails")])

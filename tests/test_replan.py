@@ -45,8 +45,11 @@ def cheapest_by_trying(
     """Every count vector over the options of the answer that costs no more than it, simulated."""
     problem = study.pose(task)
     moves = {move.worker: move.before for move in found.moves}
-    types = {f"{role} {worker.name}": (role, worker) for worker in problem.types
-             for role in ("mixed", "prefill", "decode")}  # fmt: skip
+    types = {
+        f"{role} {worker.name}": (role, worker)
+        for worker in problem.types
+        for role in ("mixed", "prefill", "decode")
+    }
     options = [Option(role, worker, 0.0) for role, worker in map(types.__getitem__, found.options)]  # type: ignore[arg-type]
     prices = [option.type.price_usd_per_h for option in options]
     most = [int(found.best.total_usd / (horizon_h * price)) for price in prices]
@@ -54,8 +57,9 @@ def cheapest_by_trying(
     for n in itertools.product(*(range(m + 1) for m in most)):
         old = [moves.get(option.name, 0) for option in options]
         total = horizon_h * sum(c * k for c, k in zip(prices, n, strict=True))
-        total += sum(start_usd * max(k - k0, 0) + stop_usd * max(k0 - k, 0)
-                     for k, k0 in zip(n, old, strict=True))  # fmt: skip
+        total += sum(
+            start_usd * max(k - k0, 0) + stop_usd * max(k0 - k, 0) for k, k0 in zip(n, old, strict=True)
+        )
         if total < best * (1 - 1e-9):
             if problem.oracle.holds([tuple(zip(options, n, strict=True))])[0]:
                 best = total
@@ -67,9 +71,7 @@ def cheapest_by_trying(
 def test_no_other_counts_are_cheaper(
     study: Study, running: Fleet, rate_rps: float, horizon_h: float, start_usd: float, stop_usd: float
 ) -> None:
-    found = replan(
-        study, at(rate_rps), running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd
-    )  # fmt: skip
+    found = replan(study, at(rate_rps), running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd)
     assert found.is_exhausted and found.verdict.holds
     assert found.is_exact == (not found.assumed)
     started = sum(max(move.after - move.before, 0) for move in found.moves)

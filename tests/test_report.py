@@ -104,11 +104,21 @@ def test_a_page_without_charts_needs_no_script() -> None:
 def test_the_page_answers_and_says_why(page: str) -> None:
     for text in (
         "4 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W: 59.80 USD per hour",
-        "✓\u00a0kept", "TTFT p90 binds", "more workers never hurt", "a gap of 20 % to the plan", "runner-up",
-        "refuted up to there", "84 % within 2.00 s", "a note on the trace", "Left out: 3 rows, blank line",
-        "seed 7", "nvidia-smi -pl 350", "38\u00a0% left", "Price per million output tokens",
+        "✓\u00a0kept",
+        "TTFT p90 binds",
+        "more workers never hurt",
+        "a gap of 20 % to the plan",
+        "runner-up",
+        "refuted up to there",
+        "84 % within 2.00 s",
+        "a note on the trace",
+        "Left out: 3 rows, blank line",
+        "seed 7",
+        "nvidia-smi -pl 350",
+        "38\u00a0% left",
+        "Price per million output tokens",
         "plan --slo slo.yaml --trace trace.csv -o out/",
-    ):  # fmt: skip
+    ):
         assert text in page, text
 
 
@@ -407,11 +417,21 @@ def test_use_of_a_pool_is_over_its_own_workers() -> None:
 def test_other_draws_are_told_with_what_they_decide() -> None:
     """32 of 32 kept decide for more than 90 %; one run alone has no interval."""
     draws = Repeats(
-        "other draws", 32, 32, "holds", {"ttft p90": Interval(0.431, 0.0093, 0.4, 0.499)},
+        "other draws",
+        32,
+        32,
+        "holds",
+        {"ttft p90": Interval(0.431, 0.0093, 0.4, 0.499)},
         Interval(0.97, 0.01, 0.9, 1.0),
-    )  # fmt: skip
-    once = replace(draws, what="histories", runs=1, kept=0, decision="open",
-                   limits={"ttft p90": Interval(0.5, math.nan, 0.5, 0.5)})  # fmt: skip
+    )
+    once = replace(
+        draws,
+        what="histories",
+        runs=1,
+        kept=0,
+        decision="open",
+        limits={"ttft p90": Interval(0.5, math.nan, 0.5, 0.5)},
+    )
     plan = a_plan()
     plan = replace(plan, certificate=replace(plan.certificate, repeats=(draws, once)))
     assert rows.repeat_rows(plan)[1] == [
@@ -425,9 +445,11 @@ def test_prefixes_are_counted_with_their_copies() -> None:
     """Of three prefixes (the root is none) one lies on both workers, one on the first, one nowhere: 3."""
     placed = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], dtype=bool)
     planned = SimpleNamespace(
-        pool=a_plan().fleet.pools[0], replication=SimpleNamespace(placed=placed), hit_frac=0.8,
+        pool=a_plan().fleet.pools[0],
+        replication=SimpleNamespace(placed=placed),
+        hit_frac=0.8,
         prefill_saved_frac=0.7,
-    )  # fmt: skip
+    )
     pool: Any = SimpleNamespace(plan=planned, simulated_hit_frac=0.79, possible_hit_frac=0.85)
     plan = replace(a_plan(), prefixes=(pool,))
     assert rows.prefix_rows(plan)[1] == [("pre", "2", "3", "80.0 %", "79.0 %", "85.0 %", "70.0 %")]

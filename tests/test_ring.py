@@ -41,16 +41,17 @@ def trace_of(rows: list[tuple[float, int, int]]) -> Trace:
 
 
 def fleet_of(
-    placement: Placement,
-    coefficients: Coefficients,
-    *,
-    kv_tokens: int = ENDLESS,
-    network: Network = FREE,
+    placement: Placement, coefficients: Coefficients, *, kv_tokens: int = ENDLESS, network: Network = FREE
 ) -> Fleet:
     steps = DistServeSteps(
-        coefficients.prefill, coefficients.decode_small, coefficients.decode_large, coefficients.threshold,
-        coefficients.prefill_per_rank_ms, coefficients.overhead_ms, coefficients.overhead_ms_per_token,
-    )  # fmt: skip
+        coefficients.prefill,
+        coefficients.decode_small,
+        coefficients.decode_large,
+        coefficients.threshold,
+        coefficients.prefill_per_rank_ms,
+        coefficients.overhead_ms,
+        coefficients.overhead_ms_per_token,
+    )
 
     def pool(role: Role, count: int, pp: int) -> Pool:
         unused = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, "not used")
@@ -75,15 +76,23 @@ def random_case(seed: int, *, integers: bool) -> tuple[Placement, Coefficients, 
     pp = int(rng.choice([1, 1, 2, 3]))
     decode_instances = int(rng.choice([0, 1, 1, 2, 3]))
     placement = Placement(
-        int(rng.integers(1, 4)), pp, decode_instances, int(rng.choice([1, 2, 4])),
-        int(rng.integers(40, 120)), int(rng.integers(70, 300)),
-    )  # fmt: skip
+        int(rng.integers(1, 4)),
+        pp,
+        decode_instances,
+        int(rng.choice([1, 2, 4])),
+        int(rng.integers(40, 120)),
+        int(rng.integers(70, 300)),
+    )
     scale = 1.0 if integers else 0.1
     coefficients = Coefficients(
-        (number(8), scale * number(3), scale * scale * number(2)), number(3),
-        (1 + number(6), scale * number(2), number(3)), (1 + number(9), scale * number(2), number(2)),
-        int(rng.integers(2, 6)), number(3), scale * number(1),
-    )  # fmt: skip
+        (number(8), scale * number(3), scale * scale * number(2)),
+        number(3),
+        (1 + number(6), scale * number(2), number(3)),
+        (1 + number(9), scale * number(2), number(2)),
+        int(rng.integers(2, 6)),
+        number(3),
+        scale * number(1),
+    )
     n = int(rng.integers(1, 40))
     gaps = rng.exponential(rng.choice([1.0, 10.0, 60.0]), n)
     arrival_ms = np.cumsum(np.round(gaps) if integers else gaps)

@@ -70,8 +70,10 @@ def test_a_pair_prefills_here_and_decodes_there() -> None:
     asyncio.run(run())
     assert len(seen) == 1 and "stream_options" not in seen[0]
     assert {key: seen[0][key] for key in ("max_tokens", "min_tokens", "stream")} == {
-        "max_tokens": 1, "min_tokens": 1, "stream": False,
-    }  # fmt: skip
+        "max_tokens": 1,
+        "min_tokens": 1,
+        "stream": False,
+    }
     assert seen[0]["kv_transfer_params"] == REMOTE_DECODE
 
 
@@ -207,10 +209,27 @@ def test_a_client_that_leaves_frees_its_worker() -> None:
 
 
 HOSTILE = [
-    "../../etc/passwd", "a\x00b", "a\r\nX-Evil: 1", "'; DROP TABLE models; --", "$(reboot)", "`id`",
-    "${HOME}", "{{7*7}}", "<script>alert(1)</script>", "%s%n", "\u202egpj", "😀" * 40, "a" * 5000, "", " ",
-    "null", "\\x00", "-rf", "--api-key=x", "model\tname",
-]  # fmt: skip
+    "../../etc/passwd",
+    "a\x00b",
+    "a\r\nX-Evil: 1",
+    "'; DROP TABLE models; --",
+    "$(reboot)",
+    "`id`",
+    "${HOME}",
+    "{{7*7}}",
+    "<script>alert(1)</script>",
+    "%s%n",
+    "\u202egpj",
+    "😀" * 40,
+    "a" * 5000,
+    "",
+    " ",
+    "null",
+    "\\x00",
+    "-rf",
+    "--api-key=x",
+    "model\tname",
+]
 NONSENSE: list[Any] = [None, True, -1, 1.5, [], {}, [[1, 2]], [True], ["a", 1], {"a": 1}]
 
 
@@ -225,9 +244,18 @@ def hostile_bodies() -> list[Any]:
     bodies += [a_body(tokens=16_001, outputs=1)]
     bodies += [a_body(kv_transfer_params={"do_remote_prefill": True, "remote_host": "10.0.0.1"})]
     bodies += [
-        b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b"\x00" * 100, b"[" * 100_000, b'{"model": NaN',
-        json.dumps(HOSTILE).encode(), b"x" * 1000,
-    ]  # fmt: skip
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b"\x00" * 100,
+        b"[" * 100_000,
+        b'{"model": NaN',
+        json.dumps(HOSTILE).encode(),
+        b"x" * 1000,
+    ]
     bodies += [json.dumps(a_body())[:cut].encode() for cut in range(5, 130, 3)]
     return bodies
 
@@ -257,8 +285,17 @@ def test_a_hundred_hostile_requests_are_refused_and_leave_nothing(caplog: pytest
 def test_wrong_keys_and_large_bodies_are_refused_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
     """No key, wrong ones, a key as another scheme: 401. A megabyte too much: 413. No log holds a key."""
     settings = Settings(keys=("right-key", "second"), max_body_bytes=100_000)
-    wrong = ["", "Bearer", "Bearer wrong-key", "Basic right-key", "Bearer right-ke", "Bearer right-keyy",
-             "right-key", "Bearer " + "k" * 5000, "Bearer ключ"]  # fmt: skip
+    wrong = [
+        "",
+        "Bearer",
+        "Bearer wrong-key",
+        "Basic right-key",
+        "Bearer right-ke",
+        "Bearer right-keyy",
+        "right-key",
+        "Bearer " + "k" * 5000,
+        "Bearer ключ",
+    ]
 
     async def run() -> None:
         async with engines(["mixed"]) as backends, routed(backends, settings=settings) as (router, url):
@@ -311,9 +348,16 @@ def test_metrics_count_what_happened() -> None:
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False),
-     ("example.org", False), ("", False)],
-)  # fmt: skip
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("example.org", False),
+        ("", False),
+    ],
+)
 def test_only_loopback_needs_no_key(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
     if not expected:

@@ -41,11 +41,16 @@ def prompts_trace(requests: int, rate_rps: float, *, seed: int = 0, documents: i
     ]
     lengths = np.array([len(one) for one in ids])
     return Trace(
-        "documents", np.cumsum(rng.exponential(1 / rate_rps, requests)),
-        16 * lengths + rng.integers(0, 16, requests), rng.integers(1, 40, requests),
-        prefix_offsets=np.cumsum([0, *lengths]), prefix_ids=np.concatenate(ids), prefix_block_tokens=16,
-        tenant=rng.choice(5, requests, p=[0.5, 0.2, 0.1, 0.1, 0.1]), tenants=("a", "b", "c", "d", "e"),
-    )  # fmt: skip
+        "documents",
+        np.cumsum(rng.exponential(1 / rate_rps, requests)),
+        16 * lengths + rng.integers(0, 16, requests),
+        rng.integers(1, 40, requests),
+        prefix_offsets=np.cumsum([0, *lengths]),
+        prefix_ids=np.concatenate(ids),
+        prefix_block_tokens=16,
+        tenant=rng.choice(5, requests, p=[0.5, 0.2, 0.1, 0.1, 0.1]),
+        tenants=("a", "b", "c", "d", "e"),
+    )
 
 
 def two_speeds(shape: str, policies: Policies, kv_tokens: int = 160_000) -> Fleet:
@@ -150,10 +155,16 @@ def test_every_choice_is_the_simulators(routing: str, shape: str) -> None:
     plain = routing in WITHOUT_CACHES
     for seed, caches in itertools.product(range(3), (True, False) if plain else (True,)):
         policies = Policies(
-            routing=routing, decode_routing=routing if plain else "jsq", prefix_cache=caches, seed=seed,
-            ttft_s=1.0, tbt_s=0.0035, tenant_weights=(("b", 2.0),), worker_quantum_tokens=300,
+            routing=routing,
+            decode_routing=routing if plain else "jsq",
+            prefix_cache=caches,
+            seed=seed,
+            ttft_s=1.0,
+            tbt_s=0.0035,
+            tenant_weights=(("b", 2.0),),
+            worker_quantum_tokens=300,
             share_window_s=0.15,
-        )  # fmt: skip
+        )
         fleet = two_speeds(shape, policies)
         trace = prompts_trace(400, 1200.0 if shape == "mixed" else 600.0, seed=seed)
         simulation = simulate(fleet, trace)
@@ -171,9 +182,12 @@ def test_without_hearing_of_admissions_these_choices_are_the_same(routing: str) 
     """What the router itself is told: arrival, first byte, end. Not the same are then choices by what is left
     to compute of prompts of which others compute the same, and by e2's waits."""
     policies = Policies(
-        routing=routing, prefix_cache=routing not in WITHOUT_CACHES, ttft_s=1.0, tbt_s=0.0035,
+        routing=routing,
+        prefix_cache=routing not in WITHOUT_CACHES,
+        ttft_s=1.0,
+        tbt_s=0.0035,
         worker_quantum_tokens=300,
-    )  # fmt: skip
+    )
     fleet, trace = two_speeds("mixed", policies), prompts_trace(400, 1200.0, seed=4)
     simulation = simulate(fleet, trace)
     assert driven(fleet, trace, simulation, admissions=False)[1] == simulation.prefill_worker.tolist()
@@ -380,10 +394,14 @@ def test_means_are_learnt_from_the_requests() -> None:
 
 @pytest.mark.parametrize(
     ("policies", "said"),
-    [(Policies(routing="astrology"), "must be one of jsq"), (Policies(routing="e2"), "needs prefix_cache"),
-     (Policies(routing="least-waiting"), "needs batching"), (Policies(pools="flip"), "keep their role"),
-     (Policies(decode_routing="e2"), "decode workers keep none")],
-)  # fmt: skip
+    [
+        (Policies(routing="astrology"), "must be one of jsq"),
+        (Policies(routing="e2"), "needs prefix_cache"),
+        (Policies(routing="least-waiting"), "needs batching"),
+        (Policies(pools="flip"), "keep their role"),
+        (Policies(decode_routing="e2"), "decode workers keep none"),
+    ],
+)
 def test_policies_that_no_real_engine_can_follow_are_refused(policies: Policies, said: str) -> None:
     with pytest.raises(InputError, match=said):
         LiveFleet(fleet_of(("w", "mixed", 1), policies=policies))

@@ -161,16 +161,26 @@ def random_case(rng: np.random.Generator) -> tuple[Market, Demand]:
         price = float(np.round(rng.uniform(1, 4), 2))
         offers.append(
             Offer(
-                f"g{g}", price, round(0.6 * price, 2) if rng.random() < 0.7 else None,
+                f"g{g}",
+                price,
+                round(0.6 * price, 2) if rng.random() < 0.7 else None,
                 round(0.4 * price, 2) if g == 0 and has_spot and llms == 1 else None,
-                float(rng.uniform(0, 0.3)), int(rng.integers(3, 9)) if rng.random() < 0.3 else None,
+                float(rng.uniform(0, 0.3)),
+                int(rng.integers(3, 9)) if rng.random() < 0.3 else None,
             )
-        )  # fmt: skip
+        )
     capacities = [
-        Capacity(f"llm{m}", f"t{g}", f"g{g}", int(rng.integers(1, 3)), float(rng.uniform(2, 4)), 100.0,
-                 float(rng.choice([0, 600, 1800])))
+        Capacity(
+            f"llm{m}",
+            f"t{g}",
+            f"g{g}",
+            int(rng.integers(1, 3)),
+            float(rng.uniform(2, 4)),
+            100.0,
+            float(rng.choice([0, 600, 1800])),
+        )
         for m, g in ([(0, g) for g in range(gpus)] if llms == 1 else [(0, 0), (1, gpus - 1)])
-    ]  # fmt: skip
+    ]
     market = Market(tuple(offers), tuple(capacities), 0.4, 400.0 if rng.random() < 0.3 else None)
     windows = 5 - columns if columns == 3 else 3
     return market, Demand(tuple(f"llm{m}" for m in range(llms)), rng.uniform(0, 6, (llms, windows)), HOUR_S)
@@ -239,11 +249,14 @@ def test_double_prices_keep_the_schedule_and_more_stock_never_costs_more() -> No
         )
         found = exactly(market, asked)
         doubled = tuple(
-            replace(offer, on_demand_usd_per_h=2 * (offer.on_demand_usd_per_h or 0),
-                    reserved_usd_per_h=offer.reserved_usd_per_h and 2 * offer.reserved_usd_per_h,
-                    spot_usd_per_h=offer.spot_usd_per_h and 2 * offer.spot_usd_per_h)
+            replace(
+                offer,
+                on_demand_usd_per_h=2 * (offer.on_demand_usd_per_h or 0),
+                reserved_usd_per_h=offer.reserved_usd_per_h and 2 * offer.reserved_usd_per_h,
+                spot_usd_per_h=offer.spot_usd_per_h and 2 * offer.spot_usd_per_h,
+            )
             for offer in market.offers
-        )  # fmt: skip
+        )
         twice = exactly(replace(market, offers=doubled), asked)
         assert twice.cost_usd_per_h == pytest.approx(2 * found.cost_usd_per_h, abs=0.02)
         more = tuple(replace(offer, stock=12) for offer in market.offers)
@@ -325,8 +338,9 @@ def test_gpus_are_not_reserved_beside_spot_workers_that_need_them() -> None:
     turns = np.array([[1, 0]]), np.array([[0, 1]])
     found = bought(market, demand([1, 1]), *turns)
     assert found.reserved_gpus.tolist() == [0] and found.on_demand_gpus.tolist() == [[1, 0]]
-    assert bought(replace(market, offers=(Offer("g", 1.0, 0.4, 0.1, stock=2),)), demand([1, 1]), *turns
-                  ).reserved_gpus.tolist() == [1]  # fmt: skip
+    assert bought(
+        replace(market, offers=(Offer("g", 1.0, 0.4, 0.1, stock=2),)), demand([1, 1]), *turns
+    ).reserved_gpus.tolist() == [1]
 
 
 def test_broken_names_what_is_not_kept() -> None:

@@ -47,9 +47,11 @@ def chats(starts_s: Sequence[float], turns: int, think_s: float, *, tokens: int 
     """
     n = len(starts_s) * turns
     ids = [
-        block for chat in range(len(starts_s)) for turn in range(turns)
+        block
+        for chat in range(len(starts_s))
+        for turn in range(turns)
         for block in [0, *(100 * (chat + 1) + k for k in range(turn))]
-    ]  # fmt: skip
+    ]
     apart = Trace(
         "chats",
         arrival_s=np.zeros(n),
@@ -79,9 +81,12 @@ def session_instance(seed: int) -> Problem:
     trace = nominal(waiting(trace, edges, pauses.tolist()))
     oracle = Oracle(problem.llm, trace, problem.slo, problem.task.network, Policies(), answers=Answers())
     return replace(
-        problem, trace=trace, lengths=distinct_lengths(trace), oracle=oracle,
+        problem,
+        trace=trace,
+        lengths=distinct_lengths(trace),
+        oracle=oracle,
         obliged=obliged(problem.slo, trace),
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------------------ nominal arrivals
@@ -228,10 +233,13 @@ def test_no_fleet_with_caches_holds_that_costs_less_than_the_bound(seed: int) ->
     trace = chats(starts_s, turns, float(rng.choice([0.0, 0.05, 0.5])), tokens=min(tokens, 160))
     policies, hits = Policies(prefix_cache=True), PrefixHits.of(trace)
     problem = replace(
-        problem, trace=trace, hits=hits, lengths=hits.lengths(),
+        problem,
+        trace=trace,
+        hits=hits,
+        lengths=hits.lengths(),
         oracle=Oracle(problem.llm, trace, problem.slo, problem.task.network, policies, answers=Answers()),
         obliged=obliged(problem.slo, trace),
-    )  # fmt: skip
+    )
     stated = lower_bound(problem)
     for routing in ("cache-aware", "e2", "prefix-affinity"):
         value = cheapest(with_policies(problem, replace(policies, routing=routing)))

@@ -37,15 +37,22 @@ TRACES = [traffic(k, requests=80, rate_rps=5.0) for k in range(3)]
 
 
 def question(
-    fleet: dict[str, Any], *, llms: int = 2, rates: tuple[float, ...] = (6.0, 9.0, 4.0), runs: int = 1,
+    fleet: dict[str, Any],
+    *,
+    llms: int = 2,
+    rates: tuple[float, ...] = (6.0, 9.0, 4.0),
+    runs: int = 1,
     **shared: Any,
-) -> Question:  # fmt: skip
+) -> Question:
     parts = tuple(
         Part(
             f"llm-{k}",
             parse_task(
                 {
-                    "llm": LLM, "slo": SLOS[k], "traffic": {"rate": rates[k], "draws": runs}, "fleet": fleet,
+                    "llm": LLM,
+                    "slo": SLOS[k],
+                    "traffic": {"rate": rates[k], "draws": runs},
+                    "fleet": fleet,
                     **shared,
                 },
                 CATALOG,
@@ -53,7 +60,7 @@ def question(
             TRACES[k],
         )
         for k in range(llms)
-    )  # fmt: skip
+    )
     return Question(parts, (), ())
 
 

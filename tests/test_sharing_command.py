@@ -66,8 +66,9 @@ def test_the_example_asks_for_two_llms_with_traces_beside_it() -> None:
     assert [part.task.llm for part in asked.parts] == ["meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B"]
     assert all(part.task.stock == {"a100-80g": 32, "h100-80g": 6} for part in asked.parts)
     assert [part.trace.name for part in asked.parts] == [
-        "azure-conversation-sample.csv", "azure-code-sample.csv",
-    ]  # fmt: skip
+        "azure-conversation-sample.csv",
+        "azure-code-sample.csv",
+    ]
 
 
 def test_a_list_is_named_by_its_llms_or_as_it_says(folder: Path) -> None:
@@ -128,7 +129,7 @@ def test_one_entry_without_a_trace_takes_all_of_the_common_one(folder: Path) -> 
         ({"a": SMALL}, "own.csv", {"objective": "throughput"}, "throughput raises the rate of one LLM"),
         ({"a": SMALL}, "own.csv", {"fleet": {"gpus": {"h1000": 1}}}, "slo.yaml: GPU 'h1000' is not"),
     ],
-)  # fmt: skip
+)
 def test_misuse_ends_in_one_line(
     folder: Path, llms: Any, trace: str | None, shared: dict[str, Any], said: str
 ) -> None:
@@ -186,10 +187,14 @@ def test_too_little_stock_for_both_ends_in_one_line_and_writes_nothing(folder: P
 @pytest.mark.parametrize(
     "command",
     [
-        ("what-if", "--change", "objective=power"), ("sensitivity",), ("pareto", "--over", "rate"),
-        ("search", "vidur"), ("goodput", "--fleet", "FLEET"), ("replan", "--current", "FLEET"),
+        ("what-if", "--change", "objective=power"),
+        ("sensitivity",),
+        ("pareto", "--over", "rate"),
+        ("search", "vidur"),
+        ("goodput", "--fleet", "FLEET"),
+        ("replan", "--current", "FLEET"),
     ],
-)  # fmt: skip
+)
 def test_commands_for_one_llm_say_so(folder: Path, run: Run, command: tuple[str, ...]) -> None:
     (folder / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
     words = [folder / "fleet.yaml" if word == "FLEET" else word for word in command]

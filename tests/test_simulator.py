@@ -169,11 +169,16 @@ def test_kernel_equals_the_plain_simulator_with_many_workers(roles: tuple[Role, 
     rng = np.random.default_rng(len(roles))
     pools = tuple(
         make_pool(
-            make_latency((0.5, 0.5 + i / 8), b=1 / 64, d=1 / 1024), role=role, count=2 * GROUP + 3 + i,
-            kv_tokens=16 * (5 if i % 3 == 0 else 20), seats=3, budget=64, name=f"w{i}",
+            make_latency((0.5, 0.5 + i / 8), b=1 / 64, d=1 / 1024),
+            role=role,
+            count=2 * GROUP + 3 + i,
+            kv_tokens=16 * (5 if i % 3 == 0 else 20),
+            seats=3,
+            budget=64,
+            name=f"w{i}",
         )
         for i, role in enumerate(roles)
-    )  # fmt: skip
+    )
     n = 400
     trace = make_trace(np.cumsum(rng.integers(0, 4, n)) / 64, rng.integers(1, 90, n), rng.integers(1, 30, n))
     fast, _ = compare(Fleet(LLM, pools, Policies(routing=routing, decode_routing=routing)), trace, (), 0)

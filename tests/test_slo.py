@@ -54,7 +54,12 @@ def test_what_is_left_out_has_its_default() -> None:
     least = task()
     assert least.stock == dict.fromkeys(CATALOG.gpus) and least.network == Network()
     assert (least.rate_rps, least.scale, least.window, least.objective, least.spare_workers) == (
-        None, "superpose", None, "cost", 0)  # fmt: skip
+        None,
+        "superpose",
+        None,
+        "cost",
+        0,
+    )
     assert (least.power_limit_w, least.cost_limit_usd_per_h, least.gpu_limit, least.slo.attainment_frac) == (
         None,
     ) * 4
@@ -115,7 +120,7 @@ def test_both_ways_to_write_a_percentile() -> None:
             "spot_restart: 9 has no unit",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_bare_number_is_refused_where_it_may_mean_two_things(
     change: dict[str, object], message: str
 ) -> None:
@@ -127,11 +132,13 @@ def test_a_bare_number_is_refused_where_it_may_mean_two_things(
 def test_zero_money_and_rates_need_no_unit() -> None:
     task = parse_task(
         {
-            "llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "traffic": {"rate": 20},
+            "llm": "llama-3.1-8b",
+            "slo": {"ttft": {"p90": "2 s"}},
+            "traffic": {"rate": 20},
             "fleet": {"network": {"latency": 0}, "host_overhead": 0, "prices": {"h100-80g": 2}},
         },
         CATALOG,
-    )  # fmt: skip
+    )
     assert (task.rate_rps, task.network.latency_s, task.prices_usd_per_h) == (20.0, 0.0, {"h100-80g": 2.0})
 
 
@@ -174,9 +181,12 @@ def test_kinds_of_prices() -> None:
     read = task(fleet={"gpus": {"h100": 8, "h100@350W": 8, "a100": 8}, "prices": prices})
     assert read.reserved == {"h100-80g"} and read.prices_usd_per_h == {"h100-80g": 1.8, "a100-80g": 1.2}
     assert {gpu.name: gpu.price_usd_per_h for gpu in read.gpus(CATALOG)} == {
-        "h100-80g": 1.8, "h100-80g@350W": 1.8, "a100-80g": 1.2,
-        "h100-80g@spot": 1.0, "h100-80g@350W@spot": 1.0,
-    }  # fmt: skip
+        "h100-80g": 1.8,
+        "h100-80g@350W": 1.8,
+        "a100-80g": 1.2,
+        "h100-80g@spot": 1.0,
+        "h100-80g@350W@spot": 1.0,
+    }
     (spot,) = {read.spot_terms(gpu) for gpu in read.gpus(CATALOG)} - {None}
     assert spot == Spot(1.0, 0.05, 600.0)
     assert spot is not None and spot.down_frac == pytest.approx(0.05 / 6 / (1 + 0.05 / 6))

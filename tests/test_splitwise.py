@@ -48,9 +48,11 @@ def fleet_of(
     worker = WorkerType(BARE_GPU, 1, NO_STEPS, kv_tokens, tokens, tasks, form=steps)
     pools = tuple(Pool(f"m{i}", peer.ROLES[role], worker, 1) for i, role in enumerate(roles))
     policies = Policies(
-        batching="splitwise", routing=ROUTING[policy], decode_routing=ROUTING[policy],
+        batching="splitwise",
+        routing=ROUTING[policy],
+        decode_routing=ROUTING[policy],
         pools="splitwise" if policy == "mixed_pool" else "static",
-    )  # fmt: skip
+    )
     return Fleet(bare_llm(1.0), pools, policies, Network(bytes_per_s, transfer="serialised", is_shared=False))
 
 
@@ -100,10 +102,14 @@ def random_case(seed: int) -> tuple[Fleet, tuple[str, ...], str, Rows]:
     arrival_s = np.cumsum(rng.exponential(rng.choice([0.05, 0.3, 2.0]), n))
     inputs, outputs = rng.integers(1, int(rng.choice([20, 60])), n), rng.integers(2, 30, n)
     fleet = fleet_of(
-        steps, roles, policy,
-        kv_tokens=int(rng.choice([90, 150, 400, 10**6])), tasks=int(rng.choice([1, 3, 8, 30])),
-        tokens=int(rng.choice([30, 40, 100])), bytes_per_s=float(rng.choice([50.0, 1000.0])),
-    )  # fmt: skip
+        steps,
+        roles,
+        policy,
+        kv_tokens=int(rng.choice([90, 150, 400, 10**6])),
+        tasks=int(rng.choice([1, 3, 8, 30])),
+        tokens=int(rng.choice([30, 40, 100])),
+        bytes_per_s=float(rng.choice([50.0, 1000.0])),
+    )
     rows = [(float(t), int(i), int(o)) for t, i, o in zip(arrival_s, inputs, outputs, strict=True)]
     return fleet, roles, policy, rows
 

@@ -347,9 +347,11 @@ def test_a_row_that_lacks_what_we_need_is_no_blank_line(read: Read) -> None:
 
 
 def waits(i: int) -> dict[str, object]:
-    return {
-        "after": [i - 1], "think_s": 20.0, "tenant": "a", "prefix_block_tokens": 16, "hash_ids": [1, 2]
-    } if i % 4 else {}  # fmt: skip
+    return (
+        {"after": [i - 1], "think_s": 20.0, "tenant": "a", "prefix_block_tokens": 16, "hash_ids": [1, 2]}
+        if i % 4
+        else {}
+    )
 
 
 @pytest.mark.parametrize("block_bytes", [1, 2**20])
@@ -474,7 +476,7 @@ GENERIC = "arrival_s,input_tokens,output_tokens\n"
         (b"arrival_s,input_tokens,output_tokens\n0,1,\0\n", "line 2: holds a NUL byte"),
         (gzip.compress(b"arrival_s", mtime=0), "expected text .pack it as .gz"),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_place_and_finding(read: Read, content: str | bytes, message: str) -> None:
     """One line that begins with the file."""
     with pytest.raises(InputError, match=message) as caught:
@@ -522,10 +524,44 @@ def test_random_bytes_raise_nothing_but_planner_errors(read: Read, raw: bytes) -
 
 
 SNIPPETS = st.sampled_from(
-    ["0", "1", "7.5", "-1", "1e3", "1e400", "nan", "inf", "True", "", " ", ",", ",,", "\n", "\r\n", "\r", '"',
-     "2023-11-16 18:17:03.9799600", "0001-01-01", "2262-05-01", "9" * 25, "[1 2]", "#", "\x1f", "é", "None",
-     "null", "[]", "{}", "[1]", '"1"', ":", "{", "}", "'"]
-)  # fmt: skip
+    [
+        "0",
+        "1",
+        "7.5",
+        "-1",
+        "1e3",
+        "1e400",
+        "nan",
+        "inf",
+        "True",
+        "",
+        " ",
+        ",",
+        ",,",
+        "\n",
+        "\r\n",
+        "\r",
+        '"',
+        "2023-11-16 18:17:03.9799600",
+        "0001-01-01",
+        "2262-05-01",
+        "9" * 25,
+        "[1 2]",
+        "#",
+        "\x1f",
+        "é",
+        "None",
+        "null",
+        "[]",
+        "{}",
+        "[1]",
+        '"1"',
+        ":",
+        "{",
+        "}",
+        "'",
+    ]
+)
 HEADS = st.sampled_from(
     [
         AZURE,
@@ -612,9 +648,11 @@ def test_azure_round_trip_keeps_100_ns(read: Read, rows: list[tuple[int, int, in
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 10**9), st.lists(st.integers(0, 2**40), min_size=1, max_size=5), TOKENS),
-        min_size=1, max_size=20, unique_by=lambda row: row[0],
+        min_size=1,
+        max_size=20,
+        unique_by=lambda row: row[0],
     )
-)  # fmt: skip
+)
 def test_mooncake_round_trip_keeps_blocks(read: Read, rows: list[tuple[int, list[int], int]]) -> None:
     """k blocks of 512 for an input of 512 k tokens; stamps differ, so none is jittered."""
     rows.sort()
@@ -628,8 +666,14 @@ def test_mooncake_round_trip_keeps_blocks(read: Read, rows: list[tuple[int, list
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.lists(st.tuples(st.integers(0, 10**7), TOKENS, TOKENS), min_size=1, max_size=20,
-                     unique_by=lambda row: row[0]))  # fmt: skip
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 10**7), TOKENS, TOKENS),
+        min_size=1,
+        max_size=20,
+        unique_by=lambda row: row[0],
+    )
+)
 def test_burstgpt_round_trip(read: Read, rows: list[tuple[int, int, int]]) -> None:
     """Whole seconds, all different."""
     rows.sort()

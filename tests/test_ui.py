@@ -45,9 +45,13 @@ ANNA, BERT = "a" * 32, "b" * 32
 
 
 def started_here(
-    self: Jobs, owner: str, place: str, kind: str, request: dict[str, Any],
+    self: Jobs,
+    owner: str,
+    place: str,
+    kind: str,
+    request: dict[str, Any],
     then: Callable[[Job], None] = lambda _: None,
-) -> Job:  # fmt: skip
+) -> Job:
     """Jobs.start without a process of its own: the same work, at once."""
     job = Job(kind, result_key(kind, request))
     self._jobs[owner, place] = job
@@ -218,9 +222,11 @@ def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
 def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
     asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
     assert set(question.leaves(asked["more"])) == {
-        "slo.ttft.p99: 10000 ms", "fleet.network.latency: 1 ms", "fleet.network.transfer: serialised",
+        "slo.ttft.p99: 10000 ms",
+        "fleet.network.latency: 1 ms",
+        "fleet.network.transfer: serialised",
         "fleet.prices.h100-80g.spot_restart: 5 min",
-    }  # fmt: skip
+    }
 
 
 def test_an_input_that_contradicts_what_was_typed_is_refused() -> None:
@@ -404,13 +410,27 @@ def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
     at = planned()
     assert "workers of" in at.subheader[0].value and "USD per hour" in at.subheader[0].value
     assert [tab.label for tab in at.tabs] == [
-        "Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads",
-    ]  # fmt: skip
+        "Fleet",
+        "Promise",
+        "How it runs",
+        "What binds",
+        "Alternatives",
+        "Proof",
+        "Downloads",
+    ]
     assert {button.label for button in at.download_button} == {
-        f"Download {name}" for name in
-        ("plan.yaml", "report.html", "slo.yaml", "certificate.json", "requests.csv", "plan.sh",
-         "manifests.zip", "everything.zip")
-    }  # fmt: skip
+        f"Download {name}"
+        for name in (
+            "plan.yaml",
+            "report.html",
+            "slo.yaml",
+            "certificate.json",
+            "requests.csv",
+            "plan.sh",
+            "manifests.zip",
+            "everything.zip",
+        )
+    }
 
 
 @pytest.mark.usefixtures("at_once")
@@ -619,14 +639,19 @@ TWO = yaml.safe_load((EXAMPLES / "slo-two-llms.yaml").read_text())
 SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conversation")]
 
 
-@pytest.mark.parametrize("text", [
-    "{llms: {a: {llm: llama-3.1-8b, preset: vidur, trace: azure-code-sample.csv, model: x, spare: 1 node}}}",
-    "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1 s, p99: 2 s}}, trace: azure-code-sample.csv}, "
-    "b: {llm: qwen3-32b, slo: {e2e: {p90: 9 s}}, traffic: {rate: 3, window: first 1 h}, "
-    "robust: {traffic: 10 %}, trace: azure-conversation-sample.csv, policies: {queue: sjf}}}, "
-    "limits: {power: 9 kW}, objective: power, "
-    "fleet: {gpus: {h100-80g: 4}, network: {latency: 1 ms}, pp: [1, 2]}}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{llms: {a: {llm: llama-3.1-8b, preset: vidur, trace: azure-code-sample.csv, "
+        "model: x, spare: 1 node}}}",
+        "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1 s, p99: 2 s}}, "
+        "trace: azure-code-sample.csv}, "
+        "b: {llm: qwen3-32b, slo: {e2e: {p90: 9 s}}, traffic: {rate: 3, window: first 1 h}, "
+        "robust: {traffic: 10 %}, trace: azure-conversation-sample.csv, policies: {queue: sjf}}}, "
+        "limits: {power: 9 kW}, objective: power, "
+        "fleet: {gpus: {h100-80g: 4}, network: {latency: 1 ms}, pp: [1, 2]}}",
+    ],
+)
 def test_a_question_of_several_llms_passes_through_the_inputs_without_loss(text: str) -> None:
     given = yaml.safe_load(text)
     base = {"shared": question.sample(CATALOG)}
@@ -757,12 +782,15 @@ def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
 
 
 PAIR: dict[str, Any] = {
-    "llm": "meta-llama/Llama-3.1-70B", "rate_rps": 20.0, "cost_usd_per_h": 67.36, "gpus": 24,
+    "llm": "meta-llama/Llama-3.1-70B",
+    "rate_rps": 20.0,
+    "cost_usd_per_h": 67.36,
+    "gpus": 24,
     "workers": [
         {"role": "prefill", "count": 10, "tp": 2, "gpu": "h100-80g"},
         {"role": "decode", "count": 1, "tp": 4, "gpu": "a100-80g"},
     ],
-}  # fmt: skip
+}
 
 
 def test_a_plan_of_two_kinds_of_gpu_is_refused_by_a_schedule() -> None:
@@ -782,9 +810,14 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
     """It had none: a peak could take more GPUs than there are."""
     plan = PAIR | {"workers": PAIR["workers"][:1], "gpus": 20, "cost_usd_per_h": 59.8}
     task = parse_task(
-        {"llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": gpus},
-         "limits": limits | {"power": "80 kW", "cost": "500 usd/h"}}, CATALOG,
-    )  # fmt: skip
+        {
+            "llm": PAIR["llm"],
+            "slo": {"ttft": {"p90": "2 s"}},
+            "fleet": {"gpus": gpus},
+            "limits": limits | {"power": "80 kW", "cost": "500 usd/h"},
+        },
+        CATALOG,
+    )
     offer = market.offered(plan, CATALOG.gpu("h100-80g"), task)
     assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
     assert market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}

@@ -440,10 +440,14 @@ def test_prompts_share_the_trace_s_blocks_and_nothing_else() -> None:
     """Blocks of 16, prompts of 40, 40, 20 and 40 tokens: 0 and 1 share both blocks, 0 and 2 the first and a
     piece of the second, 3 has the same blocks the other way round. What follows is each prompt's own."""
     trace = Trace(
-        "blocks", np.zeros(4), np.array([40, 40, 20, 40]), np.ones(4, np.int64),
-        prefix_offsets=np.array([0, 2, 4, 6, 8]), prefix_ids=np.array([7, 8, 7, 8, 7, 8, 8, 7]),
+        "blocks",
+        np.zeros(4),
+        np.array([40, 40, 20, 40]),
+        np.ones(4, np.int64),
+        prefix_offsets=np.array([0, 2, 4, 6, 8]),
+        prefix_ids=np.array([7, 8, 7, 8, 7, 8, 8, 7]),
         prefix_block_tokens=16,
-    )  # fmt: skip
+    )
     first, second, short, turned = (trace_prompt(trace, request, 0) for request in range(4))
     assert [len(ids) for ids in (first, second, short, turned)] == [40, 40, 20, 40]
     assert first[:32] == second[:32] and first[32:34] != second[32:34]
@@ -489,9 +493,12 @@ def test_what_identifies_a_run_is_its_fleet_traffic_and_options() -> None:
     fleet, trace = fleet_of(("w", "mixed", 1)), random_trace(5, 1.0)
     base = Wanted(fleet, trace, NO_SLO, 512)
     others = [
-        replace(base, seed=1), replace(base, max_model_len=1024), replace(base, engine="rehearsal"),
-        replace(base, trace=random_trace(5, 1.0, seed=1)), replace(base, fleet=fleet_of(("w", "mixed", 2))),
-    ]  # fmt: skip
+        replace(base, seed=1),
+        replace(base, max_model_len=1024),
+        replace(base, engine="rehearsal"),
+        replace(base, trace=random_trace(5, 1.0, seed=1)),
+        replace(base, fleet=fleet_of(("w", "mixed", 2))),
+    ]
     assert base.identity() == replace(base, notes=("x",)).identity()
     assert all(other.identity() != base.identity() for other in others)
 
@@ -532,9 +539,13 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     for step in ((300, 45150.0, 0, 0, 1), (4, 0, 4, 800, 0)):  # one pool: the catalog's fit is the pool's
         assert own.step_s(*step) == pytest.approx(again.pools[0].type.latency.step_s(*step), rel=1e-5)
     assert told["replanned"] == {
-        "kept_by_own_fits": False, "kept": False, "is_exact": False, "plan": {"w": 2},
-        "fewest_by_own_fits": None, "fewest": None,
-    }  # fmt: skip
+        "kept_by_own_fits": False,
+        "kept": False,
+        "is_exact": False,
+        "plan": {"w": 2},
+        "fewest_by_own_fits": None,
+        "fewest": None,
+    }
     assert told["machine"] and told["machine"] == told["parts"][0]["machine"]
     assert told["slo_kept_by_client"] is False and told["attainment"]["client"] == 0
     requests = (folder / "out" / "requests.csv").read_text().splitlines()
@@ -650,17 +661,32 @@ def test_how_late_the_client_was_is_known() -> None:
 def test_a_plans_own_traffic_keeps_sessions_prefixes_and_tenants(tmp_path: Path) -> None:
     """Written and read again: the same trace; it comes before requests.csv, which has none of the three."""
     trace = replace(
-        random_trace(3, 1.0), tenant=np.array([0, 1, 0]), tenants=("a", "b"), after=np.array([[2, 0]]),
-        think_s=np.array([0.0, 0.0, 1.5]), prefix_offsets=np.array([0, 1, 1, 3]),
-        prefix_ids=np.array([7, 7, 9]), prefix_block_tokens=2,
-    )  # fmt: skip
+        random_trace(3, 1.0),
+        tenant=np.array([0, 1, 0]),
+        tenants=("a", "b"),
+        after=np.array([[2, 0]]),
+        think_s=np.array([0.0, 0.0, 1.5]),
+        prefix_offsets=np.array([0, 1, 1, 3]),
+        prefix_ids=np.array([7, 7, 9]),
+        prefix_block_tokens=2,
+    )
     trace = nominal(replace(trace, arrival_s=np.array([0.0, 0.5, 2.0])))
     (tmp_path / "requests.csv").write_text("")
     assert _beside(tmp_path / "plan.yaml") == tmp_path / "requests.csv"
     (tmp_path / "traffic.jsonl").write_text(to_jsonl(trace))
     again = read_trace(_beside(tmp_path / "plan.yaml"))
-    for name in ("arrival_s", "input_tokens", "output_tokens", "tenant", "after", "think_s", "prefix_offsets",
-                 "prefix_block_tokens", "prefix_ids", "tenants"):  # fmt: skip
+    for name in (
+        "arrival_s",
+        "input_tokens",
+        "output_tokens",
+        "tenant",
+        "after",
+        "think_s",
+        "prefix_offsets",
+        "prefix_block_tokens",
+        "prefix_ids",
+        "tenants",
+    ):
         assert np.array_equal(getattr(again, name), getattr(trace, name)), name
 
 

@@ -139,10 +139,11 @@ def test_one_that_was_given_up_before_all_it_waits_for_were_sent_is_compared_too
     fleet = fleet_of(("w", "mixed", 1))
     trace = made_of([0.0, 5.0, 5.0, 5.0], [(2, 0), (2, 1), (3, 2)], [0.0] * 4)
     sent = {
-        0: answered(0, 0.1, status="failed"), 2: answered(2, 0.1, status="unsent"),
+        0: answered(0, 0.1, status="failed"),
+        2: answered(2, 0.1, status="unsent"),
         3: answered(3, 0.1, status="unsent"),
         1: Sent(1, 0, 5.0, 5.0, 5.3, "finished", "", ("w-0",), (5.1, 5.2, 5.3)),
-    }  # fmt: skip
+    }
     run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 2, 3, 1)),), sent), {})
     found = compare(run, fleet, NO_SLO, Tolerances())
     assert found.measured.requests.status.tolist() == [2, 0, 1, 1]
@@ -163,10 +164,13 @@ def turns(count: int, length: int, *, think_s: float, every_s: float) -> Trace:
     place = np.argsort(order)
     pairs = [(place[i], place[i - 1]) for i in range(count * length) if turn[i]]
     return Trace(
-        "turns", (start_s + turn * think_s)[order], rng.integers(50, 200, count * length),
-        rng.integers(2, 10, count * length), after=np.array(sorted(pairs, key=lambda pair: pair[1])),
+        "turns",
+        (start_s + turn * think_s)[order],
+        rng.integers(50, 200, count * length),
+        rng.integers(2, 10, count * length),
+        after=np.array(sorted(pairs, key=lambda pair: pair[1])),
         think_s=np.where(turn > 0, think_s, 0.0)[order],
-    )  # fmt: skip
+    )
 
 
 def test_a_slice_has_whole_sessions() -> None:

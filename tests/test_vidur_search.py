@@ -14,14 +14,7 @@ from planner.domain import Fleet, Gpu, Limit, Llm, Policies, Pool, Slo, WorkerTy
 from planner.errors import InputError
 from planner.models.latency import StepLatency
 from planner.solvers.goodput import Steady, goodput, poisson
-from planner.solvers.vidur_search import (
-    Row,
-    SchedulingDelay,
-    configurations,
-    frontier,
-    most_rps,
-    search,
-)
+from planner.solvers.vidur_search import Row, SchedulingDelay, configurations, frontier, most_rps, search
 from planner.traces import Trace
 
 SHARED = Path(__file__).parents[2] / "shared" / "reference" / "vidur"
@@ -90,9 +83,14 @@ def test_configurations_hold_the_weights_and_the_longest_request() -> None:
     """Llama-3.1-70B (141 GB) on 80 GB GPUs: 1 never, 2 barely, 4 and more; 16 GPUs hold 16 / (TP PP)."""
     catalog = read_catalog()
     fleets = configurations(
-        catalog.llm("llama-3.1-70b"), [catalog.gpu("h100-80g")], catalog, total_gpus=16,
-        budgets=(512,), seats=(128,), least_kv_tokens=8192,
-    )  # fmt: skip
+        catalog.llm("llama-3.1-70b"),
+        [catalog.gpu("h100-80g")],
+        catalog,
+        total_gpus=16,
+        budgets=(512,),
+        seats=(128,),
+        least_kv_tokens=8192,
+    )
     pools = [fleet.pools[0] for fleet in fleets]
     assert min(pool.type.gpus for pool in pools) >= 2
     assert all(pool.count == 16 // pool.type.gpus and pool.type.kv_tokens >= 8192 for pool in pools)

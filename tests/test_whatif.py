@@ -179,8 +179,11 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where 1.00 s is promised"
     sentences = said[len(before.verdict.lines) :]
     assert [sentence.split(":")[0] for sentence in sentences] == [
-        "ttft p90 100 ms tighter", "ttft p90 100 ms looser", "tbt p99 10 ms tighter", "tbt p99 10 ms looser",
-    ]  # fmt: skip
+        "ttft p90 100 ms tighter",
+        "ttft p90 100 ms looser",
+        "tbt p99 10 ms tighter",
+        "tbt p99 10 ms looser",
+    ]
     tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), traffic(), CATALOG)
     more = tighter.certificate.value - before.value
     expected = "the same" if abs(more) < 1e-9 else f"{more:+.4g} USD/h"
@@ -191,8 +194,10 @@ def slos() -> st.SearchStrategy[Slo]:
     seconds = st.sampled_from([0.5, 1.0, 2.0])
     return st.builds(
         lambda a, b, share: Slo((Limit("ttft", 0.9, a), Limit("tbt", 0.99, b)), share),
-        seconds, seconds, st.sampled_from([None, 0.5, 0.9]),
-    )  # fmt: skip
+        seconds,
+        seconds,
+        st.sampled_from([None, 0.5, 0.9]),
+    )
 
 
 @given(asked=slos(), known=slos(), attained=st.tuples(*[st.floats(0.1, 3.0)] * 2, st.floats(0.0, 1.0)))

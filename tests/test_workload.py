@@ -87,9 +87,13 @@ def test_any_trace_has_a_summary_that_json_can_hold(arrival_s: list[float]) -> N
 def test_sessions_are_counted_with_their_turns_and_pauses() -> None:
     """1 and 2 wait for 0, 4 for 3; 5 is alone. Sessions of 3 and 2; pauses of 1, 3 and 2 s."""
     trace = Trace(
-        "turns", np.arange(6.0), np.full(6, 10), np.full(6, 5),
-        after=np.array([[1, 0], [2, 0], [4, 3]]), think_s=np.array([0.0, 1.0, 3.0, 0.0, 2.0, 0.0]),
-    )  # fmt: skip
+        "turns",
+        np.arange(6.0),
+        np.full(6, 10),
+        np.full(6, 5),
+        after=np.array([[1, 0], [2, 0], [4, 3]]),
+        think_s=np.array([0.0, 1.0, 3.0, 0.0, 2.0, 0.0]),
+    )
     found = describe(trace).sessions
     assert found is not None and (found.sessions, found.waiting) == (2, 3)
     assert (found.turns.mean, found.turns.max, found.think_s.p50, found.think_s.max) == (2.5, 3.0, 2.0, 3.0)
@@ -208,9 +212,14 @@ def test_classes_refuse_nonsense() -> None:
     [("conversation", 5.5, 1155, 1020, 211, 129, 1.0), ("code", 2.6, 2048, 1500, 28, 13, 5.0)],
 )
 def test_samples_have_the_published_shape(
-    name: str, rate_rps: float, mean_input: float, p50_input: float, mean_output: float, p50_output: float,
+    name: str,
+    rate_rps: float,
+    mean_input: float,
+    p50_input: float,
+    mean_output: float,
+    p50_output: float,
     least_gap_cv: float,
-) -> None:  # fmt: skip
+) -> None:
     """Within 5 % of the figures Azure published; code comes in bursts."""
     summary = describe(read_trace(repository_dir("examples") / "traces" / f"azure-{name}-sample.csv"))
     assert summary.rate_rps == pytest.approx(rate_rps, rel=1e-3)

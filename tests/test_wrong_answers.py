@@ -61,9 +61,10 @@ def test_a_plan_of_level_0_is_no_cheaper_than_level_0() -> None:
 def test_level_0_is_what_a_scan_of_all_counts_finds(k: int, every_s: float, tbt: str) -> None:
     """Three GPU types, more than 200 pairs, which were searched as if a queue before prefill did not help."""
     document = {
-        "llm": LLAMA, "slo": {"ttft": {"p90": "30 s"}, "tbt": {"p99": tbt}},
+        "llm": LLAMA,
+        "slo": {"ttft": {"p90": "30 s"}, "tbt": {"p99": tbt}},
         "fleet": {"gpus": ["a100-80g", "h100-80g", "h200-141g"]},
-    }  # fmt: skip
+    }
     problem = pose(parse_task(document, CATALOG), handoff_bursts(k, every_s), CATALOG)
     level0 = search_level0(problem)
     search, bounded = level0.search, level0.bounded
@@ -92,9 +93,11 @@ def test_shortest_prompt_and_output_first_is_ordered_by_both_before_unlimited_de
     is_short = np.concatenate([np.arange(8190) % 7 == 3, np.zeros(60, bool)])[order]
     found = asked(
         made(arrival_s[order], np.where(is_short, 700, 500), np.where(is_short, 10, 250)),
-        llm="meta-llama/Llama-3.1-8B", slo={"ttft": {"p90": "2 s"}, "tbt": {"p99": "11 ms"}},
-        fleet={"gpus": ["h100-80g"]}, policies={"queue": "srpt"},
-    )  # fmt: skip
+        llm="meta-llama/Llama-3.1-8B",
+        slo={"ttft": {"p90": "2 s"}, "tbt": {"p99": "11 ms"}},
+        fleet={"gpus": ["h100-80g"]},
+        policies={"queue": "srpt"},
+    )
     assert found.certificate.value <= 8.97 * (1 + 1e-9)
 
 
@@ -104,17 +107,20 @@ def test_a_limit_is_not_out_of_reach_for_prompts_of_the_warm_up() -> None:
     inputs[:50:4] = 60_000
     found = asked(
         made(np.arange(1000.0), inputs, np.full(1000, 20)),
-        slo={"ttft": {"p99": "1 s"}, "tbt": {"p99": "200 ms"}}, fleet={"gpus": {"h100-80g": 64}},
-    )  # fmt: skip
+        slo={"ttft": {"p99": "1 s"}, "tbt": {"p99": "200 ms"}},
+        fleet={"gpus": {"h100-80g": 64}},
+    )
     assert found.certificate.value <= 23.92 * (1 + 1e-9)
 
 
 def test_mixed_types_are_searched_before_nothing_is_said_to_hold() -> None:
     """Said: exit 3, raise stock from 12 to 16. 1 H100 TP 4 and 3 A100 TP 4 hold, or as much money."""
     found = asked(
-        read_trace(SAMPLE), slo={"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}},
-        traffic={"rate": 20}, fleet={"gpus": {"a100-80g": 12, "h100-80g": 4}},
-    )  # fmt: skip
+        read_trace(SAMPLE),
+        slo={"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}},
+        traffic={"rate": 20},
+        fleet={"gpus": {"a100-80g": 12, "h100-80g": 4}},
+    )
     assert found.certificate.value <= 34.64 * (1 + 1e-9)
     assert len({pool.type.gpu.name for pool in found.fleet.pools}) == 2
 
@@ -125,9 +131,10 @@ def test_a_percentile_of_gaps_paces_no_decode_in_the_bound() -> None:
     calm, wave = np.sort(rng.uniform(0, 960, 860)), np.sort(rng.uniform(590, 680, 6100))
     arrival_s = np.sort(np.concatenate([calm, wave]))
     document = {
-        "llm": LLAMA, "slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "75 ms"}},
+        "llm": LLAMA,
+        "slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "75 ms"}},
         "fleet": {"gpus": ["a100-80g", "h100-80g"]},
-    }  # fmt: skip
+    }
     trace = made(arrival_s, np.full(len(arrival_s), 20), np.full(len(arrival_s), 800))
     assert (lower_bound(pose(parse_task(document, CATALOG), trace, CATALOG)) or 0.0) <= 17.32
 
@@ -138,9 +145,10 @@ def test_every_prefill_count_is_looked_at() -> None:
     """Said: 20 mixed H100 TP 4 at 239.20, exact. 7 prefill TP 2 and 1 decode TP 8 hold; 6 and 10 do not."""
     found = asked(
         read_trace(BESIDE / "AzureLLMInferenceTrace_code.csv"),
-        slo={"ttft": {"p90": "10 s"}, "tbt": {"p99": "24 ms"}}, traffic={"rate": 20},
+        slo={"ttft": {"p90": "10 s"}, "tbt": {"p99": "24 ms"}},
+        traffic={"rate": 20},
         fleet={"gpus": ["a100-80g", "h100-80g"]},
-    )  # fmt: skip
+    )
     assert found.certificate.value <= 65.78 * (1 + 1e-9)
     assert found.certificate.level0_exact or found.certificate.assumed
 
@@ -154,5 +162,5 @@ def test_types_too_few_to_serve_alone_get_the_settings_that_suit_them() -> None:
         slo={"ttft": {"p95": "2 s"}, "tpot": {"p95": "80 ms"}},
         traffic={"rate": 60, "window": "busiest 10 min"},
         fleet={"gpus": {"h100-80g": 16, "h200-141g": None}, "prices": {"h100-80g": "1.00 usd/h"}},
-    )  # fmt: skip
+    )
     assert found.certificate.value <= 55.90 * (1 + 1e-9)

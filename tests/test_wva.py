@@ -48,6 +48,9 @@ def test_one_seat_is_simulated_as_theory_says() -> None:
 def test_the_cases_of_wva_come_out() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "peers" / "wva.py"), str(CASES), "--requests", "500"],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,10 +27,14 @@ except PlannerError as error:
     st.error(str(error))
     st.stop()
 pages = {
-    name: st.Page(HERE / "views" / f"{name}.py", title=title, default=name == "plan",
-                  url_path="" if name == "plan" else name.replace("_", "-"))
+    name: st.Page(
+        HERE / "views" / f"{name}.py",
+        title=title,
+        default=name == "plan",
+        url_path="" if name == "plan" else name.replace("_", "-"),
+    )
     for name, title in PAGES.items()
-}  # fmt: skip
+}
 chosen = st.navigation(list(pages.values()), position="hidden")
 st.html(HERE / "style.css")
 if st.context.theme.type == "dark":

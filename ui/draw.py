@@ -24,10 +24,17 @@ _FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")  # 1,024 or "+5
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 # on a dark page, by what the planner draws for a light one; the report's own dark colours
 DARK = {
-    BLUE: "#56b4e9", VERMILLION: "#f0883e", GREEN: "#3fc79a", PURPLE: "#e08fd0",
-    ORANGE: "#e6b84f", INK: "#e6eaf0", MUTED: "#98a4b3", SOFT: "#66727f", GRID: "#323b47",
+    BLUE: "#56b4e9",
+    VERMILLION: "#f0883e",
+    GREEN: "#3fc79a",
+    PURPLE: "#e08fd0",
+    ORANGE: "#e6b84f",
+    INK: "#e6eaf0",
+    MUTED: "#98a4b3",
+    SOFT: "#66727f",
+    GRID: "#323b47",
     PAPER: "#12161c",
-}  # fmt: skip
+}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -103,7 +110,7 @@ def figures(cells: Iterable[tuple[str, str, str]]) -> None:
 
 def plan_tabs(
     document: Document, store: Store, key: str, *, command_text: str = "", folder: str = ""
-) -> None:  # fmt: skip
+) -> None:
     """All that is known of a plan, by topic; `folder` of the result's files is its own."""
     tables = document["tables"]
     names = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")

@@ -21,18 +21,22 @@ from ui.store import read_as
 
 MOST_UPLOAD_MB = 2048
 OBJECTIVES = {
-    "cost": "lowest cost", "power": "lowest power", "gpus": "fewest GPUs",
+    "cost": "lowest cost",
+    "power": "lowest power",
+    "gpus": "fewest GPUs",
     "throughput": "most traffic within the limits",
-}  # fmt: skip
+}
 SCALES = {
     "superpose": "more users (superpose)",
     "compress": "a faster clock (compress)",
     "thin": "fewer users (thin)",
 }
 ORDERS = {
-    "fcfs": "first come, first served (fcfs)", "sjf": "shortest prompt first (sjf)",
-    "ljf": "longest prompt first (ljf)", "srpt": "shortest remaining prompt first (srpt)",
-}  # fmt: skip
+    "fcfs": "first come, first served (fcfs)",
+    "sjf": "shortest prompt first (sjf)",
+    "ljf": "longest prompt first (ljf)",
+    "srpt": "shortest remaining prompt first (srpt)",
+}
 SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."
 EMPTY: dict[str, Any] = {"min_value": 0.001, "value": None, "format": "%g"}
 SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
@@ -74,10 +78,12 @@ def choose(session: Session, asked: Asked) -> tuple[Asked, Any]:
 def upload_trace(session: Session, place: str = "ask") -> None:
     """A trace of one's own, which is then the chosen one."""
     uploaded = st.file_uploader(
-        "Upload a trace (CSV or JSONL, plain or .gz)", key=f"{place}_upload", max_upload_size=MOST_UPLOAD_MB,
+        "Upload a trace (CSV or JSONL, plain or .gz)",
+        key=f"{place}_upload",
+        max_upload_size=MOST_UPLOAD_MB,
         help="Azure, BurstGPT, Mooncake, Qwen-Bailian, RAGPulse and Vidur are known by their columns; so is "
         "a table of timestamp, input_tokens, output_tokens.",
-    )  # fmt: skip
+    )
     if uploaded is not None and st.session_state.get(f"{place}_uploaded") != uploaded.file_id:
         st.session_state[f"{place}_uploaded"] = uploaded.file_id
         kept = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
@@ -102,20 +108,25 @@ def part(place: str = "ask") -> Asked:
             "Rescale by", get_args(Scale), format_func=SCALES.__getitem__, key=f"{place}_scale"
         ),
         "window": st.selectbox(
-            "Part of the trace", question.WINDOWS, key=f"{place}_window", accept_new_options=True,
+            "Part of the trace",
+            question.WINDOWS,
+            key=f"{place}_window",
+            accept_new_options=True,
             help="Or type another, such as: busiest 30 min",
         ),
-    }  # fmt: skip
+    }
 
 
 def rate(place: str = "ask") -> float | None:
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     found: float | None = st.number_input(
-        "Rate [requests/s]; empty: as in the trace", step=1.0, key=f"{place}_rate",
+        "Rate [requests/s]; empty: as in the trace",
+        step=1.0,
+        key=f"{place}_rate",
         disabled=is_for_throughput,
         help="The trace is rescaled to this rate. Where the most traffic is looked for, it is the answer.",
         **EMPTY,
-    )  # fmt: skip
+    )
     return found
 
 
@@ -126,9 +137,7 @@ def llm(session: Session, place: str = "ask") -> str:
         known.append(st.session_state[f"{place}_llm"])
     above = st.container()
     with st.popover("Another LLM"):
-        uploaded = st.file_uploader(
-            "Its config.json, as on Hugging Face", "json", key=f"{place}_upload_llm"
-        )  # fmt: skip
+        uploaded = st.file_uploader("Its config.json, as on Hugging Face", "json", key=f"{place}_upload_llm")
         if uploaded is not None and st.session_state.get(f"{place}_uploaded_llm") != uploaded.file_id:
             st.session_state[f"{place}_uploaded_llm"] = uploaded.file_id
             path = str(session.store.add_file(uploaded.name, uploaded.getvalue()))
@@ -148,7 +157,10 @@ def gpus(session: Session, asked: Asked, place: str = "ask") -> list[dict[str, A
     table["memory"] = [session.catalog.gpus[name].memory_bytes / 1e9 for name in table["GPU"]]
     money: dict[str, Any] = {"min_value": 0.0, "format": "%.2f"}
     edited = st.data_editor(
-        table, key=f"{place}_gpus_table", hide_index=True, disabled=["GPU", "memory"],
+        table,
+        key=f"{place}_gpus_table",
+        hide_index=True,
+        disabled=["GPU", "memory"],
         column_config={
             "use": st.column_config.CheckboxColumn("use", width="small"),
             "USD/h": st.column_config.NumberColumn("USD/h", help="on demand", width="small", **money),
@@ -164,7 +176,7 @@ def gpus(session: Session, asked: Asked, place: str = "ask") -> list[dict[str, A
         },
         placeholder="-",
         alt="GPUs that may be used, with their prices and how many there are",
-    )  # fmt: skip
+    )
     st.caption(
         "Prices are per GPU and hour. Empty stock: as many as it takes. A plan runs around the clock, so the "
         "lower of USD/h and reserved counts; spot workers may go at any time, and are planned with what goes."
@@ -196,18 +208,32 @@ def promise(session: Session, place: str = "ask") -> Asked:
     for metric in METRICS:
         name, share = st.columns([3, 2], vertical_alignment="bottom")
         found[f"{metric}_ms"] = name.number_input(
-            f"{question.WHAT[metric]} at most [ms]", step=10.0, on_change=own_limits,
-            key=f"{place}_{metric}_ms", placeholder="not promised", disabled=is_relative, **EMPTY,
-        )  # fmt: skip
+            f"{question.WHAT[metric]} at most [ms]",
+            step=10.0,
+            on_change=own_limits,
+            key=f"{place}_{metric}_ms",
+            placeholder="not promised",
+            disabled=is_relative,
+            **EMPTY,
+        )
         found[f"{metric}_percentile"] = share.selectbox(
-            f"{metric.upper()} percentile", question.PERCENTILES, key=f"{place}_{metric}_percentile",
-            on_change=own_limits, disabled=is_relative, accept_new_options=True,
-        )  # fmt: skip
+            f"{metric.upper()} percentile",
+            question.PERCENTILES,
+            key=f"{place}_{metric}_percentile",
+            on_change=own_limits,
+            disabled=is_relative,
+            accept_new_options=True,
+        )
     found["attainment"] = st.number_input(
-        "Requests that keep all limits at once, at least [%]", max_value=100.0, step=1.0,
-        key=f"{place}_attainment", placeholder="not promised", disabled=is_relative, on_change=own_limits,
+        "Requests that keep all limits at once, at least [%]",
+        max_value=100.0,
+        step=1.0,
+        key=f"{place}_attainment",
+        placeholder="not promised",
+        disabled=is_relative,
+        on_change=own_limits,
         **EMPTY,
-    )  # fmt: skip
+    )
     return found
 
 
@@ -215,12 +241,12 @@ def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) ->
     found: Asked = {
         "objective": st.selectbox(
             "Look for", objectives, format_func=OBJECTIVES.__getitem__, key=f"{place}_objective"
-        ),
+        )
     }
     for name, label in (("cost", "Cost at most [USD/h]"), ("power_kw", "Power at most [kW]")):
         found[name] = st.number_input(
             label, key=f"{place}_{name}", step=10.0, placeholder="no limit", **EMPTY
-        )  # fmt: skip
+        )
     found["gpu_limit"] = st.number_input(
         "GPUs at most", min_value=1, value=None, step=1, key=f"{place}_gpu_limit", placeholder="no limit"
     )
@@ -233,24 +259,36 @@ def policies(place: str = "ask") -> Asked:
     """How requests wait, and what must be survived."""
     found: Asked = {
         "queues": st.multiselect(
-            "Order of the waiting prompts: any of", QUEUES, format_func=ORDERS.__getitem__,
-            key=f"{place}_queues", help="The plan takes the one that needs least; of equal ones the first.",
-        ),
-    }  # fmt: skip
+            "Order of the waiting prompts: any of",
+            QUEUES,
+            format_func=ORDERS.__getitem__,
+            key=f"{place}_queues",
+            help="The plan takes the one that needs least; of equal ones the first.",
+        )
+    }
     found["longest_wait"] = st.number_input(
-        "Nobody is overtaken for longer than [s]", step=10.0, key=f"{place}_longest_wait",
-        placeholder="no limit", disabled=found["queues"] in (["fcfs"], []), **EMPTY,
-    )  # fmt: skip
+        "Nobody is overtaken for longer than [s]",
+        step=10.0,
+        key=f"{place}_longest_wait",
+        placeholder="no limit",
+        disabled=found["queues"] in (["fcfs"], []),
+        **EMPTY,
+    )
     count, of = st.columns(2, vertical_alignment="bottom")
     found["spare"] = count.number_input(
-        "Losses to survive", min_value=0, step=1, key=f"{place}_spare",
+        "Losses to survive",
+        min_value=0,
+        step=1,
+        key=f"{place}_spare",
         help="The promise holds after losing so many workers of any one pool, or nodes with all on them.",
-    )  # fmt: skip
+    )
     found["spare_of"] = of.selectbox("Losses of", (question.WORKERS, question.NODES), key=f"{place}_spare_of")
     found["robust_steps"] = st.number_input(
-        "Hold if steps take longer by [%]", key=f"{place}_robust_steps",
-        help="The fits' own error stands in every plan.", **SHARE,
-    )  # fmt: skip
+        "Hold if steps take longer by [%]",
+        key=f"{place}_robust_steps",
+        help="The fits' own error stands in every plan.",
+        **SHARE,
+    )
     found["robust_traffic"] = st.number_input(
         "Hold if there is more traffic by [%]", key=f"{place}_robust_traffic", **SHARE
     )
@@ -261,18 +299,27 @@ def engines(place: str = "ask") -> Asked:
     """What holds for every worker."""
     found: Asked = {
         "stages": st.multiselect(
-            "Pipeline stages a worker may have", range(1, MAX_PP + 1), key=f"{place}_stages",
+            "Pipeline stages a worker may have",
+            range(1, MAX_PP + 1),
+            key=f"{place}_stages",
             help="More than one lets a worker span more GPUs than tensor parallelism does.",
-        ),
-    }  # fmt: skip
+        )
+    }
     found["bandwidth"] = st.number_input(
-        "Network between workers [GB/s]", min_value=0.001, format="%g", key=f"{place}_bandwidth",
+        "Network between workers [GB/s]",
+        min_value=0.001,
+        format="%g",
+        key=f"{place}_bandwidth",
         help="Over it, prefill workers hand the KV cache of a prompt to decode workers.",
-    )  # fmt: skip
+    )
     found["host_overhead"] = st.number_input(
-        "Host overhead per engine step [ms]", min_value=0.0, step=0.5, format="%g",
-        key=f"{place}_host_overhead", help="The engine's own time, which kernel times leave out.",
-    )  # fmt: skip
+        "Host overhead per engine step [ms]",
+        min_value=0.0,
+        step=0.5,
+        format="%g",
+        key=f"{place}_host_overhead",
+        help="The engine's own time, which kernel times leave out.",
+    )
     return found
 
 

@@ -75,9 +75,13 @@ class Jobs:
             self._spare = _worker()
 
     def start(
-        self, session: str, place: str, kind: str, request: dict[str, Any],
+        self,
+        session: str,
+        place: str,
+        kind: str,
+        request: dict[str, Any],
         then: Callable[[Job], None] = lambda _: None,
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         """Start a job, or find its result. `then` is called in a thread of ours once the result is kept."""
         job = Job(kind, result_key(kind, request))
         self.cancel(session, place)
@@ -208,9 +212,12 @@ def _own_digest() -> str:
 
 def _worker() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ui.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "ui.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

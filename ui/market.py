@@ -17,13 +17,28 @@ TROUGH = 0.3  # of the peak, in the table one starts from
 # columns of the tables, by what schedule.yaml calls them
 PRICES = {"on demand": "on_demand", "reserved": "reserved", "spot": "spot"}
 OFFERED = ("GPU", *PRICES, "interruptions/h", "stock")
-WORKER = {"llm": "llm", "worker": "worker", "gpu": "gpu", "gpus": "gpus", "requests/s": "rate",
-          "W": "power", "start [min]": "start"}  # fmt: skip
+WORKER = {
+    "llm": "llm",
+    "worker": "worker",
+    "gpu": "gpu",
+    "gpus": "gpus",
+    "requests/s": "rate",
+    "W": "power",
+    "start [min]": "start",
+}
 MADE_UP: Document = {
     "gpus": {"h100-80g": {"on_demand": "2.99 usd/h"}},
-    "capacity": [{"llm": "llama-3.1-70b", "worker": "4 × h100-80g", "gpu": "h100-80g", "gpus": 4,
-                  "rate": "10 req/s", "power": "2800 W"}],
-}  # fmt: skip
+    "capacity": [
+        {
+            "llm": "llama-3.1-70b",
+            "worker": "4 × h100-80g",
+            "gpu": "h100-80g",
+            "gpus": 4,
+            "rate": "10 req/s",
+            "power": "2800 W",
+        }
+    ],
+}
 
 
 def kinds(plan: Document) -> list[str]:
@@ -75,9 +90,11 @@ def unit(plan: Document, gpu: Gpu) -> Document:
     return {
         "llm": plan["llm"],
         "worker": f"{gpus if len(each) == 1 else parts} × {gpu.name}",
-        "gpu": gpu.name, "gpus": gpus, "rate": f"{plan['rate_rps'] / units:.4g} req/s",
+        "gpu": gpu.name,
+        "gpus": gpus,
+        "rate": f"{plan['rate_rps'] / units:.4g} req/s",
         "power": f"{gpus * gpu.power_w:g} W",
-    }  # fmt: skip
+    }
 
 
 def offer_rows(gpus: Mapping[str, Document]) -> list[Document]:

@@ -35,18 +35,31 @@ WHAT = {
     "e2e": "End-to-end time (E2E)",
 }
 WORKERS, NODES = "workers", "nodes"
-PRICES = {"USD/h": "on_demand", "reserved": "reserved", "spot": "spot",
-          "interruptions/h": "spot_interruptions_per_h"}  # fmt: skip
+PRICES = {
+    "USD/h": "on_demand",
+    "reserved": "reserved",
+    "spot": "spot",
+    "interruptions/h": "spot_interruptions_per_h",
+}
 """The columns of prices, and what slo.yaml calls them."""
 SHOWN: dict[str, Any] = {
-    "llm": None, "preset": None, "slo": None, "objective": None, "spare": None,
+    "llm": None,
+    "preset": None,
+    "slo": None,
+    "objective": None,
+    "spare": None,
     "traffic": {"rate": None, "scale": None, "window": None},
-    "fleet": {"gpus": None, "prices": None, "pp": None, "host_overhead": None,
-              "network": {"bandwidth": None}},
+    "fleet": {
+        "gpus": None,
+        "prices": None,
+        "pp": None,
+        "host_overhead": None,
+        "network": {"bandwidth": None},
+    },
     "policies": {"queue": None, "longest_wait": None},
     "limits": {"power": None, "cost": None, "gpus": None},
     "robust": {"step_times": None, "traffic": None},
-}  # fmt: skip
+}
 """The keys of slo.yaml that have inputs."""
 
 
@@ -55,15 +68,29 @@ def sample(catalog: Catalog) -> Asked:
     stock = {"a100-80g": 64, "h100-80g": 32, "h100-80g@350W": 32}
     asked: Asked = {
         "trace": f"{SAMPLES}/azure-conversation-sample.csv",
-        "rate": 20.0, "scale": "superpose", "window": "whole",
+        "rate": 20.0,
+        "scale": "superpose",
+        "window": "whole",
         "llm": catalog.llm("llama-3.1-70b").name,
         "preset": OWN_LIMITS,
         "attainment": None,
-        "objective": "cost", "power_kw": 80.0, "cost": 500.0, "gpu_limit": None,
-        "spare": 0, "spare_of": WORKERS, "robust_steps": 0.0, "robust_traffic": 0.0,
-        "queues": ["fcfs"], "longest_wait": None, "stages": [1],
-        "bandwidth": 50.0, "host_overhead": 0.0, "seed": 0, "time_limit": 120, "more": {},
-    }  # fmt: skip
+        "objective": "cost",
+        "power_kw": 80.0,
+        "cost": 500.0,
+        "gpu_limit": None,
+        "spare": 0,
+        "spare_of": WORKERS,
+        "robust_steps": 0.0,
+        "robust_traffic": 0.0,
+        "queues": ["fcfs"],
+        "longest_wait": None,
+        "stages": [1],
+        "bandwidth": 50.0,
+        "host_overhead": 0.0,
+        "seed": 0,
+        "time_limit": 120,
+        "more": {},
+    }
     for metric in METRICS:
         asked[f"{metric}_percentile"] = "p90" if metric == "ttft" else "p99"
         asked[f"{metric}_ms"] = {"ttft": 2000.0, "tbt": 200.0}.get(metric)
@@ -129,23 +156,32 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
     limits, more_limits = _of_slo(task.slo) if task.slowdowns is None else ({}, {})
     prices, more_prices = _of_prices((document.get("fleet") or {}).get("prices") or {}, catalog)
     more = merged(more, _given({"slo": more_limits, "fleet": _given({"prices": more_prices})}))
-    return asked | limits | {
-        "llm": document["llm"] if is_path(document["llm"]) else task.llm,
-        "preset": task.preset or OWN_LIMITS,
-        "rate": task.rate_rps, "scale": task.scale, "window": task.window or WINDOWS[0],
-        "gpus": gpu_rows(prices, catalog, use=task.stock),
-        "objective": task.objective,
-        "power_kw": _times(task.power_limit_w, 1e-3), "cost": task.cost_limit_usd_per_h,
-        "gpu_limit": task.gpu_limit,
-        "spare": task.spare_workers or task.spare_nodes, "spare_of": NODES if task.spare_nodes else WORKERS,
-        "robust_steps": _times(task.robust.step_times_frac, 100),
-        "robust_traffic": _times(task.robust.traffic_frac, 100),
-        "queues": list(task.queues), "stages": list(task.stages),
-        "longest_wait": None if math.isinf(task.longest_wait_s) else task.longest_wait_s,
-        "bandwidth": _times(task.network.bandwidth_bytes_per_s, 1e-9),
-        "host_overhead": _times(task.host_overhead_s, 1e3),
-        "more": more,
-    }  # fmt: skip
+    return (
+        asked
+        | limits
+        | {
+            "llm": document["llm"] if is_path(document["llm"]) else task.llm,
+            "preset": task.preset or OWN_LIMITS,
+            "rate": task.rate_rps,
+            "scale": task.scale,
+            "window": task.window or WINDOWS[0],
+            "gpus": gpu_rows(prices, catalog, use=task.stock),
+            "objective": task.objective,
+            "power_kw": _times(task.power_limit_w, 1e-3),
+            "cost": task.cost_limit_usd_per_h,
+            "gpu_limit": task.gpu_limit,
+            "spare": task.spare_workers or task.spare_nodes,
+            "spare_of": NODES if task.spare_nodes else WORKERS,
+            "robust_steps": _times(task.robust.step_times_frac, 100),
+            "robust_traffic": _times(task.robust.traffic_frac, 100),
+            "queues": list(task.queues),
+            "stages": list(task.stages),
+            "longest_wait": None if math.isinf(task.longest_wait_s) else task.longest_wait_s,
+            "bandwidth": _times(task.network.bandwidth_bytes_per_s, 1e-9),
+            "host_overhead": _times(task.host_overhead_s, 1e3),
+            "more": more,
+        }
+    )
 
 
 def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
@@ -177,9 +213,7 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     else:
         found["slo"] = _slo(asked)
     found |= {"traffic": _given(traffic), "fleet": fleet}
-    policies = {
-        "queue": asked["queues"] if asked["queues"] not in (["fcfs"], []) else None,
-    }
+    policies = {"queue": asked["queues"] if asked["queues"] not in (["fcfs"], []) else None}
     if policies["queue"]:  # first come, first served overtakes nobody
         policies["longest_wait"] = _with_unit(asked["longest_wait"], "s")
     robust = {
@@ -274,11 +308,12 @@ def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Ro
         terms = value if isinstance(value, Mapping) else {"on_demand": value}
         rate = PRICES["interruptions/h"]
         shown[name] = {
-            key: share(terms[key], key, most=60.0) if key == rate
+            key: share(terms[key], key, most=60.0)
+            if key == rate
             else quantity(terms[key], "usd_per_h", where=key)
             for key in PRICES.values()
             if key in terms
-        }  # fmt: skip
+        }
         if others := {key: terms[key] for key in terms if key not in PRICES.values()}:
             more[name] = others
     return shown, more
@@ -295,12 +330,14 @@ def _prices(used: Iterable[Row], catalog: Catalog) -> dict[str, Any]:
         if terms != found.get(gpu.base, {"on_demand": gpu.price_usd_per_h}):
             found[gpu.name] = terms
     return {
-        name: _with_unit(terms["on_demand"], "usd/h") if set(terms) == {"on_demand"} else {
+        name: _with_unit(terms["on_demand"], "usd/h")
+        if set(terms) == {"on_demand"}
+        else {
             key: value if key == PRICES["interruptions/h"] else _with_unit(value, "usd/h")
             for key, value in terms.items()
         }
         for name, terms in found.items()
-    }  # fmt: skip
+    }
 
 
 def _stock(count: float | None) -> int | None:

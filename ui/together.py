@@ -22,9 +22,17 @@ from ui import question
 from ui.question import Asked
 
 SHARED = (
-    "gpus", "stages", "bandwidth", "host_overhead", "objective", "cost", "power_kw", "gpu_limit", "seed",
+    "gpus",
+    "stages",
+    "bandwidth",
+    "host_overhead",
+    "objective",
+    "cost",
+    "power_kw",
+    "gpu_limit",
+    "seed",
     "time_limit",
-)  # fmt: skip
+)
 FILE = Path("slo.yaml")
 
 
@@ -90,9 +98,7 @@ def of_document(
         if entry.trace.name not in known:
             raise InputError(f"{where}: trace: {entry.trace.name} is not here; upload it, then apply again")
         found = question.of_document({**entry.own, **beside}, question.sample(catalog), catalog)
-        every.append(
-            found | {"name": entry.name, "rows": entry.model, "trace": known[entry.trace.name]}
-        )  # fmt: skip
+        every.append(found | {"name": entry.name, "rows": entry.model, "trace": known[entry.trace.name]})
     kept_of = {key: asked["shared"][key] for key in ("seed", "time_limit")}
     shared = every[0] | kept_of | {"more": _of(every[0]["more"], shared=True)}
     return {

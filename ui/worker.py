@@ -100,10 +100,12 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
     found = _planned(request, tell)
     tell({"phase": "writing the report"})
     command = words.command_line(
-        Path("slo.yaml"), Path(request["trace"]),
+        Path("slo.yaml"),
+        Path(request["trace"]),
         Path(request["catalog"]) if request.get("catalog") else None,
-        seed=request["seed"], time_limit_s=request["time_limit_s"],
-    )  # fmt: skip
+        seed=request["seed"],
+        time_limit_s=request["time_limit_s"],
+    )
     rendered: Files = {
         **output.render(found, command=command),
         "slo.yaml": files.to_yaml(request["question"]),
@@ -150,11 +152,16 @@ def _planned(request: Request, tell: Tell) -> Plan:
     task = parse_task(request["question"], study.catalog)
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
     return planning.plan(
-        task, study.trace, study.catalog, seed=study.seed, time_limit_s=study.time_limit_s,
-        progress=study.progress, watch=lambda standing: tell({"standing": asdict(standing)}),
+        task,
+        study.trace,
+        study.catalog,
+        seed=study.seed,
+        time_limit_s=study.time_limit_s,
+        progress=study.progress,
+        watch=lambda standing: tell({"standing": asdict(standing)}),
         answers=None if looks_for_rate else study.answers,
         asked=None if looks_for_rate else study.traffic(task),
-    )  # fmt: skip
+    )
 
 
 def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
@@ -190,9 +197,12 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
     text = files.to_yaml({**asked, "llms": whole}).encode()
     question = read_as("slo.yaml", text, lambda path: read_question(path, None, known))
     found = plan_together(
-        question, known, seed=request["seed"], time_limit_s=request["time_limit_s"],
+        question,
+        known,
+        seed=request["seed"],
+        time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),
-    )  # fmt: skip
+    )
     tell({"phase": "writing the reports"})
     folder = Path(request["catalog"]) if request.get("catalog") else None
     command = words.command_line(
@@ -266,10 +276,12 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     document = {
         "verdict": compare.verdict(found),
         "notes": found.notes,
-        "table": (("", *(row.variant.name for row in found.rows)),
-                  [(label, *cells) for label, cells in compare.lines(found)]),
+        "table": (
+            ("", *(row.variant.name for row in found.rows)),
+            [(label, *cells) for label, cells in compare.lines(found)],
+        ),
         "charts": pictures,
-    }  # fmt: skip
+    }
     return document, dict(compare.render(found))
 
 
@@ -322,10 +334,14 @@ def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
         if request.get("fleet"):
             fleet.write_text(request["fleet"])
         plan_prefixes(
-            Path(request["trace"]), fleet=fleet if request.get("fleet") else None, pool=request["pool"],
-            out=out, catalog=Path(request["catalog"]) if request.get("catalog") else None,
-            seed=request["seed"], time_limit=request["time_limit_s"],
-        )  # fmt: skip
+            Path(request["trace"]),
+            fleet=fleet if request.get("fleet") else None,
+            pool=request["pool"],
+            out=out,
+            catalog=Path(request["catalog"]) if request.get("catalog") else None,
+            seed=request["seed"],
+            time_limit=request["time_limit_s"],
+        )
         written: Files = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
     document: Document = json.loads(written["prefixes.json"])
     summary = document["trace"]

@@ -56,10 +56,13 @@ def prepare(args: argparse.Namespace) -> None:
     measured = out / ("overlapped.csv" if args.async_scheduling else "table.csv")
     plan("fit", str(measured), "-o", str(out / "fit.yaml"), "--choose", *gpu)
     worker = {
-        "name": "mixed", "gpu": read_yaml(out / "fit.yaml")["gpu"], "latency": "fit.yaml",
-        "kv_tokens": int(table.about["kv_cache"].split()[0]), "max_num_seqs": sequences,
+        "name": "mixed",
+        "gpu": read_yaml(out / "fit.yaml")["gpu"],
+        "latency": "fit.yaml",
+        "kv_tokens": int(table.about["kv_cache"].split()[0]),
+        "max_num_seqs": sequences,
         "max_num_batched_tokens": step_tokens,
-    }  # fmt: skip
+    }
     document = {"llm": table.about["llm"], "workers": [worker], "max_model_len": context}
     write_file(out / "fleet.yaml", to_yaml(document))
     fleet = read_fleet(out / "fleet.yaml", catalog)
@@ -88,9 +91,12 @@ def prepare(args: argparse.Namespace) -> None:
     if "eager" in table.about["engine"]:  # as it was profiled
         flags.append("--enforce-eager")
     found = {
-        "config": str(args.config), "flags": flags, "environment": {**NO_NETWORK, **command.environment},
-        "profile": table.about, "runs": runs,
-    }  # fmt: skip
+        "config": str(args.config),
+        "flags": flags,
+        "environment": {**NO_NETWORK, **command.environment},
+        "profile": table.about,
+        "runs": runs,
+    }
     write_file(out / "replay.json", json.dumps(found, indent=2) + "\n")
     print(f"{out}: {len(runs)} runs of {args.seconds:g} s; now benchmarks/gpu/replay.py {out}")
 
@@ -112,16 +118,42 @@ def compare(args: argparse.Namespace) -> None:
             print(f"{name}: not replayed yet")
             continue
         told = json.loads(
-            plan("validate", str(out / "fleet.yaml"), "--trace", str(folder / "trace.csv"), "--slo",
-                 str(out / "slo.yaml"), "--config", asked["config"], "-o", str(folder), *TOLERANCES, "--json")
-        )  # fmt: skip
-        kept = ("agrees", "requests", "finished", "client_late_s", "stolen_frac", "attainment",
-                "steps", "errors", "errors_undisturbed", "errors_corrected", "machine", "parts")  # fmt: skip
+            plan(
+                "validate",
+                str(out / "fleet.yaml"),
+                "--trace",
+                str(folder / "trace.csv"),
+                "--slo",
+                str(out / "slo.yaml"),
+                "--config",
+                asked["config"],
+                "-o",
+                str(folder),
+                *TOLERANCES,
+                "--json",
+            )
+        )
+        kept = (
+            "agrees",
+            "requests",
+            "finished",
+            "client_late_s",
+            "stolen_frac",
+            "attainment",
+            "steps",
+            "errors",
+            "errors_undisturbed",
+            "errors_corrected",
+            "machine",
+            "parts",
+        )
         served = read_step_logs((folder / "engines").iterdir()).requests.values()
         result["runs"][name] = {
-            "rate_rps": run["rate_rps"], "capacity_rps": run["capacity_rps"],
-            "cached_tokens": sum(one.cached_tokens for one in served), **{key: told[key] for key in kept},
-        }  # fmt: skip
+            "rate_rps": run["rate_rps"],
+            "capacity_rps": run["capacity_rps"],
+            "cached_tokens": sum(one.cached_tokens for one in served),
+            **{key: told[key] for key in kept},
+        }
         print("\n".join(rows(name, run["rate_rps"], told)))
     write_file(out / "result.json", json.dumps(result, indent=1) + "\n")
     agreeing = [name for name, run in result["runs"].items() if run["agrees"]]
@@ -135,11 +167,13 @@ def rows(name: str, rate_rps: float, told: dict[str, Any]) -> list[str]:
         f"\n{name}: {rate_rps:.2f} requests/s, {told['finished']} of {told['requests']} finished; attainment "
         f"predicted {100 * told['attainment']['predicted']:.1f} %, measured "
         f"{100 * told['attainment']['measured']:.1f} %; {'agrees' if told['agrees'] else 'DOES NOT AGREE'}",
-        *(f"steps: all seconds {100 * one['bias_frac']:+.1f} %, each "
-          + ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in one["mean_error_frac"].items())
-          for one in told["steps"]),
+        *(
+            f"steps: all seconds {100 * one['bias_frac']:+.1f} %, each "
+            + ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in one["mean_error_frac"].items())
+            for one in told["steps"]
+        ),
         "\n| | P50 | P90 | P99 |\n|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for side in ("errors", "errors_undisturbed", "errors_corrected"):
         for metric in METRICS:
             cells = [

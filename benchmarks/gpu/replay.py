@@ -113,10 +113,18 @@ async def replay(engine: Any, trace: Trace, prompts: list[list[int]], journal: J
     with Power(gpu) as watts:
         reasons = await asyncio.gather(*(one(k) for k in range(len(trace))))
     record = {
-        "part": 0, "date": time.strftime("%Y-%m-%d"), "load_average": [load, os.getloadavg()[0]],
-        "machine": describe(), "clocks": gpu and gpu.clocks(), "power_w": watts.mean_w,
-        "peak_power_w": watts.peak_w, "spare_cores": None, "events": [], "router": {}, "engines": [],
-    }  # fmt: skip
+        "part": 0,
+        "date": time.strftime("%Y-%m-%d"),
+        "load_average": [load, os.getloadavg()[0]],
+        "machine": describe(),
+        "clocks": gpu and gpu.clocks(),
+        "power_w": watts.mean_w,
+        "peak_power_w": watts.peak_w,
+        "spare_cores": None,
+        "events": [],
+        "router": {},
+        "engines": [],
+    }
     journal.write({"record": record})
     return [reason for reason in reasons if reason]
 
@@ -127,9 +135,13 @@ async def generated(engine: Any, name: str, ids: list[int], tokens: int) -> tupl
     from vllm.sampling_params import RequestOutputKind
 
     params = SamplingParams(
-        max_tokens=tokens, min_tokens=tokens, ignore_eos=True, temperature=0.0, detokenize=False,
+        max_tokens=tokens,
+        min_tokens=tokens,
+        ignore_eos=True,
+        temperature=0.0,
+        detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-    )  # fmt: skip
+    )
     token_s: list[float] = []
     try:
         async for output in engine.generate({"prompt_token_ids": ids}, params, name):

@@ -41,9 +41,11 @@ ROUTING = {
 def best_fit(headroom_frac: float) -> Policies:
     """Packs to this share of the KV cache and of the limit."""
     return Policies(
-        decode_routing="best-fit", tbt_s=ATGT_S * headroom_frac, headroom_frac=headroom_frac,
+        decode_routing="best-fit",
+        tbt_s=ATGT_S * headroom_frac,
+        headroom_frac=headroom_frac,
         prediction_accuracy_frac=0.8,
-    )  # fmt: skip
+    )
 
 
 def run(kind: WorkerType, trace: Trace, policies: Policies, count: int) -> Simulation:

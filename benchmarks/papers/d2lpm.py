@@ -84,9 +84,9 @@ WORKLOADS: dict[str, tuple[Make, float, bool]] = {
 
 def traffic(make: Make, rate_rps: float, case: str) -> Trace:
     clients = {0: case}
-    return merged({
-        f"client {u}": make(np.random.default_rng(u), rate_rps, clients.get(u, "")) for u in range(CLIENTS)
-    })  # fmt: skip
+    return merged(
+        {f"client {u}": make(np.random.default_rng(u), rate_rps, clients.get(u, "")) for u in range(CLIENTS)}
+    )
 
 
 def programs_s(trace: Trace, found: Simulation) -> tuple[Floats, npt.NDArray[np.int64]]:

@@ -56,13 +56,14 @@ def main() -> None:
         ("colocated, vLLM v1, budget 2048", goodput_rps(mixed, "vllm-v1"), 1),
         (
             "colocated, vLLM v1, budget 512",
-            goodput_rps([("mixed", replace(ENGINE, max_num_batched_tokens=512), 1)], "vllm-v1"), 1,
+            goodput_rps([("mixed", replace(ENGINE, max_num_batched_tokens=512), 1)], "vllm-v1"),
+            1,
         ),
         ("prefill alone", goodput_rps(mixed, "vllm-v0", 1), 1),
         ("decode alone", goodput_rps([("prefill", INSTANT, 1), ("decode", ENGINE, 1)], "vllm-v0"), 1),
         ("1 prefill, 1 decode", goodput_rps([("prefill", ENGINE, 1), ("decode", ENGINE, 1)], "vllm-v0"), 2),
         ("2 prefill, 1 decode", goodput_rps([("prefill", ENGINE, 2), ("decode", ENGINE, 1)], "vllm-v0"), 3),
-    )  # fmt: skip
+    )
     print("requests/s within TTFT p90 0.4 s and TPOT p90 40 ms          in all  per GPU")
     for name, rps, gpus in rows:
         print(f"{name:58} {rps:8.2f} {rps / gpus:8.2f}")

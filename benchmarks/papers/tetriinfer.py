@@ -22,9 +22,14 @@ from planner.traces import Trace
 
 LLM, N = "llama-2-13b", 128
 TETRI = Policies(
-    batching="sarathi", queue="sjf", queue_batch=16, decode_routing="power-of-two", pools="flip",
-    admission="reserve-dynamic", prediction_accuracy_frac=0.75,
-)  # fmt: skip
+    batching="sarathi",
+    queue="sjf",
+    queue_batch=16,
+    decode_routing="power-of-two",
+    pools="flip",
+    admission="reserve-dynamic",
+    prediction_accuracy_frac=0.75,
+)
 
 
 def lengths(rng: np.random.Generator, prefill: str, decode: str) -> tuple[Ints, Ints]:

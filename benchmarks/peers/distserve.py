@@ -150,10 +150,15 @@ def read_coefficients(path: Path, document: Mapping[str, Any]) -> DistServeSteps
 
 def fleet_of(case: Case) -> Fleet:
     """Their placement: KV without end, moved in no time."""
-    placement, policies = case.placement, Policies(
-        batching="distserve", routing="least-waiting", decode_routing="least-waiting",
-        decode_batch_tokens=case.placement.decode_max_tokens,
-    )  # fmt: skip
+    placement, policies = (
+        case.placement,
+        Policies(
+            batching="distserve",
+            routing="least-waiting",
+            decode_routing="least-waiting",
+            decode_batch_tokens=case.placement.decode_max_tokens,
+        ),
+    )
 
     def pool(role: Role, count: int, pp: int) -> Pool:
         seats = len(case.arrival_ms)  # that program has no such limit
@@ -176,8 +181,10 @@ def simulate_case(case: Case) -> Columns:
     if too_long := int((case.input_tokens > case.placement.prefill_max_tokens).sum()):
         raise InputError(f"{case.name}: {too_long} inputs fit no prefill batch; that program would not end")
     arrival, input_tokens, output_tokens = (
-        case.arrival_ms / 1000, case.input_tokens.astype(np.int64), case.output_tokens.astype(np.int64),
-    )  # fmt: skip
+        case.arrival_ms / 1000,
+        case.input_tokens.astype(np.int64),
+        case.output_tokens.astype(np.int64),
+    )
     result = simulate(fleet_of(case), Trace(case.name, arrival, input_tokens, output_tokens + 1))
     decode_s = result.e2e_s - result.ttft_s
     return {

@@ -280,9 +280,11 @@ def fleet_of(case: Case, *, honest: bool = False) -> Fleet:
         first += count
     routing = "kv-token-jsq" if case.policy == "kv_token_jsq" else "token-jsq"
     policies = Policies(
-        batching="splitwise", routing=routing, decode_routing=routing,
+        batching="splitwise",
+        routing=routing,
+        decode_routing=routing,
         pools="splitwise" if case.policy == "mixed_pool" else "static",
-    )  # fmt: skip
+    )
     network = Network(BYTES_PER_S[case.policy], transfer="serialised", is_shared=False)
     return Fleet(bare_llm(kv_bytes), tuple(pools), policies, network)
 

@@ -52,19 +52,37 @@ FITTED = Bounds(request_s=None, percentile_frac=0.03)
 UNBOUNDED = Bounds(request_s=None, percentile_frac=None)
 METRICS = ("ttft", "tpot", "e2e")
 POLICIES = {
-    "sarathi": "sarathi", "vllm": "vllm-v0", "orca": "orca", "lightllm": "lightllm",
+    "sarathi": "sarathi",
+    "vllm": "vllm-v0",
+    "orca": "orca",
+    "lightllm": "lightllm",
     "faster_transformer": "faster-transformer",
-}  # fmt: skip
+}
 BUDGETS = {"sarathi": "chunk_size", "vllm": "max_tokens_in_batch", "lightllm": "max_tokens_in_batch"}
 RESERVING = ("orca", "faster_transformer")
 DEFAULTS = {
-    "batch_size_cap": 128, "block_size": 16, "watermark_blocks_fraction": 0.01, "chunk_size": 512,
-    "max_tokens_in_batch": 4096, "max_waiting_iters": 10,
-}  # fmt: skip
+    "batch_size_cap": 128,
+    "block_size": 16,
+    "watermark_blocks_fraction": 0.01,
+    "chunk_size": 512,
+    "max_tokens_in_batch": 4096,
+    "max_waiting_iters": 10,
+}
 ORACLE_COLUMNS = (
-    "device", "model", "tp", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms", "linear_ms",
-    "allreduce_ms", "attn_prefill_ms", "attn_decode_ms",
-)  # fmt: skip
+    "device",
+    "model",
+    "tp",
+    "n_prefill",
+    "chunk",
+    "prefix",
+    "n_decode",
+    "ctx",
+    "total_ms",
+    "linear_ms",
+    "allreduce_ms",
+    "attn_prefill_ms",
+    "attn_decode_ms",
+)
 UNLIMITED = 1_000_000  # tokens of a step
 LONGEST = 4096  # tokens of a request, and so what Orca and FasterTransformer reserve
 KINDS = ("vidur", "vidur_sampled", "aic")  # classes of step times, most genuine first
@@ -101,14 +119,22 @@ def fleet_and_trace(case: Case, steps: forms.StepForm) -> tuple[Fleet, Trace]:
     llm, gpu = catalog.llm(case.setup[1]), catalog.gpu("a100-80g")
     budget = said.token_budget or UNLIMITED
     worker = WorkerType(
-        gpu, 1, catalog.latency(llm, gpu, 1), said.blocks * said.block_size, max(budget, said.max_num_seqs),
-        said.max_num_seqs, form=steps,
-    )  # fmt: skip
+        gpu,
+        1,
+        catalog.latency(llm, gpu, 1),
+        said.blocks * said.block_size,
+        max(budget, said.max_num_seqs),
+        said.max_num_seqs,
+        form=steps,
+    )
     policies = Policies(
-        batching=case.policy, routing="round-robin", watermark_frac=said.watermark_frac,
-        reserve_tokens=said.reserve_tokens, patience_steps=said.max_waiting_steps,
+        batching=case.policy,
+        routing="round-robin",
+        watermark_frac=said.watermark_frac,
+        reserve_tokens=said.reserve_tokens,
+        patience_steps=said.max_waiting_steps,
         vidur_restarts=said.vidur_restarts,
-    )  # fmt: skip
+    )
     fleet = Fleet(llm, (Pool("vidur", "mixed", worker, case.replicas),), policies)
     return fleet, Trace(case.name, case.arrival_s, case.prompt, case.output)
 
@@ -176,9 +202,19 @@ def parse_case(path: Path) -> Case:
         rows[name].astype(np.int64) for name in ("prefill_tokens", "decode_tokens", "restarts")
     )
     return Case(
-        path.stem, POLICIES[scheduler], settings, replicas, setup, str(of_lengths), arrival_s, prompt, output,
-        restarts, {"ttft": ttft_s, "e2e": e2e_s}, float(lookup(path, document, "user_cpu_s", "run")),
-    )  # fmt: skip
+        path.stem,
+        POLICIES[scheduler],
+        settings,
+        replicas,
+        setup,
+        str(of_lengths),
+        arrival_s,
+        prompt,
+        output,
+        restarts,
+        {"ttft": ttft_s, "e2e": e2e_s},
+        float(lookup(path, document, "user_cpu_s", "run")),
+    )
 
 
 def read_requests(path: Path) -> dict[str, Array]:
@@ -270,9 +306,11 @@ def exact_steps(case: Case, tables: Path) -> forms.VidurTables:
     """Vidur's own step times, from its tables."""
     read = VidurTables.read(tables, read_catalog().llm(case.setup[1]).layers)
     return forms.VidurTables(
-        np.array(read.linear_ms) * 1e-3, np.array(read.prefill_ms) * 1e-3, np.array(read.decode_ms) * 1e-3,
+        np.array(read.linear_ms) * 1e-3,
+        np.array(read.prefill_ms) * 1e-3,
+        np.array(read.decode_ms) * 1e-3,
         *read.over,
-    )  # fmt: skip
+    )
 
 
 def run(path: Path) -> bool:

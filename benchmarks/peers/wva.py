@@ -76,9 +76,16 @@ def analyze(p: Params, rate_rps: float) -> dict[str, float]:
     per_request = p["delta"] * p["tin"] + (p["tout"] - 1) * p["beta"]
     n = float(np.clip((serv - alone) / per_request, 0, p["N"])) if per_request else 0.0
     return {
-        "tput": tput, "wait": wait, "serv": serv, "resp": wait + serv, "in_serv": busy, "eff_conc": n,
-        "ttft": wait + prefill_ms(p, n), "itl": decode_ms(p, n), "rho": busy / p["N"],
-    }  # fmt: skip
+        "tput": tput,
+        "wait": wait,
+        "serv": serv,
+        "resp": wait + serv,
+        "in_serv": busy,
+        "eff_conc": n,
+        "ttft": wait + prefill_ms(p, n),
+        "itl": decode_ms(p, n),
+        "rho": busy / p["N"],
+    }
 
 
 def size(p: Params, slo: Mapping[str, float]) -> dict[str, float]:
@@ -98,9 +105,14 @@ def simulated(p: Params, rate_rps: float, requests: int) -> tuple[float, float]:
     """Mean TTFT and TPOT [ms] of an engine of the same steps, Poisson arrivals, warm-up left out."""
     s = 1e-3
     form = DistServeSteps(
-        (p["gamma"] * s, p["delta"] * s, 0.0), (p["alpha"] * s, 0.0, p["beta"] * s),
-        (p["alpha"] * s, 0.0, p["beta"] * s), 1, 0.0, 0.0, 0.0,
-    )  # fmt: skip
+        (p["gamma"] * s, p["delta"] * s, 0.0),
+        (p["alpha"] * s, 0.0, p["beta"] * s),
+        (p["alpha"] * s, 0.0, p["beta"] * s),
+        1,
+        0.0,
+        0.0,
+        0.0,
+    )
     seats, tin, tout = int(p["N"]), int(p["tin"]), int(p["tout"])
     room = seats * (tin + tout + 16)
     worker = WorkerType(BARE_GPU, 1, NO_STEPS, 2 * (room - room % 16), seats * tin, seats, form=form)

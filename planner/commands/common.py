@@ -231,11 +231,13 @@ def attainment_rows(slo: Slo | None, simulated_frac: float) -> list[dict[str, An
     kept = simulated_frac >= slo.attainment_frac
     return [
         {
-            "limit": "attainment", "promised": f"{100 * slo.attainment_frac:g} %",
-            "simulated": f"{100 * simulated_frac:.2f} %", "within": "all limits at once",
+            "limit": "attainment",
+            "promised": f"{100 * slo.attainment_frac:g} %",
+            "simulated": f"{100 * simulated_frac:.2f} %",
+            "within": "all limits at once",
             "verdict": "kept" if kept else "MISSED",
         }
-    ]  # fmt: skip
+    ]
 
 
 def seconds_cell(value: Any) -> str:

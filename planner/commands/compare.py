@@ -39,8 +39,7 @@ OWN = "own"
 def compare(
     trace: Annotated[Path, typer.Option("--trace", readable=False, help=TRACE_HELP)],
     fleet: Annotated[
-        list[str],
-        typer.Option("--fleet", help="fleet.yaml or plan.yaml, or NAME=FILE; once per fleet."),
+        list[str], typer.Option("--fleet", help="fleet.yaml or plan.yaml, or NAME=FILE; once per fleet.")
     ],
     policies: Annotated[
         list[str] | None,

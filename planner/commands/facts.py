@@ -69,25 +69,37 @@ def _provenance(known: Catalog, name: str) -> dict[str, Any]:
 def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
     return [
         {
-            "gpu": gpu.name, "USD/h": gpu.price_usd_per_h, "memory GB": round(gpu.memory_bytes / 1e9, 1),
-            "GB/s": gpu.bandwidth_bytes_per_s / 1e9, "dense TFLOP/s": gpu.dense_flops_per_s / 1e12,
-            "link GB/s": gpu.link_bytes_per_s / 1e9, "W": gpu.power_w, "per node": gpu.gpus_per_node,
+            "gpu": gpu.name,
+            "USD/h": gpu.price_usd_per_h,
+            "memory GB": round(gpu.memory_bytes / 1e9, 1),
+            "GB/s": gpu.bandwidth_bytes_per_s / 1e9,
+            "dense TFLOP/s": gpu.dense_flops_per_s / 1e12,
+            "link GB/s": gpu.link_bytes_per_s / 1e9,
+            "W": gpu.power_w,
+            "per node": gpu.gpus_per_node,
             "priced": known.provenance[gpu.name].price_date,
         }
         for gpu in known.gpus.values()
-    ]  # fmt: skip
+    ]
 
 
 def _llm_rows(known: Catalog) -> list[dict[str, Any]]:
     return [
         {
-            "llm": llm.name, "parameters B": round(llm.parameters / 1e9, 2), "layers": llm.layers,
-            "hidden": llm.hidden, "heads": llm.heads, "KV heads": llm.kv_heads, "ffn": llm.ffn,
-            "vocab": llm.vocab, "context": llm.context_tokens, "experts": llm.experts,
+            "llm": llm.name,
+            "parameters B": round(llm.parameters / 1e9, 2),
+            "layers": llm.layers,
+            "hidden": llm.hidden,
+            "heads": llm.heads,
+            "KV heads": llm.kv_heads,
+            "ffn": llm.ffn,
+            "vocab": llm.vocab,
+            "context": llm.context_tokens,
+            "experts": llm.experts,
             "KV bytes/token": llm.kv_bytes_per_token,
         }
         for llm in known.llms.values()
-    ]  # fmt: skip
+    ]
 
 
 def _slo_rows(known: Catalog) -> list[dict[str, Any]]:

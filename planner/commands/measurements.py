@@ -107,9 +107,13 @@ def fit(
     overhead_s = None if host_overhead is None else quantity(host_overhead, "s", where="--host-overhead")
     with Progress():
         fitted = fit_table(
-            read_step_table(table), Facts(llm, gpu, tp), read_catalog(catalog), where=str(table),
-            host_overhead_s=overhead_s, choose_family=choose,
-        )  # fmt: skip
+            read_step_table(table),
+            Facts(llm, gpu, tp),
+            read_catalog(catalog),
+            where=str(table),
+            host_overhead_s=overhead_s,
+            choose_family=choose,
+        )
         command = f"plan fit {table} -o {out}" + (" --choose" if choose else "")
         files.write_file(out, fit_yaml(fitted, command=command))
     if json_output:
@@ -117,12 +121,16 @@ def fit(
     else:
         print_rows(
             [
-                {"steps": regime, "count": e.steps, "mean error": f"{100 * e.mape_frac:.2f} %",
-                 "9 in 10 below": f"{100 * e.p90_frac:.2f} %"}
+                {
+                    "steps": regime,
+                    "count": e.steps,
+                    "mean error": f"{100 * e.mape_frac:.2f} %",
+                    "9 in 10 below": f"{100 * e.p90_frac:.2f} %",
+                }
                 for regime, e in fitted.errors.items()
             ],
             f"{fitted.llm} on {fitted.tp} x {fitted.gpu}: held-out errors",
-        )  # fmt: skip
+        )
         if fitted.families:
             print_rows(
                 [
@@ -161,9 +169,12 @@ def calibrate(
     with Progress() as progress:
         progress("calibrating")
         fitted, result = calibrate_files(
-            measured, Facts(llm, gpu, tp), read_catalog(catalog), base=base,
+            measured,
+            Facts(llm, gpu, tp),
+            read_catalog(catalog),
+            base=base,
             settings=(max_num_batched_tokens, max_num_seqs, kv_tokens),
-        )  # fmt: skip
+        )
         command = " ".join(["plan calibrate", *map(str, measured), "-o", str(out)])
         files.write_file(out, fit_yaml(fitted, command=command))
     if json_output:
@@ -204,11 +215,22 @@ def profile_steps(
     keep_inputs([out], config)
     with Progress() as progress:
         table = profile(
-            config, out, engine=engine, tp=tp, dtype=dtype, gpu=gpu, budget_s=budget, enforce_eager=eager,
-            max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len, seed=seed, catalog=read_catalog(catalog), progress=progress,
+            config,
+            out,
+            engine=engine,
+            tp=tp,
+            dtype=dtype,
+            gpu=gpu,
+            budget_s=budget,
+            enforce_eager=eager,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            seed=seed,
+            catalog=read_catalog(catalog),
+            progress=progress,
             command=" ".join(["plan", *sys.argv[1:]]),
-        )  # fmt: skip
+        )
     found = {"file": str(out)} | summary(table)
     if json_output:
         print_json(found)

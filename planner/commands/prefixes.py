@@ -154,13 +154,14 @@ def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> 
         return
     rows = [
         {
-            "prefix": row["name"], "requests/s": row["rate_rps"],
+            "prefix": row["name"],
+            "requests/s": row["rate_rps"],
             "on replicas": ", ".join(map(str, row["replicas"])) or "none",
             "routed there, requests/s": ", ".join(f"{rate:.4g}" for rate in row["routed_rps"]),
             "hits": "-" if row["hit_frac"] is None else f"{100 * row['hit_frac']:.1f} %",
         }
         for row in document["nodes"]
-    ]  # fmt: skip
+    ]
     print_rows(rows, f"prefixes on {document['replicas']} replicas, {document['status']}")
     print_mapping(
         {
@@ -207,7 +208,7 @@ def _print_summary(summary: PrefixSummary) -> None:
             f"{summary.largest_working_set_tokens:.4g}",
         },
         summary.name,
-    )  # fmt: skip
+    )
     rows = [
         {"cache tokens": f"{tokens:,}", "tokens that hit": f"{100 * frac:.1f} %"}
         for tokens, frac in summary.hit_frac.items()
@@ -229,12 +230,15 @@ def _print_plan(found: PrefixPlan, prompts: list[WarmUp], needed: int) -> None:
     pool, replication = found.pool, found.replication
     rows = [
         {
-            "prefix": row["prefix"], "after": row["after"], "tokens": row["tokens"],
-            "requests/s": row["requests_per_s"], "replicas": row["replicas"],
+            "prefix": row["prefix"],
+            "after": row["after"],
+            "tokens": row["tokens"],
+            "requests/s": row["requests_per_s"],
+            "replicas": row["replicas"],
             "its requests that hit": f"{100 * row['hit_frac']:.1f} %",
         }
         for row in placed_rows(found)
-    ]  # fmt: skip
+    ]
     if rows:
         shown = f", the hottest {MOST_ROWS} of {len(rows)}" if len(rows) > MOST_ROWS else ""
         print_rows(rows[:MOST_ROWS], f"stable prefixes on {pool.count} workers of {pool.name}{shown}")

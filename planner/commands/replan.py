@@ -99,16 +99,24 @@ def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) ->
         ],
         "ways": [
             {
-                "way": way.label, "fleet": describe(way.fleet),
-                "cost_usd_per_h": way.cost_usd_per_h, "migration_usd": way.migration_usd,
-                "total_usd": way.total_usd, "holds": way.holds,
+                "way": way.label,
+                "fleet": describe(way.fleet),
+                "cost_usd_per_h": way.cost_usd_per_h,
+                "migration_usd": way.migration_usd,
+                "total_usd": way.total_usd,
+                "holds": way.holds,
             }
             for way in (found.best, *found.ways)
         ],
         "slo": [
-            {"limit": line.limit.name, "limit_s": line.limit.limit_s, "simulated_s": finite(line.value_s),
-             "running_s": None if found.running_verdict is None
-             else finite(found.running_verdict.lines[k].value_s)}
+            {
+                "limit": line.limit.name,
+                "limit_s": line.limit.limit_s,
+                "simulated_s": finite(line.value_s),
+                "running_s": None
+                if found.running_verdict is None
+                else finite(found.running_verdict.lines[k].value_s),
+            }
             for k, line in enumerate(found.verdict.lines)
         ],
         "searched_over": list(found.options),
@@ -116,12 +124,20 @@ def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) ->
         "left_out_by_a_larger_one": found.assumed,
         "is_exact": found.is_exact,
         "simulations": found.simulations,
-        "drift": None if moved is None else [
-            {"what": row.what, "before": row.before, "after": row.after, "d": row.d, "p": row.p,
-             "is_drift": row.is_drift}
+        "drift": None
+        if moved is None
+        else [
+            {
+                "what": row.what,
+                "before": row.before,
+                "after": row.after,
+                "d": row.d,
+                "p": row.p,
+                "is_drift": row.is_drift,
+            }
             for row in moved
         ],
-    }  # fmt: skip
+    }
 
 
 def _print(document: dict[str, Any], planned_on: str) -> None:
@@ -131,35 +147,39 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
     else:
         rows = [
             {
-                "traffic": row["what"], "planned on": f"{row['before']:.4g}", "today": f"{row['after']:.4g}",
+                "traffic": row["what"],
+                "planned on": f"{row['before']:.4g}",
+                "today": f"{row['after']:.4g}",
                 "D": "-" if row["d"] is None else f"{row['d']:.3f}",
                 "p": "-" if row["p"] is None else f"{row['p']:.2g}",
                 "drift": "yes" if row["is_drift"] else "no",
             }
             for row in document["drift"]
-        ]  # fmt: skip
+        ]
         print_rows(rows, "drift (medians; D is the share of requests by which the distributions differ)")
     head = "keep what runs" if document["keeps"] else f"change to {document['fleet']}"
     console.print(head, style="bold", markup=False)
     print_rows([dict(move) for move in document["moves"]], "workers")
     rows = [
         {
-            "limit": line["limit"], "promised": show_s(line["limit_s"]),
+            "limit": line["limit"],
+            "promised": show_s(line["limit_s"]),
             "what runs": "-" if line["running_s"] is None else show_s(line["running_s"]),
             "then": "never" if line["simulated_s"] is None else show_s(line["simulated_s"]),
         }
         for line in document["slo"]
-    ]  # fmt: skip
+    ]
     print_rows(rows, "SLO on today's traffic")
     rows = [
         {
-            "way": way["way"], "USD/h": f"{way['cost_usd_per_h']:.2f}",
+            "way": way["way"],
+            "USD/h": f"{way['cost_usd_per_h']:.2f}",
             "starts and stops, USD": f"{way['migration_usd']:.2f}",
             f"USD in {document['horizon_h']:g} h": f"{way['total_usd']:.2f}",
             "SLO": "kept" if way["holds"] else "MISSED",
         }
         for way in document["ways"]
-    ]  # fmt: skip
+    ]
     print_rows(rows, "ways to go on")
     over = ", ".join(document["searched_over"])
     if document["is_exact"]:

@@ -87,8 +87,10 @@ def schedule(
             asked, warnings = schedulefile.read_demand(demand, window_s=window_s), []
         else:
             pairs = [text.partition("=") for text in trace or ()]
-            if bad := next((text for text, (llm, _, file) in zip(trace or (), pairs, strict=True)
-                            if not (llm and file)), None):  # fmt: skip
+            if bad := next(
+                (text for text, (llm, _, file) in zip(trace or (), pairs, strict=True) if not (llm and file)),
+                None,
+            ):
                 raise InputError(f"--trace: expected LLM=FILE, found {bad!r}")
             traces = {
                 llm: read_requests(Path(file), seed=seed, drop_invalid=drop_invalid) for llm, _, file in pairs

@@ -123,9 +123,11 @@ def find_goodput(
             return tried[rate_rps]
 
         found = highest(
-            carries, guess_rps=most_rps(engines, requests) / 4, tolerance_frac=tolerance,
+            carries,
+            guess_rps=most_rps(engines, requests) / 4,
+            tolerance_frac=tolerance,
             lowest_rps=max(lowest_rps, 1e-4),
-        )  # fmt: skip
+        )
         run = rule.run(engines, found.rate_rps or max(lowest_rps, 1e-4))
     values = {limit: value_s(run, limit.metric, limit.percentile_frac) for limit in promise.limits}
     if not found.rate_rps:
@@ -134,8 +136,10 @@ def find_goodput(
             f"the fleet keeps the SLO at no rate down to {found.fails_rps:.3g} requests/s: {worst.name} is "
             f"{show_s(values[worst])} there, promised {show_s(worst.limit_s)}; relax the SLO, or take other "
             "workers",
-            kind="latency", constraint=worst.name, relaxation=f"{worst.name} of {show_s(values[worst])}",
-        )  # fmt: skip
+            kind="latency",
+            constraint=worst.name,
+            relaxation=f"{worst.name} of {show_s(values[worst])}",
+        )
     answer = {
         "rate_rps": found.rate_rps,
         "fails_rps": _number(found.fails_rps),
@@ -203,10 +207,7 @@ def search(
     ] = 1,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="vidur: GPUs of the deployment.")] = 8,
     seeds: SeedsOption = 1,
-    out: Annotated[
-        Path | None,
-        out_file("Write the best fleet to this fleet.yaml."),
-    ] = None,
+    out: Annotated[Path | None, out_file("Write the best fleet to this fleet.yaml.")] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
@@ -267,9 +268,13 @@ def _distserve(task: Task, known: Catalog, lengths: Trace, rate_rps: float, node
     types = distserve.instance_types(llm, gpu, known, nodes=nodes)
     rules = distserve.steady_rules(task.slo, poisson(lengths), seeds=seeds)
     apart = distserve.high_affinity(
-        setting, types, types, rate_rps, distserve.measured_by(rules.prefill),
+        setting,
+        types,
+        types,
+        rate_rps,
+        distserve.measured_by(rules.prefill),
         distserve.measured_by(rules.decode),
-    )  # fmt: skip
+    )
     pairs = distserve.low_affinity(
         setting, types, types, rate_rps, distserve.measured_by(rules.whole), nodes=nodes
     )
@@ -282,11 +287,14 @@ def _distserve(task: Task, known: Catalog, lengths: Trace, rate_rps: float, node
     kept = {name: goodput(rules.whole, fleet, guess_rps=rate_rps).rate_rps for name, fleet in fleets.items()}
     rows = [
         {
-            "search": name, "fleet": _shape(fleet), "GPUs": fleet.gpus,
-            "USD/h": round(fleet.price_usd_per_h, 2), f"carries ({rate_rps:g} asked)": round(kept[name], 2),
+            "search": name,
+            "fleet": _shape(fleet),
+            "GPUs": fleet.gpus,
+            "USD/h": round(fleet.price_usd_per_h, 2),
+            f"carries ({rate_rps:g} asked)": round(kept[name], 2),
         }
         for name, fleet in fleets.items()
-    ]  # fmt: skip
+    ]
     document = {
         "rate_rps": rate_rps,
         "placements": [
@@ -312,37 +320,50 @@ def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) ->
         )
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
     fleets = configurations(
-        known.llm(task.llm), task.gpus(known), known, total_gpus=gpus, least_kv_tokens=longest,
-        budgets=(512, 2048, 8192), seats=(128, 256),
-    )  # fmt: skip
+        known.llm(task.llm),
+        task.gpus(known),
+        known,
+        total_gpus=gpus,
+        least_kv_tokens=longest,
+        budgets=(512, 2048, 8192),
+        seats=(128, 256),
+    )
     rows = over(fleets, Steady(task.slo, poisson(lengths), seeds), lengths)
     if not rows[0].rate_rps:
         raise InfeasibleError(
             f"none of {len(fleets)} configurations keeps the SLO at any rate; relax it, or take other GPUs",
-            kind="latency", constraint="slo", relaxation="a looser limit",
-        )  # fmt: skip
+            kind="latency",
+            constraint="slo",
+            relaxation="a looser limit",
+        )
     on = [frontier(rows, i) for i in (0, 1)]
     shown = [row for row in rows if row is rows[0] or row in on[0] or row in on[1]]
 
     def line(row: Row) -> dict[str, Any]:
         names = ("TTFT", "TBT")
         return {
-            "configuration": row.name, "requests/USD": round(row.requests_per_usd, 1),
-            "requests/s": round(row.rate_rps, 2), "TTFT p90": show_s(row.values_s[0]),
+            "configuration": row.name,
+            "requests/USD": round(row.requests_per_usd, 1),
+            "requests/s": round(row.rate_rps, 2),
+            "TTFT p90": show_s(row.values_s[0]),
             "TBT p99": show_s(row.values_s[1]),
             "frontier of": ", ".join(name for name, rows_on in zip(names, on, strict=True) if row in rows_on),
-        }  # fmt: skip
+        }
 
     document = {
         "configurations": [
             {
-                "name": row.name, "rate_rps": row.rate_rps, "requests_per_usd": row.requests_per_usd,
-                "ttft_p90_s": _number(row.values_s[0]), "tbt_p99_s": _number(row.values_s[1]),
-                "on_ttft_frontier": row in on[0], "on_tbt_frontier": row in on[1],
+                "name": row.name,
+                "rate_rps": row.rate_rps,
+                "requests_per_usd": row.requests_per_usd,
+                "ttft_p90_s": _number(row.values_s[0]),
+                "tbt_p99_s": _number(row.values_s[1]),
+                "on_ttft_frontier": row in on[0],
+                "on_tbt_frontier": row in on[1],
             }
             for row in rows
         ]
-    }  # fmt: skip
+    }
     return Found([line(row) for row in shown], document, rows[0].fleet)
 
 
@@ -392,16 +413,22 @@ def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seed
             best, best_value = fleet, found.value
         rows.append(
             {
-                "design": design.name, "prompt": found.counts[0][0], "token": found.counts[0][1],
-                OBJECTIVE_UNITS[task.objective]: found.value, "USD/h": round(fleet.price_usd_per_h, 2),
-                "kW": round(fleet.power_w / 1000, 1), "as good": len(found.counts) - 1,
+                "design": design.name,
+                "prompt": found.counts[0][0],
+                "token": found.counts[0][1],
+                OBJECTIVE_UNITS[task.objective]: found.value,
+                "USD/h": round(fleet.price_usd_per_h, 2),
+                "kW": round(fleet.power_w / 1000, 1),
+                "as good": len(found.counts) - 1,
             }
-        )  # fmt: skip
+        )
     if best is None:
         raise InfeasibleError(
             f"no design keeps the slowdowns at {rate_rps:g} requests/s with {MOST_MACHINES} machines a pool",
-            kind="capacity", constraint="slowdowns", relaxation="looser slowdowns, or faster GPUs",
-        )  # fmt: skip
+            kind="capacity",
+            constraint="slowdowns",
+            relaxation="looser slowdowns, or faster GPUs",
+        )
     rows.sort(key=lambda row: row[OBJECTIVE_UNITS[task.objective]])
     return Found(rows, {"rate_rps": rate_rps, "designs": rows}, best)
 
@@ -432,11 +459,14 @@ def _needs_seconds(task: Task) -> None:
 def _fleet_json(fleet: Fleet) -> dict[str, Any]:
     pools = [
         {
-            "role": pool.role, "gpu": pool.type.gpu.name, "tp": pool.type.tp, "pp": pool.type.pp,
+            "role": pool.role,
+            "gpu": pool.type.gpu.name,
+            "tp": pool.type.tp,
+            "pp": pool.type.pp,
             "count": pool.count,
         }
         for pool in fleet.pools
-    ]  # fmt: skip
+    ]
     return {"gpus": fleet.gpus, "usd_per_h": fleet.price_usd_per_h, "pools": pools}
 
 

@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
 
 def plan_together(
-    slo: Path, trace: Path | None, out: Path, *, catalog: Path | None, seed: int, time_limit_s: float,
-    png: bool, json_output: bool, drop_invalid: bool = False,
-) -> None:  # fmt: skip
+    slo: Path,
+    trace: Path | None,
+    out: Path,
+    *,
+    catalog: Path | None,
+    seed: int,
+    time_limit_s: float,
+    png: bool,
+    json_output: bool,
+    drop_invalid: bool = False,
+) -> None:
     """Plan all LLMs of `slo` together and write a folder for each; exit code 4 if not exhausted in time."""
     from planner import files
     from planner.reports.words import command_line

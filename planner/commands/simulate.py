@@ -37,10 +37,7 @@ from planner.errors import InputError
 def simulate(
     fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
     trace: Annotated[Path, typer.Option("--trace", readable=False, help=TRACE_HELP)],
-    out: Annotated[
-        Path | None,
-        out_file("Write one row per request to this CSV."),
-    ] = None,
+    out: Annotated[Path | None, out_file("Write one row per request to this CSV.")] = None,
     slo: SloOption = None,
     closed_loop: Annotated[
         int,
@@ -54,8 +51,7 @@ def simulate(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     seeds: Annotated[
-        int,
-        typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on."),
+        int, typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on.")
     ] = 1,
     executor: Annotated[
         str | None,
@@ -133,12 +129,14 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) 
     if summary["slo"]:
         lines = [
             {
-                "limit": line["limit"], "promised": seconds_cell(line["limit_s"]),
-                "simulated": seconds_cell(line["simulated_s"]), "within": f"{100 * line['kept_frac']:.2f} %",
+                "limit": line["limit"],
+                "promised": seconds_cell(line["limit_s"]),
+                "simulated": seconds_cell(line["simulated_s"]),
+                "within": f"{100 * line['kept_frac']:.2f} %",
                 "verdict": "kept" if line["holds"] else "MISSED",
             }
             for line in summary["slo"]["lines"]
-        ]  # fmt: skip
+        ]
         lines += attainment_rows(promise, summary["slo"]["attainment_frac"])
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
         if not summary["slo"]["is_steady"]:
@@ -163,22 +161,25 @@ def _print_seeds(found: dict[str, Any], promise: Slo | None, title: str) -> None
     if found["slo"]:
         lines = [
             {
-                "limit": line["limit"], "promised": seconds_cell(line["limit_s"]),
+                "limit": line["limit"],
+                "promised": seconds_cell(line["limit_s"]),
                 "simulated": _interval_cell(line["simulated_s"]),
                 "within": f"{100 * line['kept_frac']['mean']:.2f} %",
                 "kept by": f"{line['kept_by']} of {many} seeds",
             }
             for line in found["slo"]["lines"]
-        ]  # fmt: skip
+        ]
         if promise is not None and promise.attainment_frac is not None:
             share = found["slo"]["attainment_frac"]
             lines.append(
                 {
-                    "limit": "attainment", "promised": f"{100 * promise.attainment_frac:g} %",
+                    "limit": "attainment",
+                    "promised": f"{100 * promise.attainment_frac:g} %",
                     "simulated": f"{100 * share['mean']:.2f} %, {100 * share['least']:.2f} at least",
-                    "within": "all limits at once", "kept by": "",
+                    "within": "all limits at once",
+                    "kept by": "",
                 }
-            )  # fmt: skip
+            )
         print_rows(lines, f"SLO: kept by {found['slo']['kept_by']} of {many} seeds")
         if found["slo"]["steady"] < many:
             print_mapping(

@@ -44,16 +44,22 @@ def show_ui(
         typer.echo(f"plan: listening on {host} without a password", err=True)
     app = Path(store.__file__).parent / "app.py"
     settings = {
-        "server.address": host, "server.port": port, "server.headless": "true",
-        "server.fileWatcherType": "none", "browser.gatherUsageStats": "false",
+        "server.address": host,
+        "server.port": port,
+        "server.headless": "true",
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",
         "client.toolbarMode": "minimal",
-        "theme.light.primaryColor": BLUE, "theme.dark.primaryColor": LIGHT_BLUE,
-        "theme.dark.backgroundColor": DARK_PAGE, "theme.dark.secondaryBackgroundColor": DARK_CARD,
+        "theme.light.primaryColor": BLUE,
+        "theme.dark.primaryColor": LIGHT_BLUE,
+        "theme.dark.backgroundColor": DARK_PAGE,
+        "theme.dark.secondaryBackgroundColor": DARK_CARD,
         "theme.dark.textColor": DARK_INK,
         "theme.light.textColor": INK,
-        "theme.headingFontSizes": '["1.9rem", "1.35rem", "1.15rem"]', "theme.metricValueFontSize": "1.4rem",
+        "theme.headingFontSizes": '["1.9rem", "1.35rem", "1.15rem"]',
+        "theme.metricValueFontSize": "1.4rem",
         "theme.paddingTop": "1rem",
-    }  # fmt: skip
+    }
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:
         os.environ["FLEETPLAN_UI_CATALOG"] = str(catalog.resolve())

@@ -41,9 +41,12 @@ PlanArgument = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", readable=False, help="A config.json to serve in place of the plan's LLM, with "
-                 "dummy weights."),
-]  # fmt: skip
+    typer.Option(
+        "--config",
+        readable=False,
+        help="A config.json to serve in place of the plan's LLM, with dummy weights.",
+    ),
+]
 WeightsOption = Annotated[str, typer.Option("--weights", help="dummy, or real: loaded as vLLM finds them.")]
 EngineOption = Annotated[
     str, typer.Option("--engine", help="vllm, or rehearsal: processes that only keep time, as the fit says.")
@@ -115,9 +118,17 @@ def validate(
             fleet, requests, note = slice_of(fleet, requests)
             notes = (f"Validated was a {note}.",)
         wanted = _wanted(
-            fleet=fleet, trace=requests, slo=promise or _own_slo(file), max_model_len=longest, seed=seed,
-            engine=engine, config=config, weights=weights, notes=notes, plan=whole,
-        )  # fmt: skip
+            fleet=fleet,
+            trace=requests,
+            slo=promise or _own_slo(file),
+            max_model_len=longest,
+            seed=seed,
+            engine=engine,
+            config=config,
+            weights=weights,
+            notes=notes,
+            plan=whole,
+        )
         found = run(
             wanted,
             out,
@@ -190,9 +201,16 @@ def serve(
         check_output_directory(logs)
         nothing = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
         wanted = _wanted(
-            fleet=fleet, trace=nothing, slo=Slo(()), max_model_len=longest, seed=seed, engine=engine,
-            config=config, weights=weights, notes=(),
-        )  # fmt: skip
+            fleet=fleet,
+            trace=nothing,
+            slo=Slo(()),
+            max_model_len=longest,
+            seed=seed,
+            engine=engine,
+            config=config,
+            weights=weights,
+            notes=(),
+        )
         work = run(wanted, logs, host=host, port=port, keys=keys, say=say)
     try:
         asyncio.run(until_signalled(work))
@@ -251,9 +269,7 @@ def _tolerances(engine: str, p50: float | None, p90: float | None) -> Any:
 
     usual = CPU_TOLERANCES if engine == "rehearsal" or is_cpu_build() else Tolerances()
     return Tolerances(
-        usual.p50_frac if p50 is None else p50,
-        usual.p90_frac if p90 is None else p90,
-        usual.attainment_frac,
+        usual.p50_frac if p50 is None else p50, usual.p90_frac if p90 is None else p90, usual.attainment_frac
     )
 
 

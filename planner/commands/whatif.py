@@ -74,12 +74,13 @@ def what_if(
                 "before": whatif.document(before) | {"bound": bounds[0]},
                 "after": moved.answer and whatif.document(moved.answer) | {"bound": bounds[1]},
                 **{
-                    key: value for key, value in whatif.moved_document(moved, before).items()
+                    key: value
+                    for key, value in whatif.moved_document(moved, before).items()
                     if key != "answer"
                 },
             },
             study.trace.warnings,
-        )  # fmt: skip
+        )
     else:
         print_rows(rows(before, moved, bounds), moved.label)
         stdout_console(soft_wrap=True).print(verdict_on(moved), markup=False)
@@ -193,12 +194,10 @@ def rows(before: Answer, moved: Moved, bounds: list[float]) -> list[dict[str, st
 def _figures(found: dict[str, Any], bound: float) -> dict[str, str]:
     from planner.reports.words import level0_proof
 
-    lines = {
-        f"{line['limit']}, limit": show_s(line["limit_s"]) for line in found["slo"]
-    } | {
+    lines = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in found["slo"]} | {
         f"{line['limit']}, simulated": "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
         for line in found["slo"]
-    }  # fmt: skip
+    }
     return {
         "fleet": found["fleet"],
         "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in found["workers"]),

@@ -33,9 +33,7 @@ from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, read_runs
 from planner.models.tables import StepTable
 
-__all__ = [
-    "FORMATS", "Facts", "MeasuredRun", "MeasuredRuns", "detect", "read", "read_runs", "summary",
-]  # fmt: skip
+__all__ = ["FORMATS", "Facts", "MeasuredRun", "MeasuredRuns", "detect", "read", "read_runs", "summary"]
 
 Reader = Callable[[Sequence[Path], Facts, Catalog], "StepTable | MeasuredRuns"]
 
@@ -112,10 +110,14 @@ def summary(found: StepTable | MeasuredRuns) -> dict[str, Any]:
         setup = {key: found.about[key] for key in ("llm", "gpu", "tp", "source") if key in found.about}
         return {"kind": "step table", **setup, "steps": len(found.steps), "notes": [note] if note else []}
     return {
-        "kind": "measured runs", "llm": found.llm, "gpu": found.gpu, "tp": found.tp, "source": found.source,
+        "kind": "measured runs",
+        "llm": found.llm,
+        "gpu": found.gpu,
+        "tp": found.tp,
+        "source": found.source,
         "runs": [f"{run.name}: {run.requests} requests, {run.load}" for run in found.runs],
         "notes": list(found.notes),
-    }  # fmt: skip
+    }
 
 
 def detect(path: Path) -> str:

@@ -17,8 +17,20 @@ from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
 from planner.models.tables import StepTable
 
-COLUMNS = ("backend", "model_path", "system", "precision", "mode", "isl", "osl", "batch_size", "tp_size",
-           "pp_size", "silicon_ttft_ms", "silicon_tpot_ms")  # fmt: skip
+COLUMNS = (
+    "backend",
+    "model_path",
+    "system",
+    "precision",
+    "mode",
+    "isl",
+    "osl",
+    "batch_size",
+    "tp_size",
+    "pp_size",
+    "silicon_ttft_ms",
+    "silicon_tpot_ms",
+)
 ROUNDS = 10  # requests per seat: benchmarks of this kind send that many
 
 
@@ -39,9 +51,12 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
     table = fields.read_csv(path, COLUMNS)
     whole = {name: pd.to_numeric(table[name], errors="coerce") for name in ("tp_size", "pp_size")}
     rows = table[
-        (table.backend == "vllm") & (table["mode"] == "agg") & (table.system == system)
-        & (whole["tp_size"] == tp) & (whole["pp_size"] == 1)
-    ]  # fmt: skip
+        (table.backend == "vllm")
+        & (table["mode"] == "agg")
+        & (table.system == system)
+        & (whole["tp_size"] == tp)
+        & (whole["pp_size"] == 1)
+    ]
     names = {name: _llm(str(name), catalog) for name in rows.model_path.unique()}
     rows = rows[rows.model_path.map(names) == llm] if len(rows) else rows
     if rows.empty:
@@ -56,12 +71,19 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
         if precisions[i]:
             notes.append(f"weights in {fields.one_line(precisions[i])[:20]}: does the LLM's row say so too?")
         runs.append(
-            loaded(MeasuredRun(
-                f"{isl:g}x{osl:g} c{concurrency}", ROUNDS * concurrency, (isl,), (osl,),
-                {"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
-                concurrency=concurrency, notes=(*notes, *fields.remarks(is_summary=True)),
-            ), facts)
-        )  # fmt: skip
+            loaded(
+                MeasuredRun(
+                    f"{isl:g}x{osl:g} c{concurrency}",
+                    ROUNDS * concurrency,
+                    (isl,),
+                    (osl,),
+                    {"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
+                    concurrency=concurrency,
+                    notes=(*notes, *fields.remarks(is_summary=True)),
+                ),
+                facts,
+            )
+        )
     return MeasuredRuns(llm, gpu, tp, f"AIConfigurator, {path.name}", tuple(runs))
 
 

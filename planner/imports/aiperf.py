@@ -71,11 +71,15 @@ def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
     known = len(starts_s) == len(lengths[0])
     first = min(starts_s, default=0.0)
     return MeasuredRun(
-        file, len(lengths[0]), tuple(lengths[0]), tuple(lengths[1]),
+        file,
+        len(lengths[0]),
+        tuple(lengths[0]),
+        tuple(lengths[1]),
         {metric: found for metric, values in values_s.items() if (found := fields.spread(values))},
         arrival_s=tuple((start - first) / 1e9 for start in starts_s) if known else (),
-        failed=failed, notes=fields.remarks(failed=failed),
-    )  # fmt: skip
+        failed=failed,
+        notes=fields.remarks(failed=failed),
+    )
 
 
 def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
@@ -105,9 +109,16 @@ def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[Measur
     model, concurrency, rate = _asked(config if isinstance(config, Mapping) else {}, str(path))
     input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)
     run = MeasuredRun(
-        file, requests, input_tokens, output_tokens, latency, concurrency, rate, failed=failed,
+        file,
+        requests,
+        input_tokens,
+        output_tokens,
+        latency,
+        concurrency,
+        rate,
+        failed=failed,
         notes=fields.remarks(failed=failed, is_summary=True),
-    )  # fmt: skip
+    )
     return run, model
 
 

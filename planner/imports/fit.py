@@ -49,7 +49,10 @@ class Fitted:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "llm": self.llm, "gpu": self.gpu, "tp": self.tp, "basis": self.latency.basis,
+            "llm": self.llm,
+            "gpu": self.gpu,
+            "tp": self.tp,
+            "basis": self.latency.basis,
             "uncertainty_frac": self.latency.uncertainty_frac,
             "errors": {regime: asdict(errors) for regime, errors in self.errors.items()},
             "families": {
@@ -57,7 +60,7 @@ class Fitted:
                 for name, family in self.families.items()
             },
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 def fit_table(

@@ -33,11 +33,14 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
                 notes = (*notes, f"{REQUESTS} requests are assumed")
             concurrency = row.get("concurrency")
             run = MeasuredRun(
-                where, fields.count(facts.requests or row.get("requests", REQUESTS), f"{where}: requests"),
-                (row["input_tokens"],), (row["output_tokens"],),
+                where,
+                fields.count(facts.requests or row.get("requests", REQUESTS), f"{where}: requests"),
+                (row["input_tokens"],),
+                (row["output_tokens"],),
                 {"ttft": {"mean": row["ttft_ms"] / 1e3}, "tpot": {"mean": row["tpot_ms"] / 1e3}},
                 None if concurrency is None else fields.count(concurrency, f"{where}: concurrency"),
-                row.get("rate") if concurrency is None else None, notes=notes,
-            )  # fmt: skip
+                row.get("rate") if concurrency is None else None,
+                notes=notes,
+            )
             runs.append(loaded(run, facts))
     return MeasuredRuns(llm, gpu, tp, f"CSV, {names}", tuple(runs))

@@ -76,10 +76,17 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
         raise InputError(f"{where}: no request succeeded; there is nothing to import")
     concurrency, rate_rps = _load(where, benchmark, count)
     return MeasuredRun(
-        where, count, lengths[0], lengths[1], latency, concurrency, rate_rps,
-        () if concurrency is not None else start_s, failed,
+        where,
+        count,
+        lengths[0],
+        lengths[1],
+        latency,
+        concurrency,
+        rate_rps,
+        () if concurrency is not None else start_s,
+        failed,
         notes=fields.remarks(failed=failed, is_summary=is_sample or not good),
-    )  # fmt: skip
+    )
 
 
 def _detailed(

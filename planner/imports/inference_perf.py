@@ -19,9 +19,11 @@ from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
 
 MARKS = ("load_summary", "successes", "failures")
 METRICS = {
-    "ttft": "time_to_first_token", "tpot": "time_per_output_token", "tbt": "inter_token_latency",
+    "ttft": "time_to_first_token",
+    "tpot": "time_per_output_token",
+    "tbt": "inter_token_latency",
     "e2e": "request_latency",
-}  # fmt: skip
+}
 STATISTICS = {"mean": "mean", "max": "max", "median": "p50"} | {f"p{p}": f"p{p}" for p in fields.PERCENTILES}
 BEHIND_FRAC = 0.05  # a load generator that sent so much less than asked did not keep up
 
@@ -63,10 +65,16 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
         notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
     concurrency, rate_rps = _load(name, document, notes)
     return MeasuredRun(
-        name, requests, (_mean(name, _prompts(name, good), "prompt_tokens"),),
+        name,
+        requests,
+        (_mean(name, _prompts(name, good), "prompt_tokens"),),
         (_mean(name, good.get("output_tokens") or good.get("output_len"), "output_tokens"),),
-        latency, concurrency, rate_rps, failed=failed, notes=tuple(notes),
-    )  # fmt: skip
+        latency,
+        concurrency,
+        rate_rps,
+        failed=failed,
+        notes=tuple(notes),
+    )
 
 
 def _load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:

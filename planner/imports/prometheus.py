@@ -68,9 +68,15 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     if rate_rps is None and facts.rate_rps is None and facts.concurrency is None:
         notes.append("the load is not known: add --duration, --rate or --concurrency to calibrate with it")
     run = MeasuredRun(
-        names, requests, input_tokens, output_tokens, latency, rate_rps=rate_rps,
-        kv_tokens=_kv_tokens(labels), notes=(*notes, *fields.remarks(is_summary=True)),
-    )  # fmt: skip
+        names,
+        requests,
+        input_tokens,
+        output_tokens,
+        latency,
+        rate_rps=rate_rps,
+        kv_tokens=_kv_tokens(labels),
+        notes=(*notes, *fields.remarks(is_summary=True)),
+    )
     llm, gpu, tp = fields.setup(facts, catalog, names, llm=labels.get("model_name"))
     return MeasuredRuns(llm, gpu, tp, f"vLLM /metrics, {names}", (loaded(run, facts),))
 

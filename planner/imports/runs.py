@@ -139,9 +139,12 @@ class MeasuredRuns:
 
     def to_json(self) -> str:
         document = {
-            "llm": self.llm, "gpu": self.gpu, "tp": self.tp, "source": self.source,
+            "llm": self.llm,
+            "gpu": self.gpu,
+            "tp": self.tp,
+            "source": self.source,
             "runs": [run.as_dict() for run in self.runs],
-        }  # fmt: skip
+        }
         return json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n"
 
 

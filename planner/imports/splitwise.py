@@ -61,10 +61,12 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, TypeError) as error:
         raise InputError(f"{path}: cannot be read ({fields.one_line(error)[:120]})") from None
     about = {
-        "llm": llm_name, "gpu": gpu_name, "tp": str(tp),
+        "llm": llm_name,
+        "gpu": gpu_name,
+        "tp": str(tp),
         "source": fields.one_line(f"splitwise, {path.name}, {model} on {hardware}"),
         "host_overhead": "included",
-    }  # fmt: skip
+    }
     return StepTable(steps, about)
 
 

@@ -24,8 +24,17 @@ from planner.imports.fields import Facts
 from planner.models.latency import Array
 from planner.models.tables import COLUMNS, StepTable
 
-OPS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_act", "mlp_down_proj", "attn_rope",
-       "input_layernorm", "post_attention_layernorm", "add")  # fmt: skip
+OPS = (
+    "attn_pre_proj",
+    "attn_post_proj",
+    "mlp_up_proj",
+    "mlp_act",
+    "mlp_down_proj",
+    "attn_rope",
+    "input_layernorm",
+    "post_attention_layernorm",
+    "add",
+)
 OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
 PREFILL, DECODE, ALL_REDUCE = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
@@ -55,10 +64,17 @@ def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -
         said[key] = values[0] if values else None
     llm, gpu, tp = fields.setup(facts, catalog, path, **said)
     n, chunk, prefix, decodes, context, total_ms = (fields.column(table, name, path) for name in COMPUTED[1:])
-    steps = np.column_stack([
-        n, n * chunk, n * prefix, n * chunk * (prefix + (chunk + 1) / 2), decodes, decodes * context,
-        total_ms / 1e3,
-    ])  # fmt: skip
+    steps = np.column_stack(
+        [
+            n,
+            n * chunk,
+            n * prefix,
+            n * chunk * (prefix + (chunk + 1) / 2),
+            decodes,
+            decodes * context,
+            total_ms / 1e3,
+        ]
+    )
     return _table(steps, llm, gpu, tp, f"Vidur, steps of {path.name}")
 
 
@@ -177,9 +193,12 @@ def _curve(x: Array, y: Array) -> tuple[Array, Array]:
 
 def _table(steps: Array, llm: str, gpu: str, tp: int, source: str, note: str = "") -> StepTable:
     about = {
-        "llm": llm, "gpu": gpu, "tp": str(tp), "source": fields.one_line(source),
+        "llm": llm,
+        "gpu": gpu,
+        "tp": str(tp),
+        "source": fields.one_line(source),
         "host_overhead": "not included",
-    }  # fmt: skip
+    }
     if note:
         about["note"] = note
     return StepTable(pd.DataFrame(steps, columns=list(COLUMNS)), about)

@@ -40,9 +40,17 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             raise InputError(f"{path}: latencies: expected seconds > 0")
         notes = () if len(latencies) >= 3 else (f"only {len(latencies)} iteration(s) were timed",)
         runs.append(
-            loaded(MeasuredRun(
-                path.name, shape["requests"], (shape["input_tokens"],), (shape["output_tokens"],),
-                {"e2e": {"max": float(np.mean(latencies))}}, concurrency=shape["requests"], notes=notes,
-            ), facts)
-        )  # fmt: skip
+            loaded(
+                MeasuredRun(
+                    path.name,
+                    shape["requests"],
+                    (shape["input_tokens"],),
+                    (shape["output_tokens"],),
+                    {"e2e": {"max": float(np.mean(latencies))}},
+                    concurrency=shape["requests"],
+                    notes=notes,
+                ),
+                facts,
+            )
+        )
     return MeasuredRuns(llm, gpu, tp, f"vllm bench latency, {', '.join(p.name for p in paths)}", tuple(runs))

@@ -40,11 +40,15 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             documents.append((name, {str(key).replace("-", "_"): value for key, value in said.items()}))
     setups = {
         fields.setup(
-            facts, catalog, name, llm=row.get("model_id"), gpu=row.get("gpu", row.get("hw")),
+            facts,
+            catalog,
+            name,
+            llm=row.get("model_id"),
+            gpu=row.get("gpu", row.get("hw")),
             tp=row.get("tp", row.get("tensor_parallel_size")),
         )
         for name, row in documents
-    }  # fmt: skip
+    }
     if len(setups) != 1:
         raise InputError(
             "vllm-bench-serve: the runs are of different engines ("
@@ -84,10 +88,20 @@ def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
         key: fields.count(row[key], f"{name}: {key}") for key in ENGINE_KEYS if row.get(key) not in (None, "")
     }
     return MeasuredRun(
-        name, requests, lengths[0], lengths[1], latency, concurrency, rate_rps, arrival_s, failed,
-        engine.get("max_num_seqs"), engine.get("max_num_batched_tokens"), engine.get("kv_tokens"),
+        name,
+        requests,
+        lengths[0],
+        lengths[1],
+        latency,
+        concurrency,
+        rate_rps,
+        arrival_s,
+        failed,
+        engine.get("max_num_seqs"),
+        engine.get("max_num_batched_tokens"),
+        engine.get("kv_tokens"),
         tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def _load(
@@ -162,11 +176,13 @@ def _detailed(
     latency = {
         metric: values
         for metric, values in (
-            ("ttft", fields.spread(ttft_s)), ("tpot", fields.spread(tpot_s)),
-            ("tbt", fields.spread(every_gap)), ("e2e", fields.spread(e2e_s)),
+            ("ttft", fields.spread(ttft_s)),
+            ("tpot", fields.spread(tpot_s)),
+            ("tbt", fields.spread(every_gap)),
+            ("e2e", fields.spread(e2e_s)),
         )
         if values
-    }  # fmt: skip
+    }
     after_first = sum(n - 1 for n in output)
     remarks = fields.remarks(
         failed=max(failed, n - len(good)),

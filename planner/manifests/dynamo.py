@@ -20,9 +20,12 @@ MAX_NAMES = 45  # letters of a graph and a component together, as Grove counts t
 COMPONENT_NAME = 12
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
 _ROUTER_MODES = {
-    "round-robin": "round-robin", "tenant-round-robin": "round-robin", "random": "random",
-    "power-of-two": "power-of-two", **dict.fromkeys(PREFIX_ROUTINGS, "kv"),
-}  # fmt: skip
+    "round-robin": "round-robin",
+    "tenant-round-robin": "round-robin",
+    "random": "random",
+    "power-of-two": "power-of-two",
+    **dict.fromkeys(PREFIX_ROUTINGS, "kv"),
+}
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:

@@ -27,9 +27,11 @@ ROUTER_START = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
 _ROUTER_POLICIES = {
-    "round-robin": "round_robin", "tenant-round-robin": "round_robin", "random": "random",
+    "round-robin": "round_robin",
+    "tenant-round-robin": "round_robin",
+    "random": "random",
     **dict.fromkeys(PREFIX_ROUTINGS, "cache_aware"),
-}  # fmt: skip
+}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
@@ -211,8 +213,18 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
         front = nearest(routing, "mixed")
         return ["--policy", front, *_cache_settings(fleet, front)]
     front, back = nearest(routing, "prefill"), nearest(decode_routing, "decode")
-    return ["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--policy", front,
-            *_cache_settings(fleet, front), "--prefill-policy", front, "--decode-policy", back]  # fmt: skip
+    return [
+        "--vllm-pd-disaggregation",
+        "--kv-connector",
+        "nixl",
+        "--policy",
+        front,
+        *_cache_settings(fleet, front),
+        "--prefill-policy",
+        front,
+        "--decode-policy",
+        back,
+    ]
 
 
 def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
@@ -220,9 +232,14 @@ def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
     policies = fleet.policies
     if policy != "cache_aware" or policies.routing != "cache-aware":
         return []
-    return ["--cache-threshold", f"{policies.cache_threshold_frac:g}",
-            "--balance-abs-threshold", str(policies.balance_requests),
-            "--balance-rel-threshold", f"{policies.balance_ratio:g}"]  # fmt: skip
+    return [
+        "--cache-threshold",
+        f"{policies.cache_threshold_frac:g}",
+        "--balance-abs-threshold",
+        str(policies.balance_requests),
+        "--balance-rel-threshold",
+        f"{policies.balance_ratio:g}",
+    ]
 
 
 def router_words(fleet: Fleet) -> str:

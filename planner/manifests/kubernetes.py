@@ -156,10 +156,7 @@ def probes(*, port: str = "http") -> Document:
 def placement(fleet: Fleet, pool: Pool) -> Document:
     """The part of a pod that says where: GPU, power cap (or none, where the fleet has both)."""
     gpu = pool.type.gpu
-    where: Document = {
-        "nodeSelector": node_labels(gpu),
-        "tolerations": tolerations(gpu),
-    }
+    where: Document = {"nodeSelector": node_labels(gpu), "tolerations": tolerations(gpu)}
     if keeps_off_capped(fleet, pool):
         uncapped = {"matchExpressions": [{"key": POWER_LIMIT, "operator": "DoesNotExist"}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [uncapped]}}
@@ -226,10 +223,7 @@ def budget(labels: Document) -> Document:
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": labels[PART], "labels": labels},
-        "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
-        },
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}}},
     }
 
 
@@ -262,9 +256,13 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
     labels = {APP: app, PART: name, ROLE: "router"}
     metadata = {"name": name, "labels": labels}
     args = [
-        *engine.router_policy_args(fleet, roles), "--service-discovery",
-        "--service-discovery-namespace", '"$POD_NAMESPACE"', "--service-discovery-port", str(HTTP_PORT),
-    ]  # fmt: skip
+        *engine.router_policy_args(fleet, roles),
+        "--service-discovery",
+        "--service-discovery-namespace",
+        '"$POD_NAMESPACE"',
+        "--service-discovery-port",
+        str(HTTP_PORT),
+    ]
     for role in roles:
         flag = "--selector" if role == "mixed" else f"--{role}-selector"
         args += [flag, f"{APP}={app}", f"{ROLE}={role}"]

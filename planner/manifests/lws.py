@@ -61,8 +61,14 @@ def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -
         main = kubernetes.container(pool, serving)
         template["workerTemplate"] = kubernetes.pod(fleet, pool, labels, main)
     else:
-        group = ["--nnodes", str(nodes), "--node-rank", "$(LWS_WORKER_INDEX)",
-                 "--master-addr", "$(LWS_LEADER_ADDRESS)"]  # fmt: skip
+        group = [
+            "--nnodes",
+            str(nodes),
+            "--node-rank",
+            "$(LWS_WORKER_INDEX)",
+            "--master-addr",
+            "$(LWS_LEADER_ADDRESS)",
+        ]
         leader = kubernetes.container(pool, [*serving, *group])
         follower = kubernetes.container(pool, [*args, *group, "--headless"])
         for needs_http in (*kubernetes.probes(), "ports"):

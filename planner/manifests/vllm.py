@@ -101,8 +101,12 @@ def _worker(name: str, pool: Pool) -> str:
             "headless=()",
             'if [ "$NODE_RANK" != 0 ]; then headless=(--headless); fi',
         ]
-        flags += [f"--nnodes {nodes}", '--node-rank "$NODE_RANK"', '--master-addr "$MASTER_ADDR"',
-                  '"${headless[@]}"']  # fmt: skip
+        flags += [
+            f"--nnodes {nodes}",
+            '--node-rank "$NODE_RANK"',
+            '--master-addr "$MASTER_ADDR"',
+            '"${headless[@]}"',
+        ]
     lines.append(" ".join(["exec vllm serve", *flags, '"$@"']))
     return "\n".join(lines) + "\n"
 

@@ -145,9 +145,16 @@ def calibrate(
     for _ in range(ROUNDS):
         used = sigma
         solution = least_squares(
-            residuals, z, bounds=(low, high), args=(used,), xtol=1e-5, ftol=1e-6,
-            jac="3-point", diff_step=RUN_STEP if runs else 1e-4, max_nfev=30,
-        )  # fmt: skip
+            residuals,
+            z,
+            bounds=(low, high),
+            args=(used,),
+            xtol=1e-5,
+            ftol=1e-6,
+            jac="3-point",
+            diff_step=RUN_STEP if runs else 1e-4,
+            max_nfev=30,
+        )
         z = solution.x
         after = log_errors(z)
         square = float(np.sum((after * weights) ** 2))

@@ -34,12 +34,7 @@ from planner.models.families.rooflines import RooflineSteps
 from planner.models.families.splitwise import SplitwiseInterpolation
 from planner.models.families.vidur import VidurForest
 from planner.models.latency import Array, StepLatency
-from planner.models.step_fit import (
-    Errors,
-    PiecewiseLinearStepLatency,
-    errors_by_regime,
-    folds_of_steps,
-)
+from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, errors_by_regime, folds_of_steps
 from planner.models.tables import StepTable
 
 SCORED = ("prefill", "decode_small", "decode_large", "mixed")
@@ -160,11 +155,7 @@ def score(errors: Mapping[str, Errors]) -> float:
 
 
 def held_out_s(
-    candidate: Any,
-    X: Array,
-    y: Array,
-    fold: npt.NDArray[np.int64],
-    operators: pd.DataFrame | None = None,
+    candidate: Any, X: Array, y: Array, fold: npt.NDArray[np.int64], operators: pd.DataFrame | None = None
 ) -> Array:
     """Seconds of every row, each predicted by a fit to the other folds."""
     predicted = np.empty_like(y)

@@ -118,10 +118,11 @@ class CorrectedFormula:
         both = weights * _product(kinds[1:], anchors, (5, 6))[0]
         steps = np.column_stack([anchors[:, :5] * _SCALES[:5], alone, both])
         return Compiled(
-            CORRECTED, (*self.formula_s, *_SCALES[:5], self.h_s),
+            CORRECTED,
+            (*self.formula_s, *_SCALES[:5], self.h_s),
             (own, steps.ravel(), decode.ravel(), knots),
             (len(steps), len(knots), KNOTS_PER_DOUBLING, int(self.context_step)),
-        )  # fmt: skip
+        )
 
 
 def in_context_steps(X: Floats, context_step: float) -> Floats:
@@ -146,15 +147,17 @@ def formula_s(X: Floats, formula: Floats) -> Floats:
 def coordinates(X: Floats) -> Floats:
     """z above, (n, 7)."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
-    return np.column_stack([
-        np.log2(np.ceil(tokens / 8) * 8),
-        np.log2(1 + decodes),
-        np.log2(1 + kv_tokens / np.maximum(decodes, 1)),
-        np.log2(1 + prefills),
-        np.log2(1 + pairs / np.maximum(tokens - decodes, 1)),
-        prefills > 0,
-        decodes > 0,
-    ]).astype(float)  # fmt: skip
+    return np.column_stack(
+        [
+            np.log2(np.ceil(tokens / 8) * 8),
+            np.log2(1 + decodes),
+            np.log2(1 + kv_tokens / np.maximum(decodes, 1)),
+            np.log2(1 + prefills),
+            np.log2(1 + pairs / np.maximum(tokens - decodes, 1)),
+            prefills > 0,
+            decodes > 0,
+        ]
+    ).astype(float)
 
 
 def covariance(z: Floats, others: Floats) -> Floats:

@@ -178,9 +178,13 @@ class DistServeSteps:
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         numbers = (
-            *self.prefill_s, *self.decode_small_s, *self.decode_large_s, self.per_rank_s, self.overhead_s,
+            *self.prefill_s,
+            *self.decode_small_s,
+            *self.decode_large_s,
+            self.per_rank_s,
+            self.overhead_s,
             self.overhead_s_per_token,
-        )  # fmt: skip
+        )
         return Compiled(DISTSERVE_FIT, numbers, (np.zeros(1),), (self.threshold,))
 
 

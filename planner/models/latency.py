@@ -78,9 +78,13 @@ class StepLatency:
         slope = (f_s[-1] - f_s[-2]) / (knots[-1] - knots[-2])
         f = np.interp(tokens, knots, f_s) + slope * np.maximum(np.asarray(tokens) - knots[-1], 0.0)
         return np.asarray(
-            f + self.a_s * np.asarray(pairs) + self.b_s * np.asarray(decodes)
-            + self.d_s * np.asarray(kv_tokens) + self.e_s * np.asarray(prefills) + self.h_s
-        )  # fmt: skip
+            f
+            + self.a_s * np.asarray(pairs)
+            + self.b_s * np.asarray(decodes)
+            + self.d_s * np.asarray(kv_tokens)
+            + self.e_s * np.asarray(prefills)
+            + self.h_s
+        )
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         """For the simulator: f(N) + h for every N up to `most_tokens`."""
@@ -101,9 +105,14 @@ class StepLatency:
         """The same engine if every step took `share` longer, as it may by the fit's own error."""
         factor = 1 + share
         return replace(
-            self, f_s=tuple(f * factor for f in self.f_s), a_s=self.a_s * factor, b_s=self.b_s * factor,
-            d_s=self.d_s * factor, e_s=self.e_s * factor, h_s=self.h_s * factor,
-        )  # fmt: skip
+            self,
+            f_s=tuple(f * factor for f in self.f_s),
+            a_s=self.a_s * factor,
+            b_s=self.b_s * factor,
+            d_s=self.d_s * factor,
+            e_s=self.e_s * factor,
+            h_s=self.h_s * factor,
+        )
 
     def slowed(self, prefill: float, decode: float) -> StepLatency:
         """The same engine on a power-capped GPU (Splitwise section III-G).
@@ -115,8 +124,13 @@ class StepLatency:
         return StepLatency(
             self.knots_tokens,
             tuple(floor + (f - self.f_s[0]) * prefill for f in self.f_s),
-            self.a_s * prefill, self.b_s * decode, self.d_s * decode, self.e_s * prefill, self.h_s,
+            self.a_s * prefill,
+            self.b_s * decode,
+            self.d_s * decode,
+            self.e_s * prefill,
+            self.h_s,
             basis=f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap",
-            mape_frac=self.mape_frac, max_context_tokens=self.max_context_tokens,
+            mape_frac=self.mape_frac,
+            max_context_tokens=self.max_context_tokens,
             uncertainty_frac=self.uncertainty_frac,
-        )  # fmt: skip
+        )

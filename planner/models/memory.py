@@ -69,9 +69,14 @@ def memory(
 ) -> Memory:
     """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names."""
     stages = stage_memory(
-        llm, gpu, tp, pp, gpu_memory_utilization=gpu_memory_utilization,
-        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
-    )  # fmt: skip
+        llm,
+        gpu,
+        tp,
+        pp,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    )
     return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
 
 
@@ -110,10 +115,12 @@ def stage_memory(
                 weight_bytes=weight_bytes / tp,
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
                 reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
-                kv_bytes_per_token=llm.kv_bytes_per_token * max(1 / tp, 1 / llm.kv_heads)
-                * layers / llm.layers,
+                kv_bytes_per_token=llm.kv_bytes_per_token
+                * max(1 / tp, 1 / llm.kv_heads)
+                * layers
+                / llm.layers,
             )
-        )  # fmt: skip
+        )
     return tuple(stages)
 
 
@@ -137,9 +144,14 @@ def kv_cache_tokens(
 ) -> int:
     """Whole KV tokens of one worker, in blocks; 0 if its weights do not fit."""
     return memory(
-        llm, gpu, tp, pp, gpu_memory_utilization=gpu_memory_utilization,
-        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
-    ).kv_tokens  # fmt: skip
+        llm,
+        gpu,
+        tp,
+        pp,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    ).kv_tokens
 
 
 def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS) -> bool:

@@ -86,9 +86,13 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.trees_ = None
         if len(self.classes_) > 1:
             trees = HistGradientBoostingClassifier(
-                max_iter=self.iterations, learning_rate=0.05, max_leaf_nodes=15, min_samples_leaf=40,
-                early_stopping=False, random_state=self.random_state,
-            )  # fmt: skip
+                max_iter=self.iterations,
+                learning_rate=0.05,
+                max_leaf_nodes=15,
+                min_samples_leaf=40,
+                early_stopping=False,
+                random_state=self.random_state,
+            )
             self.trees_ = trees.fit(X, y)
         return self
 

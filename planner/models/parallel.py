@@ -113,13 +113,7 @@ def throughput_factor(llm: Llm, pp: int, micro_batches: int) -> float:
 
 
 def pipelined(
-    latency: StepLatency,
-    llm: Llm,
-    gpu: Gpu,
-    tp: int,
-    pp: int,
-    *,
-    link_bytes_per_s: float | None = None,
+    latency: StepLatency, llm: Llm, gpu: Gpu, tp: int, pp: int, *, link_bytes_per_s: float | None = None
 ) -> StepLatency:
     """Seconds of ONE micro-batch through all stages, from the fit of the same `tp` without a pipeline.
 

@@ -113,8 +113,15 @@ def shipped_power() -> Power:
     return Power(floor, memory, compute, top, idle, other_idle, BASIS, prefill, decode)
 
 
-_FIELDS = ("floor_frac", "memory_frac", "compute_frac", "top_frac", "other_idle_frac", "prefill_mape_frac",
-           "decode_mape_frac")  # fmt: skip
+_FIELDS = (
+    "floor_frac",
+    "memory_frac",
+    "compute_frac",
+    "top_frac",
+    "other_idle_frac",
+    "prefill_mape_frac",
+    "decode_mape_frac",
+)
 
 
 def cap_slowdowns(cap_frac: float) -> tuple[float, float]:
@@ -136,9 +143,14 @@ def capped(gpu: Gpu, power_w: float) -> Gpu:
     """`gpu` under a power limit of this many Watts, as a catalog row "gpu@350W" would have it."""
     prefill, decode = cap_slowdowns(power_w / gpu.board_w)
     if power_w == gpu.board_w:
-        return replace(gpu, name=gpu.base, power_w=power_w, uncapped_w=None, prefill_slowdown=1.0,
-                       decode_slowdown=1.0)  # fmt: skip
+        return replace(
+            gpu, name=gpu.base, power_w=power_w, uncapped_w=None, prefill_slowdown=1.0, decode_slowdown=1.0
+        )
     return replace(
-        gpu, name=f"{gpu.base}@{power_w:g}W", power_w=power_w, uncapped_w=gpu.board_w,
-        prefill_slowdown=prefill, decode_slowdown=decode,
-    )  # fmt: skip
+        gpu,
+        name=f"{gpu.base}@{power_w:g}W",
+        power_w=power_w,
+        uncapped_w=gpu.board_w,
+        prefill_slowdown=prefill,
+        decode_slowdown=decode,
+    )

@@ -97,12 +97,17 @@ def splitwise_cells(path: Path, catalog: Catalog) -> pd.DataFrame:
         decode = utilisations(llm, gpu, tp, run["token_time"] / 1e3, batch, kv_tokens)
         rows.append(
             {
-                "group": f"{run['model']} tp{tp}", "tokens": tokens, "peak_frac": run["peak_power"],
-                "mean_frac": run["average_power"], "prefill_share": run["prompt_time"] / run["e2e_time"],
-                "compute_p": float(prefill[0]), "memory_p": float(prefill[1]),
-                "compute_d": float(decode[0]), "memory_d": float(decode[1]),
+                "group": f"{run['model']} tp{tp}",
+                "tokens": tokens,
+                "peak_frac": run["peak_power"],
+                "mean_frac": run["average_power"],
+                "prefill_share": run["prompt_time"] / run["e2e_time"],
+                "compute_p": float(prefill[0]),
+                "memory_p": float(prefill[1]),
+                "compute_d": float(decode[0]),
+                "memory_d": float(decode[1]),
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 

@@ -74,9 +74,14 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         self.latency_ = StepLatency(
             knots_tokens=tuple(knots.tolist()),
             f_s=tuple((floor + np.concatenate(([0.0], np.cumsum(slopes * np.diff(knots))))).tolist()),
-            a_s=float(a), b_s=float(b), d_s=float(d), e_s=float(e), h_s=self.host_s,
-            basis=self.basis, max_context_tokens=float(_context_tokens(X).max()),
-        )  # fmt: skip
+            a_s=float(a),
+            b_s=float(b),
+            d_s=float(d),
+            e_s=float(e),
+            h_s=self.host_s,
+            basis=self.basis,
+            max_context_tokens=float(_context_tokens(X).max()),
+        )
         self.x_max_ = X.max(axis=0)
         return self
 

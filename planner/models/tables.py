@@ -27,9 +27,7 @@ from planner.errors import InputError
 from planner.files import open_input
 from planner.models.latency import Array
 
-COLUMNS = (
-    "n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s",
-)  # fmt: skip
+COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,27 @@ def check(steps: pd.DataFrame, *, where: str) -> None:
         _refuse(~(np.isfinite(values) & (values > least)), steps, column, f"must be a number {bound}", where)
     work = steps.prefill_tokens + steps.n_decode
     _refuse(work <= 0, steps, "prefill_tokens", "a step without prefill or decode has no work", where)
-    _refuse((steps.n_prefill > 0) != (steps.prefill_tokens > 0), steps, "n_prefill",
-            "prefills and prefill_tokens must be zero together", where)  # fmt: skip
-    _refuse(steps.prefill_pairs < steps.prefill_tokens, steps, "prefill_pairs",
-            "every new token attends at least to itself, so prefill_pairs must be >= prefill_tokens",
-            where)  # fmt: skip
-    _refuse(steps.kv_tokens < steps.n_decode, steps, "kv_tokens",
-            "counts the new token too, so it must be >= n_decode", where)  # fmt: skip
+    _refuse(
+        (steps.n_prefill > 0) != (steps.prefill_tokens > 0),
+        steps,
+        "n_prefill",
+        "prefills and prefill_tokens must be zero together",
+        where,
+    )
+    _refuse(
+        steps.prefill_pairs < steps.prefill_tokens,
+        steps,
+        "prefill_pairs",
+        "every new token attends at least to itself, so prefill_pairs must be >= prefill_tokens",
+        where,
+    )
+    _refuse(
+        steps.kv_tokens < steps.n_decode,
+        steps,
+        "kv_tokens",
+        "counts the new token too, so it must be >= n_decode",
+        where,
+    )
 
 
 def _refuse(bad: object, steps: pd.DataFrame, column: str, why: str, where: str) -> None:

@@ -54,13 +54,17 @@ class PrefixHits:
             cache_tokens = 2.0 ** round(math.log2(max(cache_tokens, 1.0)))
         if cache_tokens not in self._known:
             trace = self.trace
-            columns = (trace.input_tokens, trace.output_tokens, self.cached_tokens(cache_tokens),
-                       self.shared_tokens)  # fmt: skip
+            columns = (
+                trace.input_tokens,
+                trace.output_tokens,
+                self.cached_tokens(cache_tokens),
+                self.shared_tokens,
+            )
             rows, requests = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
             inputs, outputs, cached, shared = rows.T.astype(float)
             self._known[cache_tokens] = Lengths(
                 inputs, outputs, requests.astype(np.int64), cached, shared, is_cached=True
-            )  # fmt: skip
+            )
         return self._known[cache_tokens]
 
     def classes(self) -> Workload:

@@ -21,15 +21,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Fleet, Pool
 from planner.errors import InputError, TraceError
-from planner.prefixes.tree import (
-    Blocks,
-    HitCurve,
-    PrefixTree,
-    block_uses,
-    hit_curve,
-    prefix_tree,
-    reuse,
-)
+from planner.prefixes.tree import Blocks, HitCurve, PrefixTree, block_uses, hit_curve, prefix_tree, reuse
 from planner.simulator.replay import Simulation
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.solvers.prefix_demand import Demand, SessionReuse
@@ -167,9 +159,15 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
     demand, sessions = traffic.demand, traffic.sessions
     memory_tokens = room_tokens(trace, pool)
     found = replicate(
-        demand, pool.count, memory_tokens, sessions=sessions, time_limit_s=time_limit_s, gap_frac=GAP_FRAC,
-        routings=ROUTINGS, rng=rng,
-    )  # fmt: skip
+        demand,
+        pool.count,
+        memory_tokens,
+        sessions=sessions,
+        time_limit_s=time_limit_s,
+        gap_frac=GAP_FRAC,
+        routings=ROUTINGS,
+        rng=rng,
+    )
     hits_rps = found.hits_rps(demand).sum(axis=1)
     uncached = float(demand.rate_rps @ demand.work_s)
     return PrefixPlan(

@@ -79,10 +79,12 @@ def read_tree(path: Path) -> TreeQuestion:
     demand = replace(idle, rate_rps=rate_of, work_s=idle.path_sum(prefill_of) + rest_of)
     limit = document.get("largest_load")
     return TreeQuestion(
-        tuple(place), demand, whole(document.get("memory_tokens"), f"{where}: memory_tokens", least=0),
+        tuple(place),
+        demand,
+        whole(document.get("memory_tokens"), f"{where}: memory_tokens", least=0),
         replicas=None if limit is not None else _replicas(document["replicas"], where),
         largest_load=None if limit is None else share(limit, f"{where}: largest_load"),
-    )  # fmt: skip
+    )
 
 
 def _replicas(value: object, where: str) -> int:

@@ -262,9 +262,14 @@ def tree_of_thoughts(
         arrivals.append(start_s[tree])
         above, parent, request = texts.add(end, outputs[-1]), numbers, request + len(end)
     return _in_order(
-        texts, "tree-of-thoughts", np.concatenate(arrivals), np.concatenate(ends), np.concatenate(outputs),
-        np.concatenate(edges), block_tokens,
-    )  # fmt: skip
+        texts,
+        "tree-of-thoughts",
+        np.concatenate(arrivals),
+        np.concatenate(ends),
+        np.concatenate(outputs),
+        np.concatenate(edges),
+        block_tokens,
+    )
 
 
 def judges(
@@ -299,9 +304,14 @@ def judges(
     down = np.column_stack((middle.ravel(), np.repeat(first, dimensions)))
     up = np.column_stack((np.repeat(first + each - 1, dimensions), middle.ravel()))
     return _in_order(
-        texts, "judges", np.repeat(start_s, each), end.ravel(), outputs.ravel(), np.concatenate((down, up)),
+        texts,
+        "judges",
+        np.repeat(start_s, each),
+        end.ravel(),
+        outputs.ravel(),
+        np.concatenate((down, up)),
         block_tokens,
-    )  # fmt: skip
+    )
 
 
 def merged(tenants: Mapping[str, Trace]) -> Trace:
@@ -350,9 +360,15 @@ def _in_order(
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return texts.trace(
-        name, (arrival_s - arrival_s.min())[order], end[order], outputs[order], block_tokens, _note(name),
-        after=_by_parent(place[edges]), think_s=think_s[order] if len(think_s) else think_s,
-    )  # fmt: skip
+        name,
+        (arrival_s - arrival_s.min())[order],
+        end[order],
+        outputs[order],
+        block_tokens,
+        _note(name),
+        after=_by_parent(place[edges]),
+        think_s=think_s[order] if len(think_s) else think_s,
+    )
 
 
 def _by_parent(edges: IntArray) -> IntArray:

@@ -92,12 +92,12 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
-            x=x, y=y,
+            x=x,
+            y=y,
             color=alt.Color("name:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("name:N", sort=names, legend=legend(names),
-                                      scale=dashes(names)),
+            strokeDash=alt.StrokeDash("name:N", sort=names, legend=legend(names), scale=dashes(names)),
         )
-    )  # fmt: skip
+    )
     return alt.layer(line, *_limit_layers(limits, low, high, MUTED)).properties(width=WIDTH, height=HEIGHT)
 
 
@@ -134,9 +134,12 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
             alt.Chart(table(x=[at_s], y=[wanted]))
             .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
             .encode(x="x:Q", y="y:Q"),
-            *labels(table(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
-                     align="right" if near_end else "left", dx=-6 if near_end else 6),
-        ]  # fmt: skip
+            *labels(
+                table(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
+                align="right" if near_end else "left",
+                dx=-6 if near_end else 6,
+            ),
+        ]
     return layers
 
 
@@ -166,13 +169,16 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         .mark_line(strokeWidth=1.6, interpolate="monotone")
         .encode(
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
-            y=alt.Y("y:Q", axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
-                    scale=alt.Scale(domain=[0, 1.02], nice=False)),
+            y=alt.Y(
+                "y:Q",
+                axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
+                scale=alt.Scale(domain=[0, 1.02], nice=False),
+            ),
             color=alt.Color("pool:N", sort=names, legend=legend(names), scale=colours(names)),
             strokeDash=alt.StrokeDash("pool:N", sort=names, legend=legend(names), scale=dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
-    )  # fmt: skip
+    )
 
 
 def queue_chart(simulation: Simulation) -> Any:
@@ -226,14 +232,17 @@ def lengths_chart(trace: Trace) -> Any:
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.8, interpolate="step")
         .encode(
-            x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
-                    axis=alt.Axis(title="length [tokens]", format="~s", values=ticks(1, longest + 1))),
+            x=alt.X(
+                "x:Q",
+                scale=alt.Scale(type="log", nice=False),
+                axis=alt.Axis(title="length [tokens]", format="~s", values=ticks(1, longest + 1)),
+            ),
             y=alt.Y("y:Q", axis=alt.Axis(title="share of requests", format="%", tickCount=5)),
             color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
             strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
-    )  # fmt: skip
+    )
 
 
 def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
@@ -245,12 +254,18 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
         alt.Chart(table(x=sizes, y=[hit_frac[size] for size in sizes]))
         .mark_line(color=BLUE, strokeWidth=2.2, point=True)
         .encode(
-            x=alt.X("x:Q", scale=alt.Scale(type="log", nice=False),
-                    axis=alt.Axis(title="cache [tokens]", format="~s", values=sizes)),
-            y=alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]),
-                    axis=alt.Axis(title="share of prompt tokens spared", format="%", tickCount=6)),
+            x=alt.X(
+                "x:Q",
+                scale=alt.Scale(type="log", nice=False),
+                axis=alt.Axis(title="cache [tokens]", format="~s", values=sizes),
+            ),
+            y=alt.Y(
+                "y:Q",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(title="share of prompt tokens spared", format="%", tickCount=6),
+            ),
         )
-    )  # fmt: skip
+    )
     endless = alt.Chart(table(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
     text = f"endless cache: {100 * endless_frac:.1f} %"
     named = labels(table(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
@@ -270,11 +285,10 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
             x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
             color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names),
-                                      scale=dashes(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
         )
         .properties(width=WIDTH, height=HEIGHT)
-    )  # fmt: skip
+    )
 
 
 def stacked_chart(
@@ -337,12 +351,16 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
         x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(zero=True)),
     )
     drawn = base.mark_bar(height=12, yOffset=8, stroke=MUTED, strokeWidth=0.8).encode(
-        tooltip=[alt.Tooltip("label:N", title="title"), alt.Tooltip("value:Q", title=unit, format=",.2f"),
-                 alt.Tooltip("kind:N", title="is")],
+        tooltip=[
+            alt.Tooltip("label:N", title="title"),
+            alt.Tooltip("value:Q", title=unit, format=",.2f"),
+            alt.Tooltip("kind:N", title="is"),
+        ],
         color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=shades), legend=None),
-        strokeDash=alt.StrokeDash("kind:N", legend=None,
-                                  scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [3, 2]])),
-    )  # fmt: skip
+        strokeDash=alt.StrokeDash(
+            "kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [3, 2]])
+        ),
+    )
     text = base.mark_text(align="left", dy=-7, color=INK, fontSize=11).encode(x=alt.value(2), text="text:N")
     return alt.layer(drawn, text).properties(width=560, height=38 * max(len(rows), 1))
 
@@ -360,27 +378,36 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
 
     rows = [
         {
-            "x": cost, "y": power_kw, "name": name,
+            "x": cost,
+            "y": power_kw,
+            "name": name,
             "kind": "the plan" if name == chosen else "another" if is_beaten(name) else "not beaten",
         }
         for name, (cost, power_kw) in dots.items()
-    ]  # fmt: skip
+    ]
     kinds = ["the plan", "not beaten", "another"]
     most = max(cost for cost, _ in dots.values()) or 1.0
     base = alt.Chart(data(rows)).encode(
-        x=alt.X("x:Q", axis=alt.Axis(title="cost [USD/h]", tickCount=6),
-                scale=alt.Scale(domain=[0, 1.25 * most], nice=False)),
-        y=alt.Y("y:Q", axis=alt.Axis(title="provisioned power [kW]", tickCount=6),
-                scale=alt.Scale(zero=True)),
-    )  # fmt: skip
+        x=alt.X(
+            "x:Q",
+            axis=alt.Axis(title="cost [USD/h]", tickCount=6),
+            scale=alt.Scale(domain=[0, 1.25 * most], nice=False),
+        ),
+        y=alt.Y(
+            "y:Q", axis=alt.Axis(title="provisioned power [kW]", tickCount=6), scale=alt.Scale(zero=True)
+        ),
+    )
     drawn = base.mark_point(filled=True, size=75, opacity=1).encode(
         color=alt.Color("kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[BLUE, VERMILLION, SOFT])),
-        shape=alt.Shape("kind:N", legend=None,
-                        scale=alt.Scale(domain=kinds, range=["square", "circle", "circle"])),
-        tooltip=[alt.Tooltip("name:N", title="title"),
-                 alt.Tooltip("x:Q", title="cost [USD/h]", format=",.2f"),
-                 alt.Tooltip("y:Q", title="provisioned power [kW]", format=",.1f")],
-    )  # fmt: skip
+        shape=alt.Shape(
+            "kind:N", legend=None, scale=alt.Scale(domain=kinds, range=["square", "circle", "circle"])
+        ),
+        tooltip=[
+            alt.Tooltip("name:N", title="title"),
+            alt.Tooltip("x:Q", title="cost [USD/h]", format=",.2f"),
+            alt.Tooltip("y:Q", title="provisioned power [kW]", format=",.1f"),
+        ],
+    )
     named = [row for row in rows if row["kind"] != "another"]
     columns = {key: [row[of] for row in named] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
     return alt.layer(drawn, *labels(table(**columns), align="left", dx=8, limit=170)).properties(
@@ -404,14 +431,19 @@ def staircase_chart(
     import altair as alt
 
     ends = [loosest, *corners[:-1]]
-    levels = data([
-        {"x": float(f"{corner:.6g}"), "x2": float(f"{end:.6g}"), "y": float(f"{value:.6g}")}
-        for corner, end, value in zip(corners, ends, values, strict=True)
-    ])  # fmt: skip
+    levels = data(
+        [
+            {"x": float(f"{corner:.6g}"), "x2": float(f"{end:.6g}"), "y": float(f"{value:.6g}")}
+            for corner, end, value in zip(corners, ends, values, strict=True)
+        ]
+    )
     along = [*corners, loosest, *([asked[0]] if asked else [])]
     margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)
-    x = alt.X("x:Q", axis=alt.Axis(title=titles[0], tickCount=8),
-              scale=alt.Scale(domain=[min(along) - margin, max(along) + margin], nice=False))  # fmt: skip
+    x = alt.X(
+        "x:Q",
+        axis=alt.Axis(title=titles[0], tickCount=8),
+        scale=alt.Scale(domain=[min(along) - margin, max(along) + margin], nice=False),
+    )
     y = alt.Y("y:Q", axis=alt.Axis(title=titles[1], tickCount=6), scale=alt.Scale(zero=True))
     layers: list[Any] = [
         alt.Chart(levels).mark_rule(color=BLUE, strokeWidth=2.2).encode(x=x, x2="x2:Q", y=y),

@@ -58,8 +58,10 @@ def _thinned(values: Floats, weights: Floats | None, every: int, at_s: Sequence[
     values, share = values[last], share[last]
     tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # evenly spaced in the logarithm of what is above
     wanted = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
-    at = np.append(np.minimum(np.searchsorted(share, wanted), len(share) - 1),
-                   np.searchsorted(values, at_s, side="right") - 1)  # fmt: skip
+    at = np.append(
+        np.minimum(np.searchsorted(share, wanted), len(share) - 1),
+        np.searchsorted(values, at_s, side="right") - 1,
+    )
     keep = np.unique(at[at >= 0])
     return Curve(values[keep], share[keep], every)
 

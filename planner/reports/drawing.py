@@ -18,9 +18,17 @@ from planner.files import cached_text
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
 INK, MUTED, SOFT, GRID, PAPER = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8", "#ffffff"
 THEME = {
-    BLUE: "--blue", VERMILLION: "--vermillion", GREEN: "--green", PURPLE: "--purple", ORANGE: "--orange",
-    INK: "--ink", MUTED: "--muted", SOFT: "--soft", GRID: "--grid", PAPER: "--page",
-}  # fmt: skip
+    BLUE: "--blue",
+    VERMILLION: "--vermillion",
+    GREEN: "--green",
+    PURPLE: "--purple",
+    ORANGE: "--orange",
+    INK: "--ink",
+    MUTED: "--muted",
+    SOFT: "--soft",
+    GRID: "--grid",
+    PAPER: "--page",
+}
 FONT = "Helvetica, Arial, sans-serif"
 GUIDE = "guide"  # style of a line that is no data, such as a diagonal
 PNG_COLUMNS = 76  # of a caption's text
@@ -38,10 +46,19 @@ class Figure:
 def chart_spec(chart: Any) -> dict[str, Any]:
     """The chart as Vega-Lite with our fonts and colours, for whoever draws it."""
     axis = {
-        "labelColor": MUTED, "titleColor": MUTED, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID,
-        "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titlePadding": 8,
-        "labelFont": FONT, "titleFont": FONT, "labelOverlap": True,
-    }  # fmt: skip
+        "labelColor": MUTED,
+        "titleColor": MUTED,
+        "gridColor": GRID,
+        "domainColor": GRID,
+        "tickColor": GRID,
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+        "titlePadding": 8,
+        "labelFont": FONT,
+        "titleFont": FONT,
+        "labelOverlap": True,
+    }
     spec: dict[str, Any] = chart.to_dict(validate=False)  # tests do; it would take longer than the rest
     spec["config"] = {
         "background": "transparent",
@@ -80,9 +97,15 @@ def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:
     spec["config"]["background"] = PAPER
     spec["padding"] = 12
     spec["title"] = {
-        "text": textwrap.wrap(figure.caption, PNG_COLUMNS), "anchor": "start", "frame": "group",
-        "color": INK, "font": FONT, "fontSize": 12, "fontWeight": "normal", "offset": 12,
-    }  # fmt: skip
+        "text": textwrap.wrap(figure.caption, PNG_COLUMNS),
+        "anchor": "start",
+        "frame": "group",
+        "color": INK,
+        "font": FONT,
+        "fontSize": 12,
+        "fontWeight": "normal",
+        "offset": 12,
+    }
     png: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
     return png
 

@@ -35,10 +35,14 @@ def section(title: str, body: str) -> str:
 
 def headline(cells: Sequence[tuple[str, str, str]]) -> str:
     """The figures one asks for first: name, value, note."""
-    return "<dl class=figures>" + "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
-        for name, value, note in cells
-    ) + "</dl>"  # fmt: skip
+    return (
+        "<dl class=figures>"
+        + "".join(
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
+            for name, value, note in cells
+        )
+        + "</dl>"
+    )
 
 
 def charts(figures: Iterable[Figure]) -> str:
@@ -61,11 +65,7 @@ def chart(figure: Figure, *, wide: bool = False) -> str:
 
 
 def table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    caption: str,
-    numeric: Iterable[int] = (),
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, numeric: Iterable[int] = ()
 ) -> str:
     """An HTML table of text; the columns `numeric` are set to the right.
 

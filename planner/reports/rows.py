@@ -34,13 +34,19 @@ def fleet_rows(fleet: Fleet) -> Rows:
     """A line per pool."""
     rows: list[tuple[str, ...]] = [
         (
-            pool.name, pool.role, str(pool.count), f"{pool.type.gpus} × {pool.type.gpu.name}",
-            f"{pool.count * pool.type.gpus}", f"{pool.type.max_num_batched_tokens:,}",
-            f"{pool.type.max_num_seqs:,}", f"{pool.type.kv_tokens:,}",
-            f"{pool.count * pool.type.power_w / 1e3:,.1f}", f"{pool.count * pool.type.price_usd_per_h:,.2f}",
+            pool.name,
+            pool.role,
+            str(pool.count),
+            f"{pool.type.gpus} × {pool.type.gpu.name}",
+            f"{pool.count * pool.type.gpus}",
+            f"{pool.type.max_num_batched_tokens:,}",
+            f"{pool.type.max_num_seqs:,}",
+            f"{pool.type.kv_tokens:,}",
+            f"{pool.count * pool.type.power_w / 1e3:,.1f}",
+            f"{pool.count * pool.type.price_usd_per_h:,.2f}",
         )
         for pool in running(fleet)
-    ]  # fmt: skip
+    ]
     head = (
         "Pool",
         "Role",
@@ -60,18 +66,30 @@ def slo_rows(plan: Plan) -> Rows:
     """A line per promise: what was asked, what the simulation says, the verdict."""
     rows: list[tuple[str, ...]] = [
         (
-            limit_text(line.limit), line.limit.name, show_s(line.limit.limit_s), value_text(line),
-            _margin(line), percent(line.kept_frac), _verdict_word(line.holds),
+            limit_text(line.limit),
+            line.limit.name,
+            show_s(line.limit.limit_s),
+            value_text(line),
+            _margin(line),
+            percent(line.kept_frac),
+            _verdict_word(line.holds),
         )
         for line in plan.verdict.lines
-    ]  # fmt: skip
+    ]
     verdict = plan.verdict
     if plan.slo.attainment_frac is not None:
         needed, found = percent(plan.slo.attainment_frac), percent(verdict.attainment_frac)
         rows.append(
-            (f"{needed} of requests keep all limits at once", "attainment", needed, found, "", found,
-             _verdict_word(verdict.attainment_holds))
-        )  # fmt: skip
+            (
+                f"{needed} of requests keep all limits at once",
+                "attainment",
+                needed,
+                found,
+                "",
+                found,
+                _verdict_word(verdict.attainment_holds),
+            )
+        )
     return ("Promise", "Name", "Limit", "Simulated", "Margin", "Kept by", "Verdict"), rows
 
 
@@ -147,8 +165,15 @@ def usage_rows(plan: Plan) -> Rows:
     """How busy each pool is; batches and KV cache where the simulation kept a record of its steps."""
     simulation, power = plan.simulation, plan.power
     span_s = simulation.end_s - float(simulation.arrival_s[0])
-    head = ("Pool", "Busy", "Busiest worker", "Tokens per step", "Decodes in a step", "Fullest KV cache",
-            "Expected of provisioned power")  # fmt: skip
+    head = (
+        "Pool",
+        "Busy",
+        "Busiest worker",
+        "Tokens per step",
+        "Decodes in a step",
+        "Fullest KV cache",
+        "Expected of provisioned power",
+    )
     rows: list[tuple[str, ...]] = []
     first = 0
     for pool in running(plan.fleet):
@@ -169,9 +194,8 @@ def usage_rows(plan: Plan) -> Rows:
             watts = power.worker_w[workers].sum() / (pool.count * pool.type.power_w)
             drawn = _share(watts)
         rows.append(
-            (pool.name, _share(busy.mean()), _share(busy.max()),
-             f"{tokens:,.0f}", decodes, fullest, drawn)
-        )  # fmt: skip
+            (pool.name, _share(busy.mean()), _share(busy.max()), f"{tokens:,.0f}", decodes, fullest, drawn)
+        )
     return head, rows
 
 
@@ -206,10 +230,14 @@ def repeat_rows(plan: Plan) -> Rows:
     few, most = (f"{100 * frac:.0f} %" for frac in (FEW_FRAC, MOST_FRAC))
     says = {"holds": f"✓\u00a0more than {few}", "fails": f"✗\u00a0less than {most}", "open": "undecided"}
     found: list[tuple[str, ...]] = [
-        (each.what, f"{each.kept} of {each.runs}", says[each.decision],
-         *(_over_runs(each.limits[name]) if name in each.limits else "–" for name in names))
+        (
+            each.what,
+            f"{each.kept} of {each.runs}",
+            says[each.decision],
+            *(_over_runs(each.limits[name]) if name in each.limits else "–" for name in names),
+        )
         for each in repeats
-    ]  # fmt: skip
+    ]
     sure = f"{100 * CONFIDENCE_FRAC:.0f} % sure of"
     return ("On", "SLO kept", sure, *(f"{name}, mean (most)" for name in names)), found
 
@@ -224,15 +252,27 @@ def _over_runs(value: Interval) -> str:
 
 def prefix_rows(plan: Plan) -> Rows:
     """What prompts share, per pool that prefills: hits planned, simulated, and of an endless cache."""
-    head = ("Pool", "Prefixes kept", "Copies on workers", "Prompt tokens found cached, planned", "Simulated",
-            "With one endless cache", "Prefill work saved, planned")  # fmt: skip
+    head = (
+        "Pool",
+        "Prefixes kept",
+        "Copies on workers",
+        "Prompt tokens found cached, planned",
+        "Simulated",
+        "With one endless cache",
+        "Prefill work saved, planned",
+    )
     found: list[tuple[str, ...]] = []
     for pool in plan.prefixes:
         replicas = pool.plan.replication.placed.sum(axis=1)[1:]  # without the root, which holds no token
-        shares = (pool.plan.hit_frac, pool.simulated_hit_frac, pool.possible_hit_frac,
-                  pool.plan.prefill_saved_frac)  # fmt: skip
-        found.append((pool.plan.pool.name, f"{(replicas > 0).sum():,}", f"{replicas.sum():,}",
-                      *map(_share, shares)))  # fmt: skip
+        shares = (
+            pool.plan.hit_frac,
+            pool.simulated_hit_frac,
+            pool.possible_hit_frac,
+            pool.plan.prefill_saved_frac,
+        )
+        found.append(
+            (pool.plan.pool.name, f"{(replicas > 0).sum():,}", f"{replicas.sum():,}", *map(_share, shares))
+        )
     return head, found
 
 

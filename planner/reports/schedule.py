@@ -161,21 +161,28 @@ def gpu_rows(answer: Answer) -> Rows:
     """GPU, reserved, on demand on average and at most."""
     found = answer.found
     return ("GPU", "reserved", "on demand, mean", "on demand, most"), [
-        (offer.gpu, f"{found.reserved_gpus[g]}", f"{found.on_demand_gpus[g].mean():.1f}",
-         f"{found.on_demand_gpus[g].max()}")
+        (
+            offer.gpu,
+            f"{found.reserved_gpus[g]}",
+            f"{found.on_demand_gpus[g].mean():.1f}",
+            f"{found.on_demand_gpus[g].max()}",
+        )
         for g, offer in enumerate(answer.market.offers)
-    ]  # fmt: skip
+    ]
 
 
 def worker_rows(answer: Answer) -> Rows:
     """LLM, worker type, firm and spot workers at least and at most."""
     found = answer.found
     return ("LLM", "worker", "firm", "spot"), [
-        (capacity.llm, capacity.name,
-         *(f"{counts[c].min()} to {counts[c].max()}" for counts in (found.workers, found.spot_workers)))
+        (
+            capacity.llm,
+            capacity.name,
+            *(f"{counts[c].min()} to {counts[c].max()}" for counts in (found.workers, found.spot_workers)),
+        )
         for c, capacity in enumerate(answer.market.capacities)
         if found.workers[c].any() or found.spot_workers[c].any()
-    ]  # fmt: skip
+    ]
 
 
 def _html(answer: Answer) -> str:
@@ -191,16 +198,20 @@ def _html(answer: Answer) -> str:
         ),
         ("Time", f"{hours:,.4g} h", f"{windows} windows, which repeat"),
     ]
-    body = "\n".join([
-        f"<header><p class=eyebrow>Schedule of {escape(', '.join(answer.demand.llms))}</p>",
-        f"<h1>{escape(sentence(answer))}</h1><p class=lead>{escape(proof_line(answer))}</p></header>",
-        headline(cells),
-        section("Against others", bullets(compared_lines(answer))),
-        section("Over time", drawn(figures(answer))),
-        section("GPUs", table(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
-        section("Workers", table(*worker_rows(answer), caption="Workers", numeric=(2, 3))
-                + f"<p class=note>{FIRM}</p>"),
-    ])  # fmt: skip
+    body = "\n".join(
+        [
+            f"<header><p class=eyebrow>Schedule of {escape(', '.join(answer.demand.llms))}</p>",
+            f"<h1>{escape(sentence(answer))}</h1><p class=lead>{escape(proof_line(answer))}</p></header>",
+            headline(cells),
+            section("Against others", bullets(compared_lines(answer))),
+            section("Over time", drawn(figures(answer))),
+            section("GPUs", table(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
+            section(
+                "Workers",
+                table(*worker_rows(answer), caption="Workers", numeric=(2, 3)) + f"<p class=note>{FIRM}</p>",
+            ),
+        ]
+    )
     return page(
         "Schedule of workers", body, "Written by fleetplan. schedule.csv and schedule.json hold the same."
     )

@@ -47,9 +47,16 @@ def promise(plan: Plan) -> str:
 
 
 def command_line(
-    slo: Path, trace: Path | None, catalog: Path | None, *, seed: int, time_limit_s: float,
-    explain: bool = False, prove: bool = False, drop_invalid: bool = False,
-) -> str:  # fmt: skip
+    slo: Path,
+    trace: Path | None,
+    catalog: Path | None,
+    *,
+    seed: int,
+    time_limit_s: float,
+    explain: bool = False,
+    prove: bool = False,
+    drop_invalid: bool = False,
+) -> str:
     """What makes the same plan where these files are at hand; their folders are nobody's business."""
     line = ["plan", "--slo", slo.name, *(["--trace", trace.name] if trace else []), "-o", "out/"]
     line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}"]
@@ -84,15 +91,24 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
         over += ", and of any mix" if certificate.beyond_exact else ""
     month_usd = fleet.price_usd_per_h * HOURS_PER_MONTH
     return [
-        ("Cost", usd(fleet.price_usd_per_h) + "/h",
-         f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens"),
+        (
+            "Cost",
+            usd(fleet.price_usd_per_h) + "/h",
+            f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens",
+        ),
         ("GPUs", str(fleet.gpus), counted(fleet.workers, "worker")),
-        ("Power", f"{fleet.power_w / 1e3:,.1f} kW",
-         "provisioned, GPUs only" + (f"; {power.mean_w / 1e3:,.1f} kW expected" if power else "")),
-        ("Promise", "kept" if plan.verdict.holds else "missed",
-         f"{percent(plan.verdict.attainment_frac)} of requests keep all limits"),
+        (
+            "Power",
+            f"{fleet.power_w / 1e3:,.1f} kW",
+            "provisioned, GPUs only" + (f"; {power.mean_w / 1e3:,.1f} kW expected" if power else ""),
+        ),
+        (
+            "Promise",
+            "kept" if plan.verdict.holds else "missed",
+            f"{percent(plan.verdict.attainment_frac)} of requests keep all limits",
+        ),
         ("Certificate", proved, over),
-    ]  # fmt: skip
+    ]
 
 
 NOT_EXHAUSTED = "NOT exhausted"

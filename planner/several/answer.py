@@ -32,10 +32,7 @@ NAMES = ("plan.yaml", "certificate.json", "report.html")
 def render(plan: SharedPlan, *, command: str = "", png: bool = False) -> dict[str, str | bytes]:
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
     folders: dict[str, dict[str, str | bytes]] = {
-        name: {
-            **output.render(one, command=command),
-            **(output.pictures(figures.every(one)) if png else {}),
-        }
+        name: {**output.render(one, command=command), **(output.pictures(figures.every(one)) if png else {})}
         for name, one in plan.plans.items()
     }
     return {
@@ -175,15 +172,22 @@ def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
     kept = sum(one.verdict.holds for one in plan.plans.values())
     proof = level0_proof(is_exact=plan.is_exact, is_exhausted=plan.is_exhausted)
     return [
-        ("Cost", usd(total["cost_usd_per_h"]) + "/h",
-         f"{total['cost_usd_per_h'] * HOURS_PER_MONTH:,.0f} USD per month"),
+        (
+            "Cost",
+            usd(total["cost_usd_per_h"]) + "/h",
+            f"{total['cost_usd_per_h'] * HOURS_PER_MONTH:,.0f} USD per month",
+        ),
         ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
         ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
         ("Promises", f"{kept} of {len(plan.plans)}", "kept in the simulations"),
-        ("Certificate", proof if plan.is_exhausted else "not closed",
-         "best with one worker type per pool" if plan.is_exhausted
-         else f"gap to the bound {percent(plan.gap_frac)}"),
-    ]  # fmt: skip
+        (
+            "Certificate",
+            proof if plan.is_exhausted else "not closed",
+            "best with one worker type per pool"
+            if plan.is_exhausted
+            else f"gap to the bound {percent(plan.gap_frac)}",
+        ),
+    ]
 
 
 def comparison(plan: SharedPlan) -> Figure:
@@ -203,12 +207,15 @@ def fleet_rows(plan: SharedPlan) -> Rows:
     head = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}", "SLO")
     return head, [
         (
-            f"{name} ({one.fleet.llm.name})", describe(one.fleet), str(one.fleet.gpus),
-            amount(one.certificate.value, plan.unit), amount(plan.alone[name], plan.unit),
+            f"{name} ({one.fleet.llm.name})",
+            describe(one.fleet),
+            str(one.fleet.gpus),
+            amount(one.certificate.value, plan.unit),
+            amount(plan.alone[name], plan.unit),
             "kept" if one.verdict.holds else "missed",
         )
         for name, one in plan.plans.items()
-    ]  # fmt: skip
+    ]
 
 
 def limit_rows(plan: SharedPlan) -> Rows:

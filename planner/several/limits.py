@@ -28,16 +28,24 @@ class Asking:
     def cheapest(self, rows: Sequence[Row], *, below: float) -> Shared:
         """The least objective under these limits, if that is below a value."""
         return share(
-            self.llms, rows, below=below, run=side_by_side, out_of_time=self.out_of_time,
+            self.llms,
+            rows,
+            below=below,
+            run=side_by_side,
+            out_of_time=self.out_of_time,
             progress=self.progress,
-        )  # fmt: skip
+        )
 
     def least(self, rows: Sequence[Row], weigh: Weigh) -> Shared:
         """The least of something else."""
         return share(
-            self.llms, rows, weigh=weigh, run=side_by_side, out_of_time=self.out_of_time,
+            self.llms,
+            rows,
+            weigh=weigh,
+            run=side_by_side,
+            out_of_time=self.out_of_time,
             progress=self.progress,
-        )  # fmt: skip
+        )
 
 
 def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[str, ...]:
@@ -80,8 +88,11 @@ def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool, is_proved: b
         return InfeasibleError(
             f"no fleets of all LLMs within the limits they share ({names}) were found within the time limit; "
             "raise --time-limit",
-            kind="capacity", constraint=names, relaxation="unknown: raise --time-limit", is_proved=False,
-        )  # fmt: skip
+            kind="capacity",
+            constraint=names,
+            relaxation="unknown: raise --time-limit",
+            is_proved=False,
+        )
     ways: dict[str, str] = {}
     for row in rows:
         ask.progress(f"infeasible; looking for the least {row.name} that would do")
@@ -99,14 +110,20 @@ def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool, is_proved: b
         return InfeasibleError(
             f"capacity: the LLMs do not fit together within the limits they share ({names}), and the time "
             "limit left no room to find out what would do; raise --time-limit",
-            kind="capacity", constraint=names, relaxation="unknown: raise --time-limit", is_proved=is_proved,
-        )  # fmt: skip
+            kind="capacity",
+            constraint=names,
+            relaxation="unknown: raise --time-limit",
+            is_proved=is_proved,
+        )
     relaxation = ", or ".join(ways.values())
     return InfeasibleError(
         "capacity: each LLM can be served alone, but no fleets of one worker type per pool serve all of them "
         f"within the limits they share. Raise {relaxation}",
-        kind="capacity", constraint=", ".join(ways), relaxation=relaxation, is_proved=is_proved,
-    )  # fmt: skip
+        kind="capacity",
+        constraint=", ".join(ways),
+        relaxation=relaxation,
+        is_proved=is_proved,
+    )
 
 
 def _used(row: Row, shared: Shared) -> float:

@@ -146,14 +146,16 @@ def plan_together(
         llms = [_shapes(searched) for searched in on_all]
         ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
         shared = share(
-            llms, rows_of(limits), run=side_by_side, out_of_time=lambda: time.monotonic() > until,
+            llms,
+            rows_of(limits),
+            run=side_by_side,
+            out_of_time=lambda: time.monotonic() > until,
             progress=progress,
-        )  # fmt: skip
+        )
         if shared.best is None:
             raise infeasible(
-                ask, rows_of(limits), is_exact=shared.is_exact,
-                is_proved=_fewest_are_too_many(on_all, limits),
-            )  # fmt: skip
+                ask, rows_of(limits), is_exact=shared.is_exact, is_proved=_fewest_are_too_many(on_all, limits)
+            )
         is_walked = shared.is_exact and _walk(on_all, llms, shared, deadline)
         if is_walked:
             better = ask.cheapest(rows_of(limits), below=shared.value)
@@ -195,7 +197,7 @@ def plan_together(
         simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,
         placement=_placement(parts, plans),
-    )  # fmt: skip
+    )
 
 
 def _fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
@@ -271,15 +273,22 @@ def _searched(
     """The search for one LLM with all of the fleet for itself."""
     try:
         problem = pose(
-            part.task, part.trace, catalog, seed=seed, deadline=until, answers=answers,
+            part.task,
+            part.trace,
+            catalog,
+            seed=seed,
+            deadline=until,
+            answers=answers,
             progress=lambda message: progress(f"{part.name}: {message}"),
-        )  # fmt: skip
+        )
         return search_policies(replace(problem, lower=lower_bound(problem), bounded=True))
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{part.name}, even with all of the fleet for itself: {error}",
-            kind=error.kind, constraint=error.constraint, relaxation=error.relaxation,
-        ) from None  # fmt: skip
+            kind=error.kind,
+            constraint=error.constraint,
+            relaxation=error.relaxation,
+        ) from None
     except PlannerError as error:
         raise type(error)(f"{part.name}: {error}") from None
 
@@ -367,9 +376,12 @@ def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, d
         others = [each for other, counts in enumerate(chosen) if other != k for each in counts]
         left = _less(problem.limits, tuple(others))
         task = replace(
-            part.task, stock=left.stock, power_limit_w=left.power_w,
-            cost_limit_usd_per_h=left.cost_usd_per_h, gpu_limit=left.gpus,
-        )  # fmt: skip
+            part.task,
+            stock=left.stock,
+            power_limit_w=left.power_w,
+            cost_limit_usd_per_h=left.cost_usd_per_h,
+            gpu_limit=left.gpus,
+        )
         problem = replace(problem, task=task, limits=left, deadline=_slice(deadline, len(parts) - k))
         problem = replace(problem, lower=lower_bound(problem), bounded=True)
         found = search(problem, [problem.oracle.fleet(chosen[k])])

@@ -402,13 +402,23 @@ def _launch(state, l, time_s, goes_on):
     kind = state.types[worker.type]
     decodes = lane.decodes * lane.decoding
     stage, extra, send, growth, longest = step_seconds(
-        state, kind, decodes, lane.kv_sum * lane.decoding, lane.prefill_tokens, lane.pairs, lane.squares,
-        lane.cached_64, lane.members,
-    )  # fmt: skip
+        state,
+        kind,
+        decodes,
+        lane.kv_sum * lane.decoding,
+        lane.prefill_tokens,
+        lane.pairs,
+        lane.squares,
+        lane.cached_64,
+        lane.members,
+    )
     if worker.slow != 1.0:
         stage, extra, send, growth = (
-            stage * worker.slow, extra * worker.slow, send * worker.slow, growth * worker.slow,
-        )  # fmt: skip
+            stage * worker.slow,
+            extra * worker.slow,
+            send * worker.slow,
+            growth * worker.slow,
+        )
     lane.run_start = time_s
     lane.stage_s = stage + extra / kind.pp
     lane.run_steps = 1

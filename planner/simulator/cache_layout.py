@@ -82,9 +82,19 @@ B, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTIC
 NUMBERS = 8
 # settings
 (
-    EXTEND, OUTPUT, QUANTUM, WORKER_QUANTUM, WINDOW_S, BALANCE, DECODE_FRAC, MATCH_FRAC, ABS, REL, NOTICE_S,
+    EXTEND,
+    OUTPUT,
+    QUANTUM,
+    WORKER_QUANTUM,
+    WINDOW_S,
+    BALANCE,
+    DECODE_FRAC,
+    MATCH_FRAC,
+    ABS,
+    REL,
+    NOTICE_S,
     REPLICATE,
-) = range(12)  # fmt: skip
+) = range(12)
 
 
 class Caches(NamedTuple):
@@ -186,13 +196,23 @@ def make_caches(
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(notices, dtype=NOTICE),
         numbers=numbers,
-        settings=np.array([
-            policies.extend_weight, policies.output_weight, policies.quantum_tokens or quantum,
-            policies.worker_quantum_tokens or quantum, policies.share_window_s, policies.balance_ratio,
-            policies.explore_decode_frac, policies.cache_threshold_frac, policies.balance_requests,
-            policies.balance_ratio, policies.eviction_notice_s, policies.replicate_ratio,
-        ]),
-    )  # fmt: skip
+        settings=np.array(
+            [
+                policies.extend_weight,
+                policies.output_weight,
+                policies.quantum_tokens or quantum,
+                policies.worker_quantum_tokens or quantum,
+                policies.share_window_s,
+                policies.balance_ratio,
+                policies.explore_decode_frac,
+                policies.cache_threshold_frac,
+                policies.balance_requests,
+                policies.balance_ratio,
+                policies.eviction_notice_s,
+                policies.replicate_ratio,
+            ]
+        ),
+    )
 
 
 def prefill_token_s(worker_type: WorkerType) -> float:

@@ -99,8 +99,11 @@ def record_run(state, w, start, first, growth, steps, sequences, decodes, prefil
         run = state.runs[k]
         run.worker, run.start_s, run.first_s, run.growth_s, run.steps = w, start, first, growth, steps
         run.sequences, run.decodes, run.prefill_tokens, run.blocks = (
-            sequences, decodes, prefill_tokens, blocks,
-        )  # fmt: skip
+            sequences,
+            decodes,
+            prefill_tokens,
+            blocks,
+        )
     state.counters[RUNS] = k + 1
 
 

@@ -147,11 +147,16 @@ def flip(state, pool, time_s):
         worker = state.workers[w]
         other = BACK if pool == FRONT else FRONT
         if (
-            worker.is_up and worker.role != MIXED and (worker.role == DECODE) == (pool == FRONT)
-            and worker.running == 0 and worker.requests == 0.0 and worker.used == 0
+            worker.is_up
+            and worker.role != MIXED
+            and (worker.role == DECODE) == (pool == FRONT)
+            and worker.running == 0
+            and worker.requests == 0.0
+            and worker.used == 0
             and time_s - worker.idle_since_s >= state.policy[FLIP_S]
-            and state.counters[SIZE + other] > 1 and _is_busy(state, pool)
-        ):  # fmt: skip
+            and state.counters[SIZE + other] > 1
+            and _is_busy(state, pool)
+        ):
             worker.role = PREFILL if pool == FRONT else DECODE
             load(state, w, 0.0, 0.0, 0.0)
             set_pools(state)

@@ -73,8 +73,12 @@ def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
 
 def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
     """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
-    values_s = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s,
-                "tbt": simulation.tbt_max_s}[metric]  # fmt: skip
+    values_s = {
+        "ttft": simulation.ttft_s,
+        "tpot": simulation.tpot_s,
+        "e2e": simulation.e2e_s,
+        "tbt": simulation.tbt_max_s,
+    }[metric]
     chosen = measured(simulation)
     if metric in ("tpot", "tbt"):
         chosen &= simulation.output_tokens > 1
@@ -225,8 +229,12 @@ def _attainment(simulation: Simulation, slo: Slo) -> float:
     chosen = measured(simulation)
     kept = simulation.status[chosen] == 0
     for limit in slo.limits:
-        values_s = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s,
-                    "tbt": simulation.tbt_max_s}[limit.metric][chosen]  # fmt: skip
+        values_s = {
+            "ttft": simulation.ttft_s,
+            "tpot": simulation.tpot_s,
+            "e2e": simulation.e2e_s,
+            "tbt": simulation.tbt_max_s,
+        }[limit.metric][chosen]
         kept &= ~(values_s > limit.limit_s)
     return float(kept.mean()) if len(kept) else 1.0
 

@@ -78,15 +78,21 @@ POOLS = ("static", "flip", "splitwise")
 BY_SCORE = tuple(name for name, how in ROUTING.items() if how == layout.SCORE)
 GOES_WITH: dict[str, dict[str, tuple[object, ...]]] = {  # what these batchings leave a choice of
     "splitwise": {
-        "routing": BY_SCORE, "decode_routing": BY_SCORE, "queue": ("fcfs",), "admission": ("greedy",),
-        "pools": ("static", "splitwise"), "prediction_accuracy_frac": (None,),
+        "routing": BY_SCORE,
+        "decode_routing": BY_SCORE,
+        "queue": ("fcfs",),
+        "admission": ("greedy",),
+        "pools": ("static", "splitwise"),
+        "prediction_accuracy_frac": (None,),
     },
     "distserve": {
         "routing": tuple(name for name in ROUTING if name != "best-fit"),
         "decode_routing": tuple(name for name in ROUTING if name != "best-fit"),
-        "queue": ("fcfs",), "admission": ("greedy",), "pools": ("static",),
+        "queue": ("fcfs",),
+        "admission": ("greedy",),
+        "pools": ("static",),
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -342,9 +348,11 @@ def _check_prefix_policies(policies: Policies) -> None:
                 raise InputError(f"policies.{name} is {asked!r}, which needs prefix_cache: true")
         return
     for name, value, possible in (
-        ("batching", policies.batching, CHUNKED), ("admission", policies.admission, ("greedy",)),
-        ("pools", policies.pools, ("static",)), ("vidur_restarts", policies.vidur_restarts, (False,)),
-    ):  # fmt: skip
+        ("batching", policies.batching, CHUNKED),
+        ("admission", policies.admission, ("greedy",)),
+        ("pools", policies.pools, ("static",)),
+        ("vidur_restarts", policies.vidur_restarts, (False,)),
+    ):
         if value not in possible:
             raise InputError(
                 f"policies.{name} is {value!r}, must be {' or '.join(map(str, possible))} with prefix_cache"
@@ -509,16 +517,25 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest: int
     watermark = int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0
     holds = blocks - watermark if not reserves else reserved if reserved <= blocks else 0
     for name, value in (
-        ("batching", batching), ("order", QUEUE[policies.queue]), ("order_window_s", policies.queue_window_s),
-        ("order_tokens", float(longest)), ("order_batch", policies.queue_batch),
-        ("admission", ADMISSION[policies.admission]), ("budget", worker_type.max_num_batched_tokens),
-        ("seats", worker_type.max_num_seqs), ("blocks", blocks), ("kv_tokens", worker_type.kv_tokens),
-        ("holds", holds), ("watermark", watermark),
+        ("batching", batching),
+        ("order", QUEUE[policies.queue]),
+        ("order_window_s", policies.queue_window_s),
+        ("order_tokens", float(longest)),
+        ("order_batch", policies.queue_batch),
+        ("admission", ADMISSION[policies.admission]),
+        ("budget", worker_type.max_num_batched_tokens),
+        ("seats", worker_type.max_num_seqs),
+        ("blocks", blocks),
+        ("kv_tokens", worker_type.kv_tokens),
+        ("holds", holds),
+        ("watermark", watermark),
         ("decode_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
         ("reserved", 1 if policies.batching == "splitwise" else reserved),
-        ("patience", policies.patience_steps), ("restarts", int(policies.vidur_restarts)),
-        ("pp", worker_type.pp), ("lanes", worker_type.pp),
-    ):  # fmt: skip
+        ("patience", policies.patience_steps),
+        ("restarts", int(policies.vidur_restarts)),
+        ("pp", worker_type.pp),
+        ("lanes", worker_type.pp),
+    ):
         row[name] = value
     row["weight"][0, layout.FRONT] = routing_weights(worker_type, policies.routing, decode=False)
     row["weight"][0, layout.BACK] = routing_weights(worker_type, policies.decode_routing, decode=True)
@@ -582,9 +599,18 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
     workers, output = state.workers, trace.output_tokens
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s, status, preemptions, front, back = (
         state.requests[name].copy()  # one pass over the records for each
-        for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s", "status",
-                     "preemptions", "prefill_worker", "decode_worker")
-    )  # fmt: skip
+        for name in (
+            "arrival_s",
+            "scheduled_s",
+            "first_token_s",
+            "finish_s",
+            "gap_max_s",
+            "status",
+            "preemptions",
+            "prefill_worker",
+            "decode_worker",
+        )
+    )
     finished = status == layout.FINISHED
     with_gaps = finished & (output > 1)
     end_s = float(np.nanmax(finish_s)) if finished.any() else float(arrival_s[-1])

@@ -32,9 +32,12 @@ def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cache
     k, at, width, tables = kind.k, kind.at, kind.width, state.tables
     if kind.form == FIVE:
         t = (
-            tables[at[0] + decodes + prefill] + k[0] * pairs + k[1] * decodes + k[2] * kv_tokens
+            tables[at[0] + decodes + prefill]
+            + k[0] * pairs
+            + k[1] * decodes
+            + k[2] * kv_tokens
             + k[3] * chunks
-        )  # fmt: skip
+        )
         return t / kind.pp, 0.0, 0.0, k[2] * decodes, UNBOUNDED
     if kind.form == SPLITWISE_LOOKUP:
         beside = k[1] * decodes + k[2] * kv_tokens

@@ -109,8 +109,19 @@ def parse_instance(document: Mapping[str, Any]) -> Instance:
 
 def _of_melange(config: Mapping[str, Any]) -> dict[str, Any]:
     """Mélange's configuration in our form: its grid of buckets row by row, named by row and column."""
-    _only(config, {"gpu_info", "workload_distribution", "total_request_rate", "slice_factor", "availability",
-                   "bucket_index", "bucket_upper_bounds"}, "")  # fmt: skip
+    _only(
+        config,
+        {
+            "gpu_info",
+            "workload_distribution",
+            "total_request_rate",
+            "slice_factor",
+            "availability",
+            "bucket_index",
+            "bucket_upper_bounds",
+        },
+        "",
+    )
     total_rps = _amount(config.get("total_request_rate"), "total_request_rate")
     shares = _grid(config.get("workload_distribution"), "workload_distribution")
     if abs((total := sum(shares.values())) - 1) > SHARES_OFF:
@@ -130,10 +141,12 @@ def _of_melange(config: Mapping[str, Any]) -> dict[str, Any]:
         rates = _grid(row.get("tputs"), f"gpu_info: {name}: tputs").values()
         types.append(
             {
-                "name": name, "cost_usd_per_h": row.get("cost"), "stock": stock.get(name),
+                "name": name,
+                "cost_usd_per_h": row.get("cost"),
+                "stock": stock.get(name),
                 "rate_rps": [rate if rate > MELANGE_NONE_RPS else 0 for rate in rates],
             }
-        )  # fmt: skip
+        )
     return {
         "buckets": [{"name": name, "rate_rps": share * total_rps} for name, share in shares.items()],
         "types": types,
@@ -267,9 +280,7 @@ def _short_of(instance: Instance, time_limit_s: float) -> PlannerError:
             f"the stock is too small, and {time_limit_s:g} s did not suffice to say by how much"
         )
     values = problem.variablesDict()
-    missing = {
-        j: whole(values[f"e_{j}"]) for j in range(len(instance.types)) if f"e_{j}" in values
-    }  # fmt: skip
+    missing = {j: whole(values[f"e_{j}"]) for j in range(len(instance.types)) if f"e_{j}" in values}
     short = [j for j, count in missing.items() if count]
     names = ", ".join(f"{instance.types[j]} ({instance.stock[j]})" for j in short)
     more = " and ".join(f"{missing[j]} more of {instance.types[j]}" for j in short)

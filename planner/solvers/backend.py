@@ -76,11 +76,7 @@ def run(
 
 
 def solve(
-    problem: pulp.LpProblem,
-    *,
-    time_limit_s: float = 30.0,
-    gap_frac: float = 0.0,
-    engine: Engine = "highs",
+    problem: pulp.LpProblem, *, time_limit_s: float = 30.0, gap_frac: float = 0.0, engine: Engine = "highs"
 ) -> bool | None:
     """Solve in place. True: optimal to `gap_frac`; False: stopped with a feasible point; None: infeasible."""
     status = run(problem, time_limit_s=time_limit_s, gap_frac=gap_frac, engine=engine).status

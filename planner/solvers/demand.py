@@ -115,11 +115,7 @@ class Demand:
 
 
 def demand(
-    options: Sequence[Option],
-    trace: Trace,
-    lengths: Lengths,
-    dues: Sequence[Due],
-    deadline: float = math.inf,
+    options: Sequence[Option], trace: Trace, lengths: Lengths, dues: Sequence[Due], deadline: float = math.inf
 ) -> Demand:
     """Least objective of any fleet of these options on the trace, under any policy: the best over `dues`.
 
@@ -206,11 +202,7 @@ class Rows:
     dearest: list[Floats]
 
     def add(
-        self,
-        interval_s: tuple[float, float],
-        arrival_s: Floats,
-        work: Floats,
-        group: npt.NDArray[np.int64],
+        self, interval_s: tuple[float, float], arrival_s: Floats, work: Floats, group: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         """One row more, of the first requests' `work` by its end; the groups it leaves, (m,)."""
         first = int(np.searchsorted(arrival_s, interval_s[0]))

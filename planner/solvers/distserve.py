@@ -131,9 +131,13 @@ def instance_types(
 
 
 def pair(
-    setting: Setting, prefill: WorkerType, decode: WorkerType, *, counts: tuple[int, int] = (1, 1),
+    setting: Setting,
+    prefill: WorkerType,
+    decode: WorkerType,
+    *,
+    counts: tuple[int, int] = (1, 1),
     network: Network | None = None,
-) -> Fleet:  # fmt: skip
+) -> Fleet:
     pools = (Pool("pre", "prefill", prefill, counts[0]), Pool("dec", "decode", decode, counts[1]))
     return Fleet(setting.llm, pools, setting.policies, network or setting.network)
 
@@ -224,9 +228,7 @@ def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> Rules:
     """Steady state for a whole fleet, and for each phase against its own limits."""
     ttft, rest = phases(slo)
     return Rules(
-        Steady(slo, traffic, seeds),
-        Steady(ttft, first_tokens(traffic), seeds),
-        Steady(rest, traffic, seeds),
+        Steady(slo, traffic, seeds), Steady(ttft, first_tokens(traffic), seeds), Steady(rest, traffic, seeds)
     )
 
 
@@ -271,9 +273,15 @@ def free_counts(
     front = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
     back = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
     search_two_pools(
-        front, back, each(holds), each(leads), search, side_by_side, lambda: False,
+        front,
+        back,
+        each(holds),
+        each(leads),
+        search,
+        side_by_side,
+        lambda: False,
         lambda prefill, decode: True,
-    )  # fmt: skip
+    )
     return _fleet(setting, search.best)
 
 
@@ -288,10 +296,7 @@ def neighbours(fleet: Fleet, rule: Rule, rate_rps: float) -> tuple[tuple[Fleet, 
     None does beside the fewest GPUs: that is checked here, not taken for granted.
     """
     smaller = [
-        replace(
-            fleet,
-            pools=tuple(replace(pool, count=pool.count - (pool is less)) for pool in fleet.pools),
-        )
+        replace(fleet, pools=tuple(replace(pool, count=pool.count - (pool is less)) for pool in fleet.pools))
         for less in fleet.pools
         if less.count > 1
     ]

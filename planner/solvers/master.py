@@ -406,10 +406,14 @@ def _counts(
     problem = pulp.LpProblem(name)
     most = [limits.most(option.type) for option in options]
     n = [
-        problem.add_variable(f"n_{j}", 0, most[j] if np.isfinite(most[j]) else None,
-                             cat="Integer" if is_integer else "Continuous")
+        problem.add_variable(
+            f"n_{j}",
+            0,
+            most[j] if np.isfinite(most[j]) else None,
+            cat="Integer" if is_integer else "Continuous",
+        )
         for j in range(len(options))
-    ]  # fmt: skip
+    ]
     for y, (limit, amount) in enumerate(limits.rows()):
         use = pulp.lpSum(
             limits.use(limit, option.type) * n_j

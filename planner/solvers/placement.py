@@ -435,11 +435,14 @@ def _spare(
     """Spare nodes where the fewest of their kind are in use, as long as there is room."""
     nodes = list(placed)
     for kind, _ in itertools.product(kinds, range(spare_nodes)):
-        used = {rack.name: sum((node.kind, node.failure_domain) == (kind, rack.name) for node in nodes)
-                for rack in racks}  # fmt: skip
+        used = {
+            rack.name: sum((node.kind, node.failure_domain) == (kind, rack.name) for node in nodes)
+            for rack in racks
+        }
         free = [
-            rack.name for rack in racks
+            rack.name
+            for rack in racks
             if (there := rack.nodes.get(kind, 0)) is None or used[rack.name] < there
-        ]  # fmt: skip
+        ]
         nodes.append(Node(f"{kind}-{len(nodes)}", kind, min(free, key=lambda name: used[name]), ()))
     return tuple(nodes[len(placed) :])

@@ -86,8 +86,12 @@ class Prices:
         pairs = [(u, v) for u in np.flatnonzero(demand.rate_rps).tolist() for v in demand.path(u)]
         classes, nodes = np.array(pairs, np.int64).reshape(-1, 2).T
         hit_s = demand.work_s[classes] - demand.path_sum(demand.prefill_s)[nodes]
-        for name, value in (("order", np.array(order)), ("size", size), ("on_path", (classes, nodes)),
-                            ("hit_s", hit_s)):  # fmt: skip
+        for name, value in (
+            ("order", np.array(order)),
+            ("size", size),
+            ("on_path", (classes, nodes)),
+            ("hit_s", hit_s),
+        ):
             object.__setattr__(self, name, value)
 
     def cost_s(self, placed: Bools) -> Floats:
@@ -179,17 +183,27 @@ class Prices:
         cell, replica = np.arange(cells), np.tile(np.arange(replicas), len(used))
         each_s = cost_s[used].ravel()
         loads = csr_array(
-            (np.concatenate((each_s, -np.ones(replicas))),
-             (np.concatenate((replica, np.arange(replicas))),
-              np.concatenate((cell, np.full(replicas, cells))))), shape=(replicas, cells + 1)
-        )  # fmt: skip
+            (
+                np.concatenate((each_s, -np.ones(replicas))),
+                (
+                    np.concatenate((replica, np.arange(replicas))),
+                    np.concatenate((cell, np.full(replicas, cells))),
+                ),
+            ),
+            shape=(replicas, cells + 1),
+        )
         served = csr_array(
             (np.ones(cells), (np.repeat(np.arange(len(used)), replicas), cell)), shape=(len(used), cells + 1)
         )
         answer = linprog(
-            np.append(SAME_FRAC / replicas * each_s, 1.0), A_ub=loads, b_ub=session_s, A_eq=served,
-            b_eq=demand.rate_rps[used], bounds=[(0, None)] * cells + [(None, None)], method="highs",
-        )  # fmt: skip
+            np.append(SAME_FRAC / replicas * each_s, 1.0),
+            A_ub=loads,
+            b_ub=session_s,
+            A_eq=served,
+            b_eq=demand.rate_rps[used],
+            bounds=[(0, None)] * cells + [(None, None)],
+            method="highs",
+        )
         if not answer.success:
             raise PlannerError(f"prefixes: no routing was found ({answer.message}); ask for fewer nodes")
         rates_rps[used] = answer.x[:-1].reshape(len(used), replicas)

@@ -133,9 +133,13 @@ def replicate(
         best = prices.search(best, bound * (1 + gap_frac), budget, rng)
         bound = prices.bound(bound, best.largest_load)
     return Replication(
-        best.placed, best.rates_rps, (memory_tokens - demand.tokens @ best.placed).astype(float), best.load,
-        min(bound, best.largest_load), best.largest_load <= bound * (1 + 10 * SAME_FRAC),
-    )  # fmt: skip
+        best.placed,
+        best.rates_rps,
+        (memory_tokens - demand.tokens @ best.placed).astype(float),
+        best.load,
+        min(bound, best.largest_load),
+        best.largest_load <= bound * (1 + 10 * SAME_FRAC),
+    )
 
 
 def _whole(prices: Prices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:

@@ -144,11 +144,7 @@ class Schedule:
 
 
 def schedule(
-    market: Market,
-    demand: Demand,
-    *,
-    gap_frac: float = GOOD_ENOUGH_FRAC,
-    time_limit_s: float = 60.0,
+    market: Market, demand: Demand, *, gap_frac: float = GOOD_ENOUGH_FRAC, time_limit_s: float = 60.0
 ) -> Schedule:
     """Solve the model above to `gap_frac`, or as far as the time allows. Within the time it is repeatable.
 
@@ -303,10 +299,14 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
         np.array([value(c) for c in capacities], float)
         for value in (lambda c: c.gpus, lambda c: c.power_w, lambda c: c.rate_rps, market.start_usd)
     )
-    share = np.array([
-        market.spot_share(c) if market.most_spot_frac and market.offer(c).spot_usd_per_h is not None else 0.0
-        for c in capacities
-    ])  # fmt: skip
+    share = np.array(
+        [
+            market.spot_share(c)
+            if market.most_spot_frac and market.offer(c).spot_usd_per_h is not None
+            else 0.0
+            for c in capacities
+        ]
+    )
     covers, most = [], np.zeros(2 * count)
     for m, llm in enumerate(demand.llms):
         own = np.flatnonzero([c.llm == llm for c in capacities])
@@ -321,11 +321,13 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     on = np.array([[c.gpu == offer.gpu for c in capacities] for offer in offers]) * size
     none, one = np.zeros((gpus, count)), np.eye(gpus)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
-    rows = np.vstack([
-        np.hstack((-on, none, one, one)),
-        np.hstack((none, -on, -one, -one))[limited],
-        np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None][: market.power_w is not None],
-    ])  # fmt: skip
+    rows = np.vstack(
+        [
+            np.hstack((-on, none, one, one)),
+            np.hstack((none, -on, -one, -one))[limited],
+            np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None][: market.power_w is not None],
+        ]
+    )
     least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
     needed = on @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
@@ -395,5 +397,7 @@ def _too_dear(cost: float, bound: float, budget: float, time_limit_s: float) -> 
     fewest = "" if bound >= cost * (1 - 1e-6) else " (or less)"
     return InfeasibleError(
         f"the demand does not fit cost ({budget:g}); with {more} it would{fewest}",
-        kind="capacity", constraint="cost", relaxation=more,
-    )  # fmt: skip
+        kind="capacity",
+        constraint="cost",
+        relaxation=more,
+    )

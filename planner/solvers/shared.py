@@ -248,17 +248,20 @@ class _Table:
             fleets = shape.fleets()
             found = [(vector, True) for vector in fleets]
             found += [
-                (vector, False) for vector in shape.corners() if vector not in fleets
+                (vector, False)
+                for vector in shape.corners()
+                if vector not in fleets
                 and all(count <= pool.too_many for count, pool in zip(vector, shape.pools, strict=True))
-            ]  # fmt: skip
+            ]
             columns = [
                 _Column(shape, v, _dot(self.weights[shape], v), self._used(shape, v), holds)
                 for v, holds in found
             ]
             columns = [
-                column for column in columns
+                column
+                for column in columns
                 if all(used <= amount for used, amount in zip(column.uses, self.amounts, strict=True))
-            ]  # fmt: skip
+            ]
             known = self.known[shape] = (shape.known, columns)
         return known[1]
 

@@ -214,9 +214,10 @@ class _Pair:
     def in_doubt(self) -> _Alone | None:
         """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do."""
         doubtful = [
-            (pool, other) for pool, other in ((self.lead, self.decode), (self.decode, self.lead))
+            (pool, other)
+            for pool, other in ((self.lead, self.decode), (self.decode, self.lead))
             if not pool.is_known
-        ]  # fmt: skip
+        ]
         for pool, other in doubtful:
             if pool.learned.held > pool.most_below(self.search.value, other.least_objective):
                 return pool

@@ -24,10 +24,7 @@ TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers 
 
 
 def count_cheaper(
-    mixed: Sequence[Bounded],
-    pairs: Sequence[tuple[Bounded, Bounded]],
-    search: Search,
-    value: float,
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
 ) -> float:
     """How many fleets within the limits, from the least counts on, cost less than `value`."""
     total = 0.0

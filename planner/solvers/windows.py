@@ -69,9 +69,16 @@ class Windows:
     """
 
     def __init__(
-        self, covers: Sequence[Cover], rows: Floats, least: Floats, cost: Floats, reserved_cost: Floats,
-        start_cost: Floats, most: Floats, windows: int,
-    ) -> None:  # fmt: skip
+        self,
+        covers: Sequence[Cover],
+        rows: Floats,
+        least: Floats,
+        cost: Floats,
+        reserved_cost: Floats,
+        start_cost: Floats,
+        most: Floats,
+        windows: int,
+    ) -> None:
         self.covers, self.cost, self.reserved_cost = covers, cost, reserved_cost
         self.start_cost, self.most, self.windows = start_cost, most, windows
         self.kinds, self.local, self.shared = len(start_cost), len(cost), len(reserved_cost)
@@ -123,27 +130,42 @@ class Windows:
         is_tied[0], is_tied[-1] = is_ring or before is not None, after is not None
         matrix = sparse.bmat(
             [
-                [sparse.block_diag([rows[:, :local] for rows in each]), None,
-                 sparse.csr_matrix(np.vstack([rows[:, local:] for rows in each]))],
+                [
+                    sparse.block_diag([rows[:, :local] for rows in each]),
+                    None,
+                    sparse.csr_matrix(np.vstack([rows[:, local:] for rows in each])),
+                ],
                 [sparse.kron(into, sparse.eye(kinds, local)), sparse.eye(started.size), None],
-            ], format="csr",
-        )  # fmt: skip
+            ],
+            format="csr",
+        )
         low = np.zeros(matrix.shape[1])
-        high = np.concatenate((np.tile(self.most[:local], length), np.tile(self.most[:kinds], length + 1),
-                               self.most[local:]))  # fmt: skip
+        high = np.concatenate(
+            (np.tile(self.most[:local], length), np.tile(self.most[:kinds], length + 1), self.most[local:])
+        )
         if reserved is not None:
             low[-self.shared :] = high[-self.shared :] = reserved
         keep = np.concatenate((np.ones(len(least), bool), is_tied.ravel()))
         return Program(
-            cost=np.concatenate((cost.ravel(), np.tile(self.start_cost, length + 1),
-                                 prices.reserved[:, list(part)].sum(axis=1))),
+            cost=np.concatenate(
+                (
+                    cost.ravel(),
+                    np.tile(self.start_cost, length + 1),
+                    prices.reserved[:, list(part)].sum(axis=1),
+                )
+            ),
             matrix=matrix[keep],
             least=np.concatenate((least, started.ravel()))[keep],
             low=low,
             high=high,
-            is_integer=np.concatenate((np.tile(np.arange(local) < kinds, length),
-                                       np.zeros(started.size, bool), np.ones(self.shared, bool))),
-        )  # fmt: skip
+            is_integer=np.concatenate(
+                (
+                    np.tile(np.arange(local) < kinds, length),
+                    np.zeros(started.size, bool),
+                    np.ones(self.shared, bool),
+                )
+            ),
+        )
 
     def split(self, x: Floats, length: int) -> tuple[Floats, Floats]:
         """Workers (K, length) and reserved GPUs (G,) of a solution of so many windows."""
@@ -159,10 +181,12 @@ class Windows:
         """From the duals of all windows' program. What they leave of a reserved GPU's cost is paid evenly."""
         ends = np.cumsum([len(rows) for rows in self.rows])
         own = np.split(duals[: ends[-1]], ends[:-1])
-        reserved = np.column_stack([
-            each @ np.array([row[-self.shared :] for row, _ in rows])
-            for each, rows in zip(own, self.rows, strict=True)
-        ])  # fmt: skip
+        reserved = np.column_stack(
+            [
+                each @ np.array([row[-self.shared :] for row, _ in rows])
+                for each, rows in zip(own, self.rows, strict=True)
+            ]
+        )
         reserved += (self.reserved_cost - reserved.sum(axis=1))[:, None] / self.windows
         there = duals[ends[-1] :].reshape(self.windows, self.kinds).T
         return Prices(reserved, np.clip(there, 0.0, self.start_cost[:, None]))
@@ -205,11 +229,7 @@ Proposal = tuple[Counts, Counts]
 
 
 def search(
-    model: Windows,
-    cost_of: Callable[[Counts], float],
-    gap_frac: float,
-    budget: float,
-    deadline: float,
+    model: Windows, cost_of: Callable[[Counts], float], gap_frac: float, budget: float, deadline: float
 ) -> tuple[float, Counts | None]:
     """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best one found.
 

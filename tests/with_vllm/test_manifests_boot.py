@@ -48,8 +48,13 @@ TINY = ROOT / "examples" / "tiny-llm"
 FORCED = ["--host", "127.0.0.1", "--enforce-eager", "--load-format", "dummy", "--skip-tokenizer-init"]
 REPLACED = ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "1", "--block-size", "32"]
 START_S = 300
-FLEETS = {**EXAMPLES, "one capped": pairs(), "rocm": mixed("mi300x-192g", 2, 5), "spanning": spanning(),
-          "16-bit kv": quantised(2.0)}  # fmt: skip
+FLEETS = {
+    **EXAMPLES,
+    "one capped": pairs(),
+    "rocm": mixed("mi300x-192g", 2, 5),
+    "spanning": spanning(),
+    "16-bit kv": quantised(2.0),
+}
 
 
 @pytest.fixture(scope="module")

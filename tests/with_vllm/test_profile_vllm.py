@@ -61,12 +61,18 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     "step",
     [
-        Step(1, 1, 0, 0, 0), Step(1, 512, 0, 0, 0), Step(4, 100, 0, 0, 0), Step(1, 77, 1024, 0, 0),
-        Step(3, 50, 501, 0, 0), Step(0, 0, 0, 1, 40), Step(0, 0, 0, 32, 1000), Step(1, 200, 300, 31, 700),
+        Step(1, 1, 0, 0, 0),
+        Step(1, 512, 0, 0, 0),
+        Step(4, 100, 0, 0, 0),
+        Step(1, 77, 1024, 0, 0),
+        Step(3, 50, 501, 0, 0),
+        Step(0, 0, 0, 1, 40),
+        Step(0, 0, 0, 32, 1000),
+        Step(1, 200, 300, 31, 700),
         Step(2, 64, 0, 5, 129),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_engine_runs_the_step_it_was_asked_for(engine: VllmEngine, step: Step) -> None:
     """Every repeat, to the token: `measure` compares each with what the scheduler says it scheduled."""
     measured = engine.measure(step)

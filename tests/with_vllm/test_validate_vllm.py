@@ -77,8 +77,21 @@ def latency(llm: Path, tmp_path_factory: pytest.TempPathFactory) -> StepLatency:
     """The fit of a short profile of one engine on one core; a longer one where starting took all of it."""
     table = tmp_path_factory.mktemp("profile") / "table.csv"
     core = str(max(os.sched_getaffinity(0)))
-    asked = ["profile", str(llm), "-o", str(table), "--engine", "vllm", "--max-num-batched-tokens", "512",
-             "--max-num-seqs", "32", "--max-model-len", str(MAX_MODEL_LEN), "--eager"]  # fmt: skip
+    asked = [
+        "profile",
+        str(llm),
+        "-o",
+        str(table),
+        "--engine",
+        "vllm",
+        "--max-num-batched-tokens",
+        "512",
+        "--max-num-seqs",
+        "32",
+        "--max-model-len",
+        str(MAX_MODEL_LEN),
+        "--eager",
+    ]
     one_core = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": core}
     if run_plan(*asked, "--budget", str(BUDGET_S), **one_core).returncode:
         plan(*asked, "--budget", str(5 * BUDGET_S), **one_core)
@@ -88,9 +101,12 @@ def latency(llm: Path, tmp_path_factory: pytest.TempPathFactory) -> StepLatency:
 
 def run_plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "planner.cli", *arguments], capture_output=True, text=True, timeout=900,
+        [sys.executable, "-m", "planner.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=900,
         env=os.environ | environment,
-    )  # fmt: skip
+    )
 
 
 def plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -128,8 +144,11 @@ def validated(fleet: Path, trace: Trace, out: Path, say: Callable[[str], None]) 
         after.setdefault(child, []).append(parent)
     for i in range(len(trace)):
         ids = trace.prefix_ids[trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]].tolist()
-        row = {"arrival_s": float(trace.arrival_s[i]), "input_tokens": int(trace.input_tokens[i]),
-               "output_tokens": int(trace.output_tokens[i])}  # fmt: skip
+        row = {
+            "arrival_s": float(trace.arrival_s[i]),
+            "input_tokens": int(trace.input_tokens[i]),
+            "output_tokens": int(trace.output_tokens[i]),
+        }
         more = {"prefix_block_tokens": trace.prefix_block_tokens, "prefix_ids": ids} if ids else {}
         if after:
             more |= {"request_id": i, "after": after.get(i, []), "think_s": float(trace.think_s[i])}
@@ -139,8 +158,10 @@ def validated(fleet: Path, trace: Trace, out: Path, say: Callable[[str], None]) 
     told: dict[str, Any] = json.loads(done.stdout)
     loads = [load for part in told["parts"] for load in part["load_average"]]
     stolen = ", ".join(f"{100 * frac:.0f} %" for frac in told["stolen_frac"].values())
-    say(f"{out.name}: {len(trace)} requests at {len(trace) / trace.arrival_s[-1]:.1f}/s; load average "
-        f"{min(loads):.1f} to {max(loads):.1f}, others ran in {stolen} of the engines' steps")  # fmt: skip
+    say(
+        f"{out.name}: {len(trace)} requests at {len(trace) / trace.arrival_s[-1]:.1f}/s; load average "
+        f"{min(loads):.1f} to {max(loads):.1f}, others ran in {stolen} of the engines' steps"
+    )
     alone, fixed = (
         {(row["metric"], row["percentile"]): f"{100 * row['error_frac']:+.0f} %" for row in told[side] or ()}
         for side in ("errors_undisturbed", "errors_corrected")
@@ -150,8 +171,10 @@ def validated(fleet: Path, trace: Trace, out: Path, say: Callable[[str], None]) 
         if wall["percentile"] != "p99":
             own = "" if key not in alone else f"{alone[key]}, "
             apart = f"; without interruptions {own}corrected {fixed[key]}" if key in fixed else ""
-            say(f"{' '.join(key)}: predicted {1e3 * wall['predicted_s']:.1f} ms, measured "
-                f"{1e3 * wall['measured_s']:.1f} ms: {100 * wall['error_frac']:+.0f} %{apart}")  # fmt: skip
+            say(
+                f"{' '.join(key)}: predicted {1e3 * wall['predicted_s']:.1f} ms, measured "
+                f"{1e3 * wall['measured_s']:.1f} ms: {100 * wall['error_frac']:+.0f} %{apart}"
+            )
     say(told["verdict"])
     assert (told["finished"], told["rejected"], told["failed"]) == (len(trace), 0, 0)
     assert told["times"] == "engines' step logs"
@@ -205,10 +228,14 @@ def shared_trace(requests: int, rate_rps: float) -> Trace:
     chosen = [documents[k] for k in (*range(6), *rng.integers(6, size=later))]
     inputs = np.array([CPU_BLOCK_TOKENS * len(ids) for ids in chosen]) + rng.integers(20, 400, requests)
     return Trace(
-        "documents", arrival_s, inputs, rng.integers(4, 16, requests),
-        prefix_offsets=np.cumsum([0, *map(len, chosen)]), prefix_ids=np.concatenate(chosen),
+        "documents",
+        arrival_s,
+        inputs,
+        rng.integers(4, 16, requests),
+        prefix_offsets=np.cumsum([0, *map(len, chosen)]),
+        prefix_ids=np.concatenate(chosen),
         prefix_block_tokens=CPU_BLOCK_TOKENS,
-    )  # fmt: skip
+    )
 
 
 def test_prompts_hit_the_prefix_cache_as_simulated(
@@ -247,10 +274,13 @@ def test_turns_of_sessions_are_sent_as_the_engines_answer(
     place = np.argsort(order)
     after = np.array(sorted(((place[i], place[i - 1]) for i in range(36) if i % 3), key=lambda row: row[1]))
     trace = Trace(
-        "turns", (start_s + np.tile(np.arange(3.0), 12))[order], rng.integers(400, 1200, 36),
-        rng.integers(16, 48, 36), after=after,
+        "turns",
+        (start_s + np.tile(np.arange(3.0), 12))[order],
+        rng.integers(400, 1200, 36),
+        rng.integers(16, 48, 36),
+        after=after,
         think_s=np.where(np.isin(np.arange(36), after[:, 0]), 1.0, 0.0),
-    )  # fmt: skip
+    )
     told = validated(tmp_path / "fleet.yaml", trace, tmp_path / "out", say)
     lines = (json.loads(line) for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines())
     sent = {row["request"]: row for row in lines if "status" in row}
@@ -289,9 +319,14 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
 
     async def ids(client: aiohttp.ClientSession, url: str, tokens: int, *, stream: bool) -> list[int]:
         body = {
-            "model": fleet.llm.name, "prompt": prompt(tokens, tokens, 0), "max_tokens": 12, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True, "stream": stream,
-        }  # fmt: skip
+            "model": fleet.llm.name,
+            "prompt": prompt(tokens, tokens, 0),
+            "max_tokens": 12,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": stream,
+        }
         async with client.post(f"{url}/v1/completions", json=body) as answer:
             text = await answer.text()
             assert answer.status == 200, text

@@ -24,9 +24,12 @@ def page() -> None:
     traces = session.store.traces(session.id)
     first = next((k for k, reference in enumerate(traces) if SHARED in reference), 0)
     trace = st.selectbox(
-        "Trace with block ids (Mooncake, Qwen-Bailian, RAGPulse)", traces, first,
-        format_func=lambda reference: reference.partition("/")[2], key="prefix_trace",
-    )  # fmt: skip
+        "Trace with block ids (Mooncake, Qwen-Bailian, RAGPulse)",
+        traces,
+        first,
+        format_func=lambda reference: reference.partition("/")[2],
+        key="prefix_trace",
+    )
     st.caption("Upload others on the page Plan.")
     shown = session.plan_shown()
     place = st.checkbox(
@@ -77,22 +80,30 @@ def _sharing(found: Document) -> None:
     gaps = trace["reuse_gap_s"].items()
     rows = [
         ("requests", f"{trace['requests']:,}"),
-        ("blocks", f"{sharing['blocks']:,} of {sharing['block_tokens']} tokens, "
-         f"{sharing['distinct_blocks']:,} distinct ({trace['distinct_tokens']:,} tokens)"),
+        (
+            "blocks",
+            f"{sharing['blocks']:,} of {sharing['block_tokens']} tokens, "
+            f"{sharing['distinct_blocks']:,} distinct ({trace['distinct_tokens']:,} tokens)",
+        ),
         ("blocks that hit (Mooncake)", _percent(sharing["block_hit_frac"])),
         ("mean hit of a request", _percent(sharing["request_hit_frac"])),
         ("tokens another request has too (Preble)", _percent(sharing["shared_token_frac"])),
         ("of a prompt, mean and spread", _spread(trace["shared_frac"], 100, " %")),
         ("key portion of a prompt (Preble)", _spread(trace["key_frac"], 100, " %")),
         ("requests of a shared key portion", _spread(trace["key_requests"])),
-        ("tree", f"{trace['nodes']:,} nodes, {trace['roots']:,} roots, {trace['largest_depth']} deep, "
-         f"at most {trace['largest_branching']:,} children"),
+        (
+            "tree",
+            f"{trace['nodes']:,} nodes, {trace['roots']:,} roots, {trace['largest_depth']} deep, "
+            f"at most {trace['largest_branching']:,} children",
+        ),
         ("shared prefixes", f"{trace['shared_nodes']:,}, of {trace['shared_node_tokens']:,} tokens"),
         ("requests of the hottest prefix", f"{trace['hottest_node_requests']:,}"),
         ("time until a block is used again", ", ".join(f"p{p}: {show_s(gap)}" for p, gap in gaps) or "-"),
-        (window, f"{_spread(trace['working_set_tokens'])}, "
-         f"at most {trace['largest_working_set_tokens']:,.0f}"),
-    ]  # fmt: skip
+        (
+            window,
+            f"{_spread(trace['working_set_tokens'])}, at most {trace['largest_working_set_tokens']:,.0f}",
+        ),
+    ]
     draw.table(("what", "how much"), rows)
     st.caption(
         "A prompt is cut into blocks; a block hits where an earlier prompt had it and all before it, too. "
@@ -116,22 +127,37 @@ def _placement(plan: Document) -> None:
     st.caption(f"{str(plan['basis']).capitalize()}.")
     load, warm_up = plan["load"], plan["warm_up_tokens"]
     rows = [
-        ("tokens for prefixes per worker", f"{plan['prefix_tokens_per_worker']:,}, of which sessions keep "
-         f"{min(plan['session_tokens']):,.0f} or more"),
-        ("expected hit ratio", f"{_percent(plan['stable_hit_frac'])} stable, "
-         f"{_percent(plan['session_hit_frac'])} in sessions"),
-        ("work per second of the busiest worker", f"{max(load):.4g} s; {plan['load_without_caches']:.4g} s "
-         f"without caches, no less than {plan['load_bound']:.4g} s in any way"),
-        ("workers for the same load", f"{plan['workers_needed']} instead of {plan['workers']}, "
-         f"{plan['gpus_saved']} GPUs fewer"),
+        (
+            "tokens for prefixes per worker",
+            f"{plan['prefix_tokens_per_worker']:,}, of which sessions keep "
+            f"{min(plan['session_tokens']):,.0f} or more",
+        ),
+        (
+            "expected hit ratio",
+            f"{_percent(plan['stable_hit_frac'])} stable, {_percent(plan['session_hit_frac'])} in sessions",
+        ),
+        (
+            "work per second of the busiest worker",
+            f"{max(load):.4g} s; {plan['load_without_caches']:.4g} s "
+            f"without caches, no less than {plan['load_bound']:.4g} s in any way",
+        ),
+        (
+            "workers for the same load",
+            f"{plan['workers_needed']} instead of {plan['workers']}, {plan['gpus_saved']} GPUs fewer",
+        ),
         ("warm-up", f"{sum(warm_up.values()):,} tokens on {len(warm_up)} workers"),
-    ]  # fmt: skip
+    ]
     draw.table(("what", "how much"), rows)
     nodes = [
-        (str(row["prefix"]), f"{row['tokens']:,}", f"{row['requests_per_s']:.3g}", str(row["replicas"]),
-         _percent(row["hit_frac"]))
+        (
+            str(row["prefix"]),
+            f"{row['tokens']:,}",
+            f"{row['requests_per_s']:.3g}",
+            str(row["replicas"]),
+            _percent(row["hit_frac"]),
+        )
         for row in plan["nodes"][:MOST_ROWS]
-    ]  # fmt: skip
+    ]
     if nodes:
         draw.table(("prefix", "tokens", "requests/s", "replicas", "its requests that hit"), nodes)
         if len(plan["nodes"]) > MOST_ROWS:
@@ -159,10 +185,15 @@ def _service(found: Document) -> None:
     st.subheader("What the plan gives each tenant")
     st.write(f"Jain's index of their service is {found['jain_index']:.3g}; 1 is equal.")
     rows = [
-        (one["tenant"], f"{one['weight']:g}", f"{one['requests']:,}", f"{one['service_tokens_per_s']:,.0f}",
-         *("never" if one[key]["p90"] is None else show_s(one[key]["p90"]) for key in ("ttft_s", "e2e_s")))
+        (
+            one["tenant"],
+            f"{one['weight']:g}",
+            f"{one['requests']:,}",
+            f"{one['service_tokens_per_s']:,.0f}",
+            *("never" if one[key]["p90"] is None else show_s(one[key]["p90"]) for key in ("ttft_s", "e2e_s")),
+        )
         for one in found["each"]
-    ]  # fmt: skip
+    ]
     draw.table(("tenant", "weight", "requests", "tokens/s", "TTFT p90", "E2E p90"), rows)
 
 

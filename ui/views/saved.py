@@ -14,9 +14,10 @@ def page() -> None:
     session = open_session()
     st.title("Saved plans")
     everyone = st.toggle(
-        "Show the plans of every browser that used this folder", key="saved_all",
+        "Show the plans of every browser that used this folder",
+        key="saved_all",
         help=f"The folder is {session.store.folder}",
-    )  # fmt: skip
+    )
     plans = {plan.id: plan for plan in session.store.plans(None if everyone else session.id)}
     if not plans:
         st.info("No plan is saved yet. Every plan you make is kept here.")

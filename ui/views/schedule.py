@@ -63,10 +63,13 @@ def _base(session: Session, kept: Document) -> Document:
         )
     if plans:
         st.multiselect(
-            "Begin with the workers of plans", list(plans), key="schedule_plans", on_change=from_plans,
+            "Begin with the workers of plans",
+            list(plans),
+            key="schedule_plans",
+            on_change=from_plans,
             format_func=lambda plan: f"{plans[plan].name} ({plans[plan].made} UTC)",
             help="One after another; a plan with prefill and decode workers counts as one kind of worker.",
-        )  # fmt: skip
+        )
     base: Document = st.session_state.schedule_base
     if base == market.MADE_UP:
         st.caption("Made-up figures to start from; with a plan, begin with its workers.")
@@ -116,23 +119,37 @@ def _tables(base: Document) -> Document:
     types = dict.fromkeys((*market.PRICES, "interruptions/h"), float) | {"stock": "Int64"}
     offers = pd.DataFrame(market.offer_rows(base["gpus"]), columns=list(market.OFFERED))
     prices = st.data_editor(
-        offers.astype(types), num_rows="dynamic", hide_index=True,
-        key=f"prices_{key}", placeholder="-", alt="Prices of a GPU per hour; empty: not sold that way",
+        offers.astype(types),
+        num_rows="dynamic",
+        hide_index=True,
+        key=f"prices_{key}",
+        placeholder="-",
+        alt="Prices of a GPU per hour; empty: not sold that way",
         column_config={
             **{name: st.column_config.NumberColumn(f"{name} [USD/h]", **money) for name in market.PRICES},
             "interruptions/h": st.column_config.NumberColumn("spot interruptions/h", min_value=0.0),
         },
-    )  # fmt: skip
+    )
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
     table = pd.DataFrame(market.worker_rows(base["capacity"]), columns=list(market.WORKER))
     table = table.astype({"gpus": "Int64", "requests/s": float, "W": float, "start [min]": float})
-    labels = {"llm": "LLM", "worker": "worker type", "gpu": "GPU", "gpus": "GPUs of a worker",
-              "requests/s": "sustains [requests/s]", "W": "power [W]"}  # fmt: skip
+    labels = {
+        "llm": "LLM",
+        "worker": "worker type",
+        "gpu": "GPU",
+        "gpus": "GPUs of a worker",
+        "requests/s": "sustains [requests/s]",
+        "W": "power [W]",
+    }
     workers = st.data_editor(
-        table, num_rows="dynamic", hide_index=True, key=f"workers_{key}", placeholder="-",
+        table,
+        num_rows="dynamic",
+        hide_index=True,
+        key=f"workers_{key}",
+        placeholder="-",
         alt="Worker types: their LLM, their GPUs and the rate that one sustains within the promise",
         column_config=labels,
-    )  # fmt: skip
+    )
     st.caption(
         "What one worker sustains within the promise is here a plan's traffic over its workers (or over the "
         "equal parts of its pools). A part alone was not simulated and may sustain less, as bursts weigh "
@@ -141,9 +158,14 @@ def _tables(base: Document) -> Document:
     spot, power, cost = st.columns(3, vertical_alignment="bottom")
     limits = base.get("limits") or {}
     share = spot.number_input(
-        "Of an LLM's rate at most on spot [%]", 0.0, 100.0, 100.0 * base.get("spot", 0.0), step=5.0,
-        format="%g", key=f"spot_{key}",
-    )  # fmt: skip
+        "Of an LLM's rate at most on spot [%]",
+        0.0,
+        100.0,
+        100.0 * base.get("spot", 0.0),
+        step=5.0,
+        format="%g",
+        key=f"spot_{key}",
+    )
     empty: dict[str, Any] = {"min_value": 0.001, "placeholder": "no limit", "format": "%g"}
     power_w = market.number(limits.get("power"), "w")
     most_kw = power.number_input(
@@ -183,10 +205,14 @@ def _demand(session: Session, capacity: list[Document], kept: Document) -> tuple
     if source == TRACES:
         known = session.store.traces(session.id)
         chosen = {
-            llm: st.selectbox(f"Trace of {llm}", known, format_func=lambda trace: trace.partition("/")[2],
-                              key=f"schedule_trace_{llm}")
+            llm: st.selectbox(
+                f"Trace of {llm}",
+                known,
+                format_func=lambda trace: trace.partition("/")[2],
+                key=f"schedule_trace_{llm}",
+            )
             for llm in llms
-        }  # fmt: skip
+        }
         return {
             "traces": {llm: str(session.store.trace_path(trace)) for llm, trace in chosen.items()}
         }, window
@@ -201,10 +227,14 @@ def _demand(session: Session, capacity: list[Document], kept: Document) -> tuple
         fits = left and [name for name in left[0] if name != "window"] == llms
         st.session_state.schedule_table = (llms, left if fits else market.made_up(capacity))
     table = st.data_editor(
-        pd.DataFrame(st.session_state.schedule_table[1]), num_rows="dynamic", hide_index=True, height=240,
-        key=f"demand_{'_'.join(llms)}", alt="Requests per second in every window, a column per LLM",
+        pd.DataFrame(st.session_state.schedule_table[1]),
+        num_rows="dynamic",
+        hide_index=True,
+        height=240,
+        key=f"demand_{'_'.join(llms)}",
+        alt="Requests per second in every window, a column per LLM",
         column_config={llm: f"{llm} [requests/s]" for llm in llms},
-    )  # fmt: skip
+    )
     st.caption("Made up: type your own requests/s per window.")
     whole = table.dropna()
     rows = whole.astype(object).to_dict("records")

@@ -99,9 +99,11 @@ def _one(session: Session, asked: Asked, k: int, count: int) -> Asked:
         with st.expander("More on the traffic"):
             found |= inputs.part(place)
             found["rows"] = st.text_input(
-                "Its rows, where the trace has a column model", key=f"{place}_rows", placeholder="all rows",
+                "Its rows, where the trace has a column model",
+                key=f"{place}_rows",
+                placeholder="all rows",
                 help="The value of that column; empty: every row is for this LLM.",
-            )  # fmt: skip
+            )
         with st.expander("Promise"):
             found |= inputs.promise(session, place)
         with st.expander("Policies and safety"):

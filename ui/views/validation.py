@@ -51,19 +51,27 @@ def _show(found: Document) -> None:
         st.write(draw.escaped(note))
     cells = [
         ("Requests", f"{found['requests']:,}", f"{found['finished']:,} finished"),
-        ("Attainment", _percent(found["attainment"]["measured"]),
-         f"predicted {_percent(found['attainment']['predicted'])}"),
-    ]  # fmt: skip
+        (
+            "Attainment",
+            _percent(found["attainment"]["measured"]),
+            f"predicted {_percent(found['attainment']['predicted'])}",
+        ),
+    ]
     draw.figures(cells)
     on = f"Measured on {found['machine'].get('device', '?')}, times of the {found.get('times', '?')}."
     st.caption(draw.escaped(on))
     st.header("Predicted and measured")
     rows = [
-        (f"{row['metric']} {row['percentile']}", show_s(row["predicted_s"]),
-         show_s(row["measured_s"]), _signed(row["error_frac"]), _percent(row["tolerance_frac"]))
+        (
+            f"{row['metric']} {row['percentile']}",
+            show_s(row["predicted_s"]),
+            show_s(row["measured_s"]),
+            _signed(row["error_frac"]),
+            _percent(row["tolerance_frac"]),
+        )
         for row in found["errors"]
         if row["measured_s"] is not None and row["predicted_s"] is not None
-    ]  # fmt: skip
+    ]
     draw.table(("latency", "predicted", "measured", "error", "allowed"), rows)
     st.caption(draw.LATENCIES)
     errors = {
@@ -84,10 +92,15 @@ def _show(found: Document) -> None:
     if found["slo"]:
         st.header("The promise")
         lines = [
-            (row["limit"], show_s(row["limit_s"]), _percent(row["predicted_kept_frac"]),
-             _percent(row["measured_kept_frac"]), "✓ kept" if row["measured_holds"] else "✗ missed")
+            (
+                row["limit"],
+                show_s(row["limit_s"]),
+                _percent(row["predicted_kept_frac"]),
+                _percent(row["measured_kept_frac"]),
+                "✓ kept" if row["measured_holds"] else "✗ missed",
+            )
             for row in found["slo"]
-        ]  # fmt: skip
+        ]
         draw.table(("limit", "promised", "predicted within", "measured within", "measured"), lines)
     if found["steps"]:
         st.header("Steps of the engines")

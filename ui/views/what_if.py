@@ -23,8 +23,12 @@ from ui.store import Document, SavedPlan
 
 MOST_POINTS = 10  # of the curve: each is a plan
 FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
-SINGLE = {"rate": "rate [requests/s]", "power_kw": "power limit [kW]", "cost": "cost limit [USD/h]",
-          "bandwidth": "network between workers [GB/s]"}  # fmt: skip
+SINGLE = {
+    "rate": "rate [requests/s]",
+    "power_kw": "power limit [kW]",
+    "cost": "cost limit [USD/h]",
+    "bandwidth": "network between workers [GB/s]",
+}
 PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}
 OTHER = "other"
 
@@ -113,9 +117,11 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[As
 def _any_key(session: Session, asked: Asked) -> tuple[Asked | None, str]:
     """As `plan what-if --change` takes it."""
     text = st.text_input(
-        "Key and value", key="what_key", placeholder="robust.step_times=2 %",
+        "Key and value",
+        key="what_key",
+        placeholder="robust.step_times=2 %",
         help="A key of slo.yaml, its parts joined by dots, = and the value; nothing after = takes it out.",
-    )  # fmt: skip
+    )
     if not text.strip():
         return None, ""
     changed = whatif.change(question.document(asked, session.catalog), text)

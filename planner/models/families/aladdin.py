@@ -40,8 +40,10 @@ class AladdinSteps(TwoPhases):
             raise InfeasibleError(
                 f"a step of {batch} decodes takes {tbt_s - left_s:.4g} s without any context, must be "
                 f"<= {tbt_s:g}; allow more time or a smaller batch",
-                kind="latency", constraint="tbt", relaxation=f"tbt {tbt_s - left_s:.4g} s",
-            )  # fmt: skip
+                kind="latency",
+                constraint="tbt",
+                relaxation=f"tbt {tbt_s - left_s:.4g} s",
+            )
         return float(np.inf) if self.k2_s_ == 0 else float(left_s / self.k2_s_)
 
     def _fit_prefill(self, X: Array, y: Array) -> None:

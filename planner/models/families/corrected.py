@@ -60,9 +60,15 @@ class CorrectedSteps(StepFamily):
         weights = np.linalg.solve(covariance(z, z) + noise, left)
         tokens, pairs, decodes, kv_tokens, prefills = map(tuple, steps[chosen].T.tolist())
         self.form_ = CorrectedFormula(
-            tuple(formula.tolist()), tuple(weights.tolist()), tokens, pairs, decodes, kv_tokens, prefills,
+            tuple(formula.tolist()),
+            tuple(weights.tolist()),
+            tokens,
+            pairs,
+            decodes,
+            kv_tokens,
+            prefills,
             context_step=self.context_step,
-        )  # fmt: skip
+        )
 
     def _predict(self, X: Array) -> Array:
         return self.form_.step_s(X)

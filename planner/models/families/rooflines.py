@@ -29,21 +29,33 @@ class RooflineSteps(StepFamily):
         if self.scaled:
             tokens, pairs, decodes, kv_tokens, prefills = X.T
             self.scales_ = nonnegative(
-                np.column_stack([
-                    ones(X), replace(shape, h_s=0.0).step_s(tokens), shape.a_s * pairs,
-                    shape.b_s * decodes + shape.d_s * kv_tokens, shape.e_s * prefills,
-                ]), y,
-            )  # fmt: skip
+                np.column_stack(
+                    [
+                        ones(X),
+                        replace(shape, h_s=0.0).step_s(tokens),
+                        shape.a_s * pairs,
+                        shape.b_s * decodes + shape.d_s * kv_tokens,
+                        shape.e_s * prefills,
+                    ]
+                ),
+                y,
+            )
         else:
             self.scales_ = np.array([0.0, 1.0, 1.0, 1.0, 1.0])
         floor_s, f, a, bd, e = (float(s) for s in self.scales_)
         host_s = 0.0 if self.scaled else shape.h_s
         floor_s = max(floor_s, 1e-6 - f * shape.f_s[0], 0.0)
         self.latency_ = replace(
-            shape, f_s=tuple(floor_s + f * seconds for seconds in shape.f_s), a_s=a * shape.a_s,
-            b_s=bd * shape.b_s, d_s=bd * shape.d_s, e_s=e * shape.e_s, h_s=host_s,
-            basis=f"{shape.basis}, scaled to measured steps" if self.scaled else shape.basis, mape_frac=None,
-        )  # fmt: skip
+            shape,
+            f_s=tuple(floor_s + f * seconds for seconds in shape.f_s),
+            a_s=a * shape.a_s,
+            b_s=bd * shape.b_s,
+            d_s=bd * shape.d_s,
+            e_s=e * shape.e_s,
+            h_s=host_s,
+            basis=f"{shape.basis}, scaled to measured steps" if self.scaled else shape.basis,
+            mape_frac=None,
+        )
 
     def _predict(self, X: Array) -> Array:
         assert self.latency_ is not None
