@@ -17,15 +17,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.domain import Disturbance, Fleet
+from planner.documents.task import Spot
+from planner.fleet import Disturbance, Fleet
 from planner.oracle import Answers
 from planner.repeats import Repeats, until_sure
 from planner.searching import Problem, asked_traffic
 from planner.simulator.metrics import Verdict
-from planner.slo import Spot
 from planner.solvers.level0 import Counts
-from planner.traces import Trace
-from planner.traffic import same_requests
+from planner.traffic.scaling import same_requests
+from planner.traffic.trace import Trace
 
 RUNS_MOST = 100
 RUN_REQUESTS = 1_500_000  # simulated requests that further draws may cost: counted, so that no clock decides

@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from planner.catalog import Catalog
-from planner.domain import SPOT, Disturbance, Fleet, Gpu, Policies, Slo
+from planner.documents.catalog import Catalog
+from planner.documents.task import Robust, Task
+from planner.domain import SPOT, Gpu, Slo
 from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Disturbance, Fleet, Policies
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import SPOT_RISK_FRAC, side_by_side
 from planner.plan import Alternative, Neighbour
@@ -32,11 +35,10 @@ from planner.searching import (
 )
 from planner.simulator.metrics import Verdict, measured
 from planner.simulator.replay import Simulation
-from planner.slo import Robust, Task
 from planner.solvers.level0 import Counts, Search, largest_below, least_that_holds, objective
 from planner.solvers.master import Limits, Option
 from planner.solvers.placement import Placement, place
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 from planner.units import show_s
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
@@ -519,10 +521,7 @@ def _cheapest_mixed(
             note = "perhaps not the cheapest, as not all of its settings were tried"
             break
         found = least_that_holds(
-            lambda n, option=option: holds(option, n),
-            failed[option.name] + 1,
-            count,  # type: ignore[misc]
-            level0.bounded[option.name],
+            partial(holds, option), failed[option.name] + 1, count, level0.bounded[option.name]
         )
         if found is not None:
             counts, ceiling = ((option, found),), found * option.objective

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from planner import draws, evidence
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
 from planner.errors import InfeasibleError, PlannerError
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import Answers
@@ -35,10 +36,9 @@ from planner.searching import (
     unwatched,
     with_policies,
 )
-from planner.slo import Task
 from planner.solvers import assumed
-from planner.traces import Trace
-from planner.traffic import same_requests
+from planner.traffic.scaling import same_requests
+from planner.traffic.trace import Trace
 
 RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock

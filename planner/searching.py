@@ -3,7 +3,8 @@
     pose      question, trace -> worker types, limits, what the SLO obliges       (a Problem)
     search    level 0, exact (solvers/level0.py); beyond it, master with cuts     (what was Found)
 
-A search may start from fleets that are known, and know what other searches simulated: planner/whatif.py.
+A search may start from fleets that are known, and know what other searches simulated
+(planner/studies/whatif.py).
 """
 
 from __future__ import annotations
@@ -17,20 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.catalog import Catalog
-from planner.domain import (
-    KV_BLOCK_TOKENS,
-    MAX_NUM_SEQS,
-    SPOT,
-    Fleet,
-    Gpu,
-    Limit,
-    Llm,
-    Policies,
-    Slo,
-    WorkerType,
-)
+from planner.documents.catalog import Catalog
+from planner.documents.task import Objective, Task
+from planner.domain import KV_BLOCK_TOKENS, SPOT, Gpu, Limit, Llm, Slo
 from planner.errors import BoundError, InfeasibleError, InputError
+from planner.fleet import MAX_NUM_SEQS, Fleet, Policies, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.obliged import Obliged, due, obliged, steady, usual
 from planner.options import (
@@ -46,9 +38,7 @@ from planner.options import (
 from planner.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
 from planner.prefixes.hits import PrefixHits
 from planner.prefixes.router_fit import fitted
-from planner.sessions import nominal
 from planner.simulator.replay import measured_window
-from planner.slo import Objective, Task
 from planner.solvers import assumed, master
 from planner.solvers.demand import demand
 from planner.solvers.level0 import (
@@ -66,10 +56,11 @@ from planner.solvers.level0 import (
 from planner.solvers.master import Limits, Option, bound, least_workers, promising
 from planner.solvers.two_pools import search_two_pools
 from planner.solvers.walk import every_mix, known, note_cheaper, walk
-from planner.traces import Trace, no_edges, spread
-from planner.traffic import rescale, same_requests, window
+from planner.traffic.scaling import rescale, same_requests, window
+from planner.traffic.sessions import nominal
+from planner.traffic.trace import Trace, no_edges, spread
+from planner.traffic.workload import Lengths, coarser, distinct_lengths, to_classes
 from planner.units import show_s
-from planner.workload import Lengths, coarser, distinct_lengths, to_classes
 
 Progress = Callable[[str], None]
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
-from planner.files import read_yaml, repository_dir
+from planner.io.files import read_yaml, repository_dir
 from planner.reports.words import command_line
 from planner.several import questions
 from planner.several.questions import entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from planner.domain import Policies
+from planner.fleet import Policies
 from planner.oracle import Oracle
 from planner.solvers.level0 import Counts
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner import evidence
-from planner.catalog import Catalog
-from planner.domain import Fleet, Pool
+from planner.documents.catalog import Catalog
 from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Fleet, Pool
 from planner.options import OBJECTIVE_UNITS
 from planner.oracle import LEAST_EFFORT, Answers, side_by_side
 from planner.plan import Plan

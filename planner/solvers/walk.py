@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Role
+from planner.fleet import Role
 from planner.solvers import assumed
 from planner.solvers.level0 import Bounded, Counts, Holds, Search, largest_below, objective
 from planner.solvers.master import Limits, Option
