@@ -219,10 +219,11 @@ def plan(
         return
     assert trace is not None
 
-    from planner import files, output, planning
-    from planner.oracle import Answers
+    from planner import files, output
     from planner.reports import figures
     from planner.reports.words import command_line
+    from planner.search import certify
+    from planner.search.oracle import Answers
     from planner.slo import read_task
     from planner.whatif import Study
 
@@ -234,7 +235,7 @@ def plan(
         requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
         progress(f"read {len(requests)} requests from {trace.name}")
         answers = Answers()
-        found = planning.plan(
+        found = certify.plan(
             task,
             requests,
             known,

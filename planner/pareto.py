@@ -21,10 +21,10 @@ from typing import Any, Literal, get_args
 
 from planner.domain import Fleet
 from planner.errors import InfeasibleError, InputError
-from planner.options import OBJECTIVE_UNITS
 from planner.promise import METRICS
 from planner.reports.words import describe
-from planner.searching import on_all_draws
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.problem import on_all_draws
 from planner.slo import Task
 from planner.whatif import Answer, Study, finite, holds, recast
 

@@ -30,10 +30,11 @@ import numpy.typing as npt
 
 from planner.domain import Fleet
 from planner.errors import InputError
-from planner.searching import Problem, expected_share, on_all_draws
+from planner.search.beyond import expected_share
+from planner.search.fleets import Counts
+from planner.search.problem import Problem, on_all_draws
 from planner.simulator.metrics import Verdict
 from planner.slo import Task
-from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.traces import Trace
 from planner.whatif import Answer, Study

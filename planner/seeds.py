@@ -21,7 +21,7 @@ from planner.domain import Fleet, Slo
 from planner.errors import InputError
 from planner.executors import SERIAL, Executor, run
 from planner.outcome import outcome
-from planner.repeats import CONFIDENCE_FRAC, interval
+from planner.simulator.repeats import CONFIDENCE_FRAC, interval
 from planner.traces import Trace, spread
 from planner.traffic import Asked
 

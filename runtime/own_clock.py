@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.domain import Fleet, Metric, Pool, Role, Slo, WorkerType
 from planner.manifests.engine import running
-from planner.oracle import INSTANT, NO_LINK
+from planner.search.oracle import INSTANT, NO_LINK
 from runtime.compare import Comparison, Measurement, Run, Tolerances, compared, one_part, outcomes
 from runtime.enginelog import EngineLog, Served
 from runtime.replay import Journal, Part, Sent

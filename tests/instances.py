@@ -9,13 +9,14 @@ import numpy as np
 from planner.catalog import read_catalog
 from planner.domain import Gpu, Limit, Metric, Policies, Slo, WorkerType
 from planner.models.latency import StepLatency
-from planner.obliged import obliged
-from planner.options import decode_options, mixed_options, prefill_options
-from planner.oracle import Answers, Oracle
-from planner.searching import Problem, pose
+from planner.search.fleets import Counts
+from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.oracle import Answers, Oracle
+from planner.search.pose import pose
+from planner.search.problem import Problem
 from planner.slo import parse_task
-from planner.solvers.level0 import Counts
 from planner.solvers.master import Limits
+from planner.solvers.required_work import obliged
 from planner.traffic import lognormal, synthesise
 from planner.workload import distinct_lengths
 

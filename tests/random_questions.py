@@ -19,12 +19,12 @@ from planner.catalog import Catalog, Provenance, read_catalog
 from planner.domain import Fleet, Gpu, Limit, Llm, Metric, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
-from planner.options import decode_options, mixed_options, prefill_options, worker_types
 from planner.promise import parse_slo
+from planner.search.fleets import Counts
+from planner.search.options import decode_options, mixed_options, prefill_options, worker_types
 from planner.simulator.metrics import judge, value_s
 from planner.simulator.replay import simulate
 from planner.slo import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
-from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.tracejson import to_jsonl
 from planner.traces import Trace

@@ -15,14 +15,17 @@ import pytest
 from instances import fleets_of_level0, instance, is_monotone, is_within
 
 from planner.domain import Limit, Metric, Policies, Slo
-from planner.obliged import due, obliged
-from planner.options import Left, decode_options, judged, mixed_options, prefill_options, unreachable
-from planner.oracle import Answers, Oracle
-from planner.searching import Problem, _link_too_slow, lower_bound, search_level0, with_policies
+from planner.search.bounds import lower_bound
+from planner.search.fleets import Counts, objective
+from planner.search.level0 import search_level0
+from planner.search.link import too_slow
+from planner.search.options import Left, decode_options, judged, mixed_options, prefill_options, unreachable
+from planner.search.oracle import Answers, Oracle
+from planner.search.problem import Problem, with_policies
 from planner.solvers import backend, master
 from planner.solvers.demand import demand
-from planner.solvers.level0 import Counts, objective
 from planner.solvers.master import Limits, Option
+from planner.solvers.required_work import due, obliged
 from planner.workload import distinct_lengths
 
 INSTANCES = int(os.environ.get("PLANNER_INSTANCES", "120"))
@@ -195,7 +198,7 @@ def no_cheaper_fleet_holds(seed: int) -> bool:
     floors = problem.types and unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace))
     small = {worker.name for worker in problem.left[0].workers}
     hopeless = [counts for counts in fleets if floors and not small & {o.type.name for o, _ in counts}]
-    slow = _link_too_slow(problem)
+    slow = too_slow(problem)
     apart = [counts for counts in fleets if slow and all(option.role != "mixed" for option, _ in counts)]
     for policies in rng.choice(np.array(ALL_POLICIES, object), 4, replace=False):
         asked = replace(problem.oracle.policies, **policies)

@@ -20,16 +20,16 @@ from planner.solvers import master
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODULES = {
-    path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in (ROOT / "planner").rglob("*.py")
-    if path.stem != "__init__"
-} | {path.parent.name: f"planner.{path.parent.name}" for path in (ROOT / "planner").glob("*/__init__.py")}
+MODULES: dict[str, list[str]] = {}  # by their last names, which two rooms may have in common
+for _path in sorted((ROOT / "planner").rglob("*.py")):
+    _parts = _path.relative_to(ROOT).with_suffix("").parts
+    _parts = _parts[:-1] if _parts[-1] == "__init__" else _parts
+    MODULES.setdefault(_parts[-1], []).append(".".join(_parts))
 FILE_ENDINGS = ("yaml", "json", "csv", "html", "md", "py", "env", "toml", "png")
 
 
 def names_in(text: str) -> list[str]:
-    """The dotted names in backticks whose first part is a module of ours: `level0.largest_below`."""
+    """The dotted names in backticks whose first part is a module of ours: `fleets.largest_below`."""
     dotted = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)
     return [
         name
@@ -43,7 +43,12 @@ def missing(name: str) -> str | None:
     first, *rest = name.removeprefix("planner.").split(".")
     if first not in MODULES:
         return first
-    found = importlib.import_module(MODULES[first])
+    lacking = [_missing_in(module, rest) for module in MODULES[first]]
+    return None if None in lacking else lacking[0]
+
+
+def _missing_in(module: str, rest: list[str]) -> str | None:
+    found = importlib.import_module(module)
     for part in rest:
         if hasattr(found, part):
             found = getattr(found, part)
@@ -66,7 +71,7 @@ def test_the_secret_is_created_as_the_manifests_read_it() -> None:
 
 
 def test_missing_finds_what_is_wrong() -> None:
-    assert missing("level0.largest_below") is None
+    assert missing("fleets.largest_below") is None
     assert missing("planner.domain.Gpu.power_w") is None
     assert missing("level0.no_such_function") == "no_such_function"
     assert missing("latency.StepLatency.z_s") == "z_s"

@@ -9,9 +9,10 @@ import pytest
 
 from planner.domain import Gpu, WorkerType
 from planner.models.latency import StepLatency
-from planner.obliged import Obliged
-from planner.solvers import two_pools
-from planner.solvers.level0 import Bounded, Search, objective, search_one_pool
+from planner.search import two_pools
+from planner.search.fleets import objective
+from planner.search.one_pool import Bounded, Search, search_one_pool
+from planner.search.two_pools import search_two_pools
 from planner.solvers.master import (
     Limits,
     Option,
@@ -22,7 +23,7 @@ from planner.solvers.master import (
     promising,
     shadow_prices,
 )
-from planner.solvers.two_pools import search_two_pools
+from planner.solvers.required_work import Obliged
 from planner.workload import Lengths, Workload
 
 # f(N) = 10 ms up to 100 tokens, then 0.1 ms per token: 100 tokens or more cost 0.1 ms each at best

@@ -13,7 +13,7 @@ from planner.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.files import write_files
 from planner.planfile import read_plan
-from planner.planning import plan
+from planner.search.certify import plan
 from planner.slo import read_task
 from planner.tracefile import read_trace
 

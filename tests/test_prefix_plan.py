@@ -1,4 +1,4 @@
-"""planner/prefixes/placing.py and `plan prefixes` on traffic made for them; trace formats with prefixes."""
+"""search/prefix_placing.py and `plan prefixes` on traffic made for them; trace formats with prefixes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from planner.cli import app
 from planner.domain import Fleet, Pool
 from planner.errors import InputError, TraceError
 from planner.fleetfile import read_fleet
-from planner.prefixes.placing import (
+from planner.prefixes.workloads import merged, preble
+from planner.search.prefix_placing import (
     plan_prefixes,
     prefill_pool,
     room_tokens,
@@ -25,7 +26,6 @@ from planner.prefixes.placing import (
     warm_up,
     workers_for_same_load,
 )
-from planner.prefixes.workloads import merged, preble
 from planner.tracefile import read_trace
 from planner.traces import Trace
 

@@ -12,16 +12,16 @@ from planner.catalog import Catalog, read_catalog
 from planner.domain import Fleet, Policies, Pool, WorkerType
 from planner.errors import InputError
 from planner.models.memory import kv_cache_tokens
-from planner.options import floor_s
-from planner.oracle import Oracle
 from planner.output import render
 from planner.plan import Plan
-from planner.planning import plan
-from planner.prefixes.hits import PrefixHits
-from planner.prefixes.placing import pool_prefixes
-from planner.prefixes.router_fit import _room, fitted
 from planner.prefixes.workloads import preble
 from planner.promise import parse_slo
+from planner.search.certify import plan
+from planner.search.options import floor_s
+from planner.search.oracle import Oracle
+from planner.search.prefix_hits import PrefixHits
+from planner.search.prefix_placing import pool_prefixes
+from planner.search.router_fit import _room, fitted
 from planner.simulator import judge, simulate
 from planner.slo import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
 from planner.solvers.master import Option, least_seconds, least_token_seconds

@@ -14,7 +14,7 @@ from assumptions import NAMES, measure
 from random_questions import KINDS, files, question
 
 from planner.catalog import read_catalog
-from planner.searching import pose
+from planner.search.pose import pose
 from planner.slo import read_task
 from planner.tracefile import read_trace
 

@@ -20,8 +20,8 @@ from planner.errors import InputError
 from planner.executors import Executor
 from planner.outcome import outcome
 from planner.output import requests_csv
-from planner.repeats import interval
 from planner.seeds import SAME_FOR_ALL, Question, document, over_seeds
+from planner.simulator.repeats import interval
 from planner.tracefile import read_trace
 from planner.traces import Trace
 from planner.traffic import Asked, rescale

@@ -17,15 +17,18 @@ from test_simulator import random_case
 
 from planner.domain import Limit, Policies, Slo
 from planner.errors import InputError, TraceError
-from planner.obliged import due, held, obliged
-from planner.oracle import Answers, Oracle
-from planner.planning import plan
-from planner.prefixes.hits import PrefixHits
 from planner.reports.rows import cost_rows
-from planner.searching import Problem, asked_traffic, lower_bound, pose, with_policies
+from planner.search.asked import asked_traffic
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.oracle import Answers, Oracle
+from planner.search.pose import pose
+from planner.search.prefix_hits import PrefixHits
+from planner.search.problem import Problem, with_policies
 from planner.sessions import nominal, sessions
 from planner.simulator import simulate
 from planner.solvers.goodput import poisson
+from planner.solvers.required_work import due, held, obliged
 from planner.traces import Trace
 from planner.traffic import rescale, window
 from planner.whatif import Study, document

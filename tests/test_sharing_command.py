@@ -15,9 +15,9 @@ from plans import CATALOG
 
 from planner import cli, files
 from planner.catalog import read_catalog
+from planner.documents.together import Question, read_question
 from planner.errors import InputError
 from planner.fleetfile import read_fleet
-from planner.several.questions import Question, read_question
 from planner.tracefile import read_trace
 
 EXAMPLE = files.repository_dir("examples") / "slo-two-llms.yaml"

@@ -24,12 +24,12 @@ from streamlit.testing.v1 import AppTest
 from planner.catalog import read_catalog
 from planner.cli import app as cli
 from planner.commands import ui
+from planner.documents.together import entries
 from planner.errors import InputError, PlannerError
 from planner.files import package_text, repository_dir
 from planner.promise import METRICS
 from planner.reports import drawing
 from planner.schedulefile import parse_market
-from planner.several.questions import entries
 from planner.slo import parse_task, read_task
 from planner.tracefile import read_trace
 from ui import draw, jobs, market, question, session, together, worker

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.oracle import Answers, is_looser
-from planner.planning import plan
-from planner.searching import rates_frac
+from planner.search.asked import rates_frac
+from planner.search.certify import plan
+from planner.search.oracle import Answers, is_looser
 from planner.simulator import judge, simulate
 from planner.slo import Robust, Task, parse_task
 from planner.traces import Trace

@@ -25,19 +25,19 @@ from typing import Any
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
-from planner import compare, files, output, pareto, planning, schedulefile, whatif
+from planner import compare, files, output, pareto, schedulefile, whatif
 from planner.catalog import Catalog, read_catalog
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
+from planner.documents.together import read_question
 from planner.errors import PlannerError
 from planner.fleetfile import read_fleet
 from planner.plan import Plan
-from planner.reports import charts, drawing, figures, rows, words
+from planner.reports import charts, drawing, figures, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
-from planner.several import answer as together
-from planner.several.questions import read_question
-from planner.several.sharing import plan_together
+from planner.search import certify
+from planner.search.together import plan_together
 from planner.simulator.replay import Simulation
 from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule
@@ -151,7 +151,7 @@ def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
-    return planning.plan(
+    return certify.plan(
         task,
         study.trace,
         study.catalog,
@@ -382,7 +382,7 @@ def _warm_up() -> None:
     examples = files.repository_dir("examples")
     task = replace(parse_task(files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    found = planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
+    found = certify.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
     output.render(found)
     plan_document(found)
 

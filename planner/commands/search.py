@@ -368,7 +368,7 @@ def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) ->
 
 
 def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seeds: int) -> Found:
-    from planner.options import OBJECTIVE_UNITS, weight
+    from planner.search.options import OBJECTIVE_UNITS, weight
     from planner.solvers import splitwise
     from planner.solvers.goodput import poisson
 
