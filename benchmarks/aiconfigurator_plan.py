@@ -21,18 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 
-from planner.catalog import Catalog, read_catalog
-from planner.domain import Fleet, Limit, Policies, Pool, Slo, WorkerType
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.task import parse_task
+from planner.domain import Limit, Slo
 from planner.models.memory import kv_cache_tokens
 from planner.reports.words import describe
 from planner.search.certify import plan
 from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
 from planner.simulator.replay import measured_window, simulate
-from planner.slo import parse_task
-from planner.tracefile import read_trace
-from planner.traces import Trace
-from planner.traffic import rescale
+from planner.traffic.reading import read_trace
+from planner.traffic.scaling import rescale
+from planner.traffic.trace import Trace
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LLM, GPU, TP, RATE_RPS = "meta-llama/Llama-3.1-70B", "h100-80g", 4, 20.0

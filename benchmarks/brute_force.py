@@ -4,12 +4,12 @@
     python benchmarks/brute_force.py --only 50 --save DIR
     python benchmarks/brute_force.py --rates [--count 1000] [--requests 1000 6000]
 
-tests/random_questions.py draws the questions, by seed; tests/against_all_fleets.py says what is wrong with an
+tests/support/random_questions.py draws the questions, by seed; tests/support/against_all_fleets.py says what is wrong with an
 answer. Exits 1 if anything is, and prints the seeds; --save writes those questions, each into a folder, for
 
     plan --slo slo.yaml --trace trace.jsonl --catalog catalog -o out
 
-With --rates nothing is planned: tests/assumptions.py counts how often what a search of level 0 may assume is
+With --rates nothing is planned: tests/support/assumptions.py counts how often what a search of level 0 may assume is
 false on such traffic.
 """
 

@@ -11,11 +11,11 @@ import pytest
 from typer.main import get_command
 
 from planner import manifests
-from planner.catalog import read_catalog
 from planner.cli import app
-from planner.fleetfile import read_fleet
+from planner.documents.catalog import read_catalog
+from planner.documents.fleet import read_fleet
+from planner.documents.task import read_task
 from planner.manifests import kubernetes
-from planner.slo import read_task
 from planner.solvers import master
 
 ROOT = Path(__file__).parents[1]

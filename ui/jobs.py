@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from planner.files import repository_dir
+from planner.io.files import repository_dir
 from ui.store import Store
 
 PATHS = ("trace", "catalog")  # of a request: files and folders whose content decides the result

@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import Catalog
 from planner.documents import together
+from planner.documents.catalog import Catalog
 from planner.documents.together import entries
 from planner.errors import InputError
-from planner.files import read_yaml, repository_dir
+from planner.io.files import read_yaml, repository_dir
 from planner.reports.words import command_line
 from ui import question
 from ui.question import Asked

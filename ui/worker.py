@@ -25,27 +25,29 @@ from typing import Any
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
-from planner import compare, files, output, pareto, schedulefile, whatif
-from planner.catalog import Catalog, read_catalog
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
+from planner.documents import markets
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fleet import read_fleet
+from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import PlannerError
-from planner.fleetfile import read_fleet
+from planner.io import files
 from planner.plan import Plan
-from planner.reports import charts, drawing, figures, rows, together, words
+from planner.reports import charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.search import certify
 from planner.search.together import plan_together
 from planner.simulator.replay import Simulation
-from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule
-from planner.tracefile import read_trace
-from planner.traces import Trace
-from planner.traffic import Asked
-from planner.whatif import Study
-from planner.workload import describe
+from planner.studies import compare, pareto, whatif
+from planner.studies.whatif import Study
+from planner.traffic.reading import read_trace
+from planner.traffic.scaling import Asked
+from planner.traffic.trace import Trace
+from planner.traffic.workload import describe
 from ui.store import error_line, pack, read_as
 
 Request = Mapping[str, Any]
@@ -297,15 +299,15 @@ def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` does."""
-    market, window_s = schedulefile.parse_market(request["market"]), request["window_s"]
+    market, window_s = markets.parse_market(request["market"]), request["window_s"]
     written: Files = {"schedule.yaml": files.to_yaml(request["market"])}
     if paths := request.get("traces"):
         traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}
-        asked = schedulefile.demand_of(traces, window_s=window_s)
+        asked = markets.demand_of(traces, window_s=window_s)
     else:
         text = request["demand"].encode()
         asked = read_as(
-            request["demand_name"], text, lambda path: schedulefile.read_demand(path, window_s=window_s)
+            request["demand_name"], text, lambda path: markets.read_demand(path, window_s=window_s)
         )
         written["demand.csv"] = text
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})

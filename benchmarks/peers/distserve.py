@@ -22,6 +22,8 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+
 from benchmarks.peers.compare import (
     BARE_GPU,
     NO_STEPS,
@@ -34,12 +36,11 @@ from benchmarks.peers.compare import (
     lookup,
     timed,
 )
-from planner.domain import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.errors import InputError
-from planner.files import read_json
+from planner.io.files import read_json
 from planner.models.forms import DistServeSteps
 from planner.simulator.replay import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 BOUNDS = Bounds(request_s=1e-6, percentile_frac=None)
 METRICS = ("ttft", "tpot", "e2e")

@@ -32,6 +32,8 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+
 from benchmarks.peers.compare import (
     BARE_GPU,
     NO_STEPS,
@@ -45,12 +47,11 @@ from benchmarks.peers.compare import (
     lookup,
     timed,
 )
-from planner.domain import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.errors import InputError
-from planner.files import open_input, read_json
+from planner.io.files import open_input, read_json
 from planner.models.forms import SplitwiseLookup, interpolated
 from planner.simulator.replay import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 from profiling.shipped import splitwise_table
 
 EXACT = Bounds(request_s=1e-6, percentile_frac=0.02)

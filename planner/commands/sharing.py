@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import Progress, keep_inputs, print_json, print_rows, say_first, stdout_console
+from planner.documents.catalog import read_catalog
 
 if TYPE_CHECKING:
     from planner.search.together import SharedPlan
@@ -27,8 +27,8 @@ def plan_together(
     drop_invalid: bool = False,
 ) -> None:
     """Plan all LLMs of `slo` together and write a folder for each; exit code 4 if not exhausted in time."""
-    from planner import files
     from planner.documents.together import read_question
+    from planner.io import files
     from planner.reports.together import NAMES, outdated, render, summary
     from planner.reports.words import command_line
     from planner.search import together

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task, parse_task, with_config
 from planner.errors import InputError, TraceError
-from planner.files import read_yaml
-from planner.slo import Task, parse_task, with_config
-from planner.tracefile import read_trace
-from planner.traces import Trace
-from planner.values import refuse_unknown
+from planner.io.files import read_yaml
+from planner.io.values import refuse_unknown
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 
 SHARED = ("fleet", "objective", "limits")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.domain import KV_BLOCK_TOKENS, SPOT, Fleet, Pool
+from planner.domain import KV_BLOCK_TOKENS, SPOT
+from planner.fleet import Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
 from planner.plan import Alternative, Plan, served_s
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from html import escape
 
-from planner import output
-from planner.files import to_yaml
-from planner.output import Document
-from planner.reports import charts, figures
+from planner.io.files import to_yaml
+from planner.reports import charts, figures, output
 from planner.reports.drawing import Figure
+from planner.reports.output import Document
 from planner.reports.page import bullets, chart, headline, page, section, table
 from planner.reports.words import (
     HOURS_PER_MONTH,

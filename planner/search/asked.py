@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.documents.task import Task
 from planner.errors import InputError
-from planner.sessions import nominal
-from planner.slo import Task
-from planner.traces import Trace, spread
-from planner.traffic import rescale, same_requests, window
+from planner.traffic.scaling import rescale, same_requests, window
+from planner.traffic.sessions import nominal
+from planner.traffic.trace import Trace, spread
 from planner.units import show_s
 
 RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interval of traffic

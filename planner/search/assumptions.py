@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner.domain import Policies
+from planner.fleet import Policies
 from planner.search.evidence import residences
 from planner.search.one_pool import Search
 from planner.search.problem import Problem

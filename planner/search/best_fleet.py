@@ -1,6 +1,6 @@
 """The best fleet under each choice of policies: level 0, then beyond it.
 
-A search may start from fleets that are known, and know what other searches simulated: planner/whatif.py.
+A search may start from fleets that are known, and know what other searches simulated: planner/studies/whatif.py.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.domain import Fleet, Gpu, Policies
+from planner.domain import Gpu
 from planner.errors import InfeasibleError
+from planner.fleet import Fleet, Policies
 from planner.search.beyond import search_beyond
 from planner.search.fleets import Counts, objective
 from planner.search.infeasible import infeasible
@@ -19,7 +20,7 @@ from planner.search.oracle import Oracle, stripped
 from planner.search.problem import Problem, with_policies
 from planner.search.router_fit import fitted
 from planner.solvers.master import Option
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from planner.solvers import master
 from planner.solvers.demand import demand
 from planner.solvers.master import Option, bound
 from planner.solvers.required_work import due, steady
-from planner.workload import to_classes
+from planner.traffic.workload import to_classes
 
 BOUND_SHARE = 0.25  # of the time that is left: the search needs the rest
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
 from planner.plan import Certificate, Plan, Refuted, Throughput
 from planner.search import assumed, draws, evidence
 from planner.search.alternatives import alternatives
@@ -22,8 +23,7 @@ from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Problem, Progress, Watch, on_all_draws, silent, unwatched
 from planner.simulator.repeats import Repeats
-from planner.slo import Task
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
 

@@ -17,16 +17,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.domain import Disturbance, Fleet
+from planner.documents.task import Spot
+from planner.fleet import Disturbance, Fleet
 from planner.search.asked import asked_traffic
 from planner.search.fleets import Counts
 from planner.search.oracle import Answers
 from planner.search.problem import Problem
 from planner.simulator.metrics import Verdict
 from planner.simulator.repeats import Repeats, until_sure
-from planner.slo import Spot
-from planner.traces import Trace
-from planner.traffic import same_requests
+from planner.traffic.scaling import same_requests
+from planner.traffic.trace import Trace
 
 RUNS_MOST = 100
 

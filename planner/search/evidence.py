@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.catalog import Catalog
-from planner.domain import SPOT, Disturbance, Fleet, Gpu, Slo
+from planner.documents.catalog import Catalog
+from planner.documents.task import Robust, Task
+from planner.domain import SPOT, Gpu, Slo
 from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Disturbance, Fleet
 from planner.plan import Alternative, Neighbour
 from planner.reports.words import queue_text
 from planner.search.asked import rates_frac
@@ -23,10 +25,9 @@ from planner.search.pose import pose
 from planner.search.problem import Problem, on_all_draws, with_policies
 from planner.simulator.metrics import Verdict, measured
 from planner.simulator.replay import Simulation
-from planner.slo import Robust, Task
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement, place
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 from planner.units import show_s
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from planner.domain import Fleet
+from planner.fleet import Fleet
 from planner.solvers.master import Option
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from planner.documents.task import Objective
 from planner.domain import Limit, Llm
 from planner.errors import InfeasibleError
 from planner.search.beyond import Beyond, search_beyond
@@ -14,7 +15,6 @@ from planner.search.fleets import Counts
 from planner.search.level0 import Level0, search_level0
 from planner.search.options import floor_s
 from planner.search.problem import Problem, on_all_draws, with_policies
-from planner.slo import Objective
 from planner.solvers.master import Limits
 from planner.solvers.required_work import obliged
 from planner.units import show_s

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.domain import Fleet
+from planner.fleet import Fleet
 from planner.search import assumed, link
 from planner.search.fleets import Counts, counts_of
 from planner.search.one_pool import Bounded, Holds, Search, StoppedError, first_incumbent, search_one_pool
@@ -19,8 +19,8 @@ from planner.search.two_pools import search_two_pools
 from planner.search.walk import known, note_cheaper, walk
 from planner.solvers.master import Option, least_workers
 from planner.solvers.required_work import Obliged, usual
-from planner.traces import no_edges
-from planner.workload import coarser
+from planner.traffic.trace import no_edges
+from planner.traffic.workload import coarser
 
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
 

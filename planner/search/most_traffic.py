@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
 from planner.errors import InfeasibleError, PlannerError
 from planner.plan import Throughput
 from planner.search.asked import asked_traffic
@@ -13,9 +14,8 @@ from planner.search.level0 import search_level0
 from planner.search.oracle import Answers
 from planner.search.pose import pose
 from planner.search.problem import Progress, on_all_draws, with_policies
-from planner.slo import Task
-from planner.traces import Trace
-from planner.traffic import same_requests
+from planner.traffic.scaling import same_requests
+from planner.traffic.trace import Trace
 
 RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
 

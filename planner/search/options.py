@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.catalog import Catalog
-from planner.domain import MAX_NUM_SEQS, Gpu, Limit, Llm, Slo, WorkerType
+from planner.documents.catalog import Catalog
+from planner.documents.task import TOKEN_BUDGETS
+from planner.domain import Gpu, Limit, Llm, Slo
+from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
-from planner.sessions import waiting
 from planner.simulator.metrics import percentile_s
 from planner.simulator.replay import measured_window
-from planner.slo import TOKEN_BUDGETS
 from planner.solvers.master import Floats, Option, attention_s
 from planner.solvers.required_work import steady
-from planner.traces import IntArray, Trace
-from planner.workload import Lengths
+from planner.traffic.sessions import waiting
+from planner.traffic.trace import IntArray, Trace
+from planner.traffic.workload import Lengths
 
 
 def hardware(option: Option) -> tuple[str, int, int]:

@@ -17,14 +17,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import bdtr
 
-from planner.domain import Fleet, Limit, Llm, Network, Policies, Pool, Slo, WorkerType
+from planner.documents.task import Spot
+from planner.domain import Limit, Llm, Slo
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.search.fleets import Counts
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
-from planner.slo import Spot
 from planner.solvers.master import Option
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 
 def stripped(fleet: Counts, oracle: Oracle) -> Counts:

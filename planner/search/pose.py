@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from planner.catalog import Catalog
-from planner.domain import MAX_NUM_SEQS, SPOT, Limit, Llm, Policies, Slo, WorkerType
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
+from planner.domain import SPOT, Limit, Llm, Slo
 from planner.errors import InputError
+from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.search.asked import asked_traffic, further_traffic
 from planner.search.infeasible import no_room, out_of_reach
@@ -15,11 +17,10 @@ from planner.search.options import Left, floor_s, judged, unreachable, worker_ty
 from planner.search.oracle import Answers, Oracle
 from planner.search.prefix_hits import PrefixHits
 from planner.search.problem import Problem, Progress, Watch, silent, unwatched
-from planner.slo import Task
 from planner.solvers.master import Limits
 from planner.solvers.required_work import obliged
-from planner.traces import Trace
-from planner.workload import Lengths, distinct_lengths
+from planner.traffic.trace import Trace
+from planner.traffic.workload import Lengths, distinct_lengths
 
 DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
 

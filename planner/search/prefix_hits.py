@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.prefixes.tree import Int32Array, block_uses, reuse
-from planner.traces import IntArray, Trace
-from planner.workload import Lengths, Workload, to_classes
+from planner.traffic.prefixes import Int32Array, block_uses, reuse
+from planner.traffic.trace import IntArray, Trace
+from planner.traffic.workload import Lengths, Workload, to_classes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

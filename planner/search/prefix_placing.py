@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Pool
+from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError, TraceError
-from planner.prefixes.tree import Blocks, HitCurve, PrefixTree, block_uses, hit_curve, prefix_tree, reuse
+from planner.fleet import Fleet, Pool
 from planner.simulator.replay import Simulation
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.solvers.prefix_demand import Demand, SessionReuse
 from planner.solvers.prefixes import Replication, hot_bound, replicate
-from planner.traces import FloatArray, IntArray, Trace
-from planner.workload import prefix_sharing
+from planner.traffic.prefixes import Blocks, HitCurve, PrefixTree, block_uses, hit_curve, prefix_tree, reuse
+from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.workload import prefix_sharing
 
 Seconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
 

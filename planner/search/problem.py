@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner.domain import Gpu, Llm, Policies, Slo, WorkerType
+from planner.documents.task import Task
+from planner.domain import Gpu, Llm, Slo
+from planner.fleet import Policies, WorkerType
 from planner.search.options import Left
 from planner.search.oracle import Oracle
 from planner.search.prefix_hits import PrefixHits
-from planner.slo import Task
 from planner.solvers.master import Limits
 from planner.solvers.required_work import Obliged
-from planner.traces import Trace
-from planner.workload import Lengths, distinct_lengths
+from planner.traffic.trace import Trace
+from planner.traffic.workload import Lengths, distinct_lengths
 
 Progress = Callable[[str], None]
 

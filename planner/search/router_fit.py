@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from planner.domain import Policies
+from planner.fleet import Policies
 from planner.search.fleets import Counts
 from planner.search.oracle import Oracle
 

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.documents.together import Part, Question
-from planner.domain import Fleet, Pool
 from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Fleet, Pool
 from planner.plan import Plan
 from planner.search import evidence
 from planner.search.best_fleet import Found, best_of, search, search_policies

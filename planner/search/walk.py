@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Role
+from planner.fleet import Role
 from planner.search import assumed
 from planner.search.fleets import Counts, largest_below, objective
 from planner.search.one_pool import Bounded, Holds, Search

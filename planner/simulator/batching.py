@@ -41,9 +41,8 @@ from planner.simulator.layout import (
     VLLM_V1,
     ZERO,
 )
-from planner.simulator.lines import charge_prompt, is_asked_again, leave, next_waiting
+from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave, next_waiting
 from planner.simulator.queues import append, pop, set_time
-from planner.simulator.seconds import step_seconds
 from planner.simulator.slots import (
     LONGEST,
     blocks_for,
@@ -58,6 +57,7 @@ from planner.simulator.slots import (
     steps_with_blocks,
     take_out,
 )
+from planner.simulator.step_times import step_seconds
 
 
 @kernel_jit

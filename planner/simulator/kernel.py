@@ -39,7 +39,6 @@ from planner.simulator.counting import (
     single_gap,
     steps_reaching,
 )
-from planner.simulator.handle import pointer_to
 from planner.simulator.layout import (
     BACK,
     DECODE,
@@ -69,8 +68,9 @@ from planner.simulator.layout import (
     VLLM_V1,
     ZERO,
 )
-from planner.simulator.lines import charge_running, charge_token, charge_tokens, leave
+from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
+from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, leave
 from planner.simulator.queues import append, meld, pop, put, set_time, without_root
 from planner.simulator.routing import choose, fits, set_pools
 from planner.simulator.slots import (

@@ -46,8 +46,8 @@ from planner.simulator.caches import cacheable, hear, move_window, node_at, prom
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.layout import FRONT, NONE, ROUTING, SIZE, ZERO
 from planner.simulator.routing import choose
-from planner.simulator.seconds import UNBOUNDED
 from planner.simulator.slots import blocks_of
+from planner.simulator.step_times import UNBOUNDED
 
 
 @intrinsic

@@ -32,7 +32,7 @@ from planner.simulator.layout import (
     UNFINISHED,
     ZERO,
 )
-from planner.simulator.lines import line_up, settle
+from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, pop, put
 
 LONGEST = 1e9  # tokens: more than any prompt has

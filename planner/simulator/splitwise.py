@@ -37,11 +37,11 @@ from planner.simulator.counting import (
     settle_gap,
     steps_reaching,
 )
-from planner.simulator.handle import pointer_to
 from planner.simulator.kernel import decoded
 from planner.simulator.layout import DONE, MACHINE, NONE, ONE, TASK, TTFT, UNFINISHED, ZERO, State
-from planner.simulator.seconds import step_seconds
+from planner.simulator.pointers import pointer_to
 from planner.simulator.slots import assign, blocks_of, finish, load, reject
+from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
 MAX_SKIPS = 4  # batches a task is left out of before it comes first

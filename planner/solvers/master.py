@@ -46,11 +46,12 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import KV_BLOCK_TOKENS, SPOT, Role, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, SPOT
+from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.solvers.backend import run, whole
 from planner.solvers.required_work import Obliged
-from planner.workload import Lengths, Workload
+from planner.traffic.workload import Lengths, Workload
 
 PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
 Floats = npt.NDArray[np.float64]

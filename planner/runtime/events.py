@@ -1,0 +1,259 @@
+"""What happens to the requests of a real fleet, told to the simulator's state: compiled with its own code.
+
+A request has a seat r in the tables of the state, from `ask` until another gets the seat. Which worker it
+goes to, what that then has to do and what it keeps cached are the simulator's functions; here stands only
+which of them an event calls. How far a request is, is its field `status`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.cache_layout import FIRST_ROUTED, B
+from planner.simulator.caches import (
+    empty_cache,
+    evict,
+    find,
+    forget_routed,
+    keep_prefix,
+    lose_prefix,
+    release_prefix,
+    take_prefix,
+)
+from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
+from planner.simulator.layout import BACK, NONE, ZERO
+from planner.simulator.pointers import pointer_to
+from planner.simulator.prefix_routing import expected_tokens, route
+from planner.simulator.queue_orders import settle
+from planner.simulator.routing import choose, set_pools
+from planner.simulator.slots import assign, blocks_of, held, load
+
+# how far a request is; of none, or of one that is only remembered, is the seat
+FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
+# events
+SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET = range(8)
+
+
+@small_jit
+def _worker_of(state, r):
+    request = state.requests[r]
+    return request.decode_worker if request.status == DECODING else request.prefill_worker
+
+
+@small_jit
+def _is_there(state, r):
+    """Whether the worker of request r has not been down since it was sent there."""
+    return state.workers[_worker_of(state, r)].epoch == state.requests[r].epoch
+
+
+@where_cached(lambda state, r, start, depth, tenant: None)
+def _new_prompt(state, r, start, depth, tenant):
+    prompt = state.caches.prompts[r]
+    prompt.start, prompt.tenant = start, tenant
+    prompt.depth = min(depth, state.requests[r].input // state.caches.numbers[B])
+    prompt.shared, prompt.expected, prompt.hit, prompt.group = 0, 0, NONE, 0
+    prompt.worker, prompt.next, prompt.prefix, prompt.queue_s = NONE, NONE, NONE, -1.0
+
+
+@where_cached(lambda state, w, r, time_s: ZERO)
+def _take_prefix(state, w, r, time_s):
+    """As `batching.admit`: what was believed to be cached and is not will be computed after all."""
+    hit = take_prefix(state, w, r, ZERO, time_s)
+    load(state, w, float(state.caches.prompts[r].expected - hit), 0.0, 0.0)
+    return hit
+
+
+@where_cached(lambda state, w, r, time_s: time_s)
+def _admitted_s(state, w, r, time_s):
+    """When request r was admitted, if its last prompt token was computed at `time_s` and it did not wait."""
+    missed = state.requests[r].length - state.caches.prompts[r].expected
+    return max(time_s - missed * state.caches.workers[w].token_s, state.requests[r].arrival_s)
+
+
+@kernel_jit
+def _admit(state, r, time_s):
+    request = state.requests[r]
+    w = request.prefill_worker
+    request.status, request.scheduled_s = ADMITTED, time_s
+    state.workers[w].used += held(state, w, request.length)
+    request.computed = _take_prefix(state, w, r, time_s)
+
+
+@where_cached(lambda state, limit: None)
+def _forget_window(state, limit):
+    caches = state.caches
+    while limit > 0 and caches.numbers[FIRST_ROUTED] != NONE:
+        forget_routed(state)
+        limit -= 1
+
+
+@kernel_jit
+def _send(state, r, time_s):
+    """The worker that takes request r, NONE if it fits on none that is up."""
+    set_pools(state)
+    w = route(state, r, time_s)
+    if w != NONE:
+        request = state.requests[r]
+        request.prefill_worker, request.status, request.epoch = w, ROUTED, state.workers[w].epoch
+        assign(state, w, r, 1.0)
+        load(state, w, float(request.length - expected_tokens(state, r)), 0.0, 0.0)
+    return w
+
+
+@kernel_jit
+def _hand_off(state, r, time_s):
+    """The worker that decodes request r, NONE if it fits on none that is up."""
+    set_pools(state)
+    v = choose(state, BACK, r, time_s)
+    if v != NONE:
+        request = state.requests[r]
+        request.decode_worker, request.status, request.epoch = v, DECODING, state.workers[v].epoch
+        assign(state, v, r, 1.0)
+        state.workers[v].used += held(state, v, request.length)
+    return v
+
+
+@kernel_jit
+def _compute(state, r, time_s):
+    """The prompt of request r is computed. Of a worker that holds more than it can nothing counts as cached:
+    it recomputes, and nobody says what.
+    """
+    request = state.requests[r]
+    w = request.prefill_worker
+    if request.status == ROUTED:
+        _admit(state, r, _admitted_s(state, w, r, time_s))
+    if request.status == ADMITTED:
+        load(state, w, -float(request.length - request.computed), 0.0, 0.0)
+        request.status = COMPUTED
+        if state.workers[w].used <= state.types[state.workers[w].type].blocks:
+            request.computed = request.length
+            keep_prefix(state, w, r)
+
+
+@kernel_jit
+def _grow(state, r, tokens, time_s):
+    """Request r has so many tokens of output."""
+    request, w = state.requests[r], _worker_of(state, r)
+    state.workers[w].used += blocks_of(request.input + tokens) - blocks_of(request.length)
+    request.length = request.input + tokens
+    if request.status != DECODING:
+        evict(state, w, ZERO, time_s)
+
+
+@kernel_jit
+def _leave(state, r, tokens):
+    """Request r has left its worker, whatever became of it, after so many tokens of output."""
+    request, w = state.requests[r], _worker_of(state, r)
+    if tokens > 0:
+        asked, request.output = request.output, tokens
+        settle(state, r)
+        request.output = asked
+    if not _is_there(state, r):
+        lose_prefix(state, r)
+    else:
+        if request.status == ROUTED:
+            load(state, w, -float(request.length - expected_tokens(state, r)), 0.0, 0.0)
+        elif request.status == ADMITTED:
+            load(state, w, -float(request.length - request.computed), 0.0, 0.0)
+        assign(state, w, r, -1.0)
+        if request.status != ROUTED:
+            state.workers[w].used -= held(state, w, request.length)
+        if request.status == ADMITTED or request.status == COMPUTED:
+            release_prefix(state, w, r)
+    request.status, request.length, request.computed = ASKED, request.input, 0
+
+
+@kernel_jit
+def _go_down(state, w, time_s):
+    """Worker w has lost all it had; its requests leave it one by one, as that is noticed."""
+    worker = state.workers[w]
+    worker.epoch += 1
+    empty_cache(state, w, time_s)
+    worker.used = 0
+    worker.pending_tokens, worker.requests, worker.kv_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    load(state, w, 0.0, 0.0, 0.0)
+
+
+@kernel_jit
+def _nobody_has(state, node):
+    """Whether no worker is believed to have a node."""
+    for word in state.caches.holders[node]:
+        if word != 0:
+            return False
+    return True
+
+
+@kernel_jit
+def _forget_believed(state, node):
+    """Take a node from the workers believed to have it, unless one really has; True if it is free."""
+    caches = state.caches
+    for w in range(len(state.workers)):
+        e = find(state, w, node)
+        if e != NONE:
+            return False
+    for w in range(len(state.workers)):
+        bit = np.uint64(1) << np.uint64(w % 64)
+        caches.workers[w].nodes -= (caches.holders[node, w // 64] & bit) != 0
+    caches.holders[node, :] = 0
+    return True
+
+
+def _entries(sources):
+    @entry_jit
+    def ask(fields, r, time_s, inputs, outputs, tenant, start, depth):
+        state = pointer_to(fields)
+        request = state.requests[r]
+        request.arrival_s = time_s if sources > 0 else 0.0  # closed over, it is part of the cache's key
+        request.input, request.length, request.computed = inputs, inputs, 0
+        request.output, request.predicted, request.predicted_later = outputs, outputs, outputs
+        request.prefill_worker, request.decode_worker, request.status = NONE, NONE, ASKED
+        _new_prompt(state, r, start, depth, tenant)
+
+    @entry_jit
+    def tell(fields, event, r, number, time_s):
+        state = pointer_to(fields)
+        if event == SEND and sources > 0:
+            return _send(state, r, time_s)
+        if event == HAND_OFF:
+            return _hand_off(state, r, time_s)
+        if event == GO_DOWN:
+            _go_down(state, number, time_s)
+        elif event == FORGET:
+            _forget_window(state, number)
+        elif state.requests[r].status > ASKED:
+            if event == LEAVE:
+                _leave(state, r, number)
+            elif _is_there(state, r):
+                if event == COMPUTE:
+                    _compute(state, r, time_s)
+                elif event == GROW and state.requests[r].status >= COMPUTED:
+                    _grow(state, r, number, time_s)
+                elif event == ADMIT and state.requests[r].status == ROUTED:
+                    _admit(state, r, time_s)
+        return NONE
+
+    @entry_jit
+    def sweep(fields, users, touched, first, end, forgets, found):
+        state = pointer_to(fields)
+        count = 0
+        for node in range(first, end if sources > 0 else first):
+            may_forget = forgets > 1 or (forgets == 1 and touched[node] == 0)
+            if users[node] == 0 and (
+                _nobody_has(state, node) or (may_forget and _forget_believed(state, node))
+            ):
+                found[count] = node
+                count += 1
+            touched[node] = 0
+        return count
+
+    return ask, tell, sweep
+
+
+ask, tell, sweep = _entries(SOURCES)
+ask.__doc__ = "A request takes seat r: its lengths, its tenant, and `depth` nodes from `start` of the path."
+tell.__doc__ = "An event of the request on seat r, or of the worker `number`; what SEND and HAND_OFF choose."
+sweep.__doc__ = """Nodes from `first` up to `end` that nobody uses or has go into `found`: how many.
+
+With `forgets` 1 so do those that workers are only believed to have, unless `touched` since the last sweep;
+with 2 even these.
+"""
