@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.words import describe
 from planner.search.certify import plan

@@ -28,10 +28,9 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from planner.fleet import Fleet, Network, Policies, WorkerType
-
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Llm, Slo
+from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.io.files import read_yaml
 from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 
 from planner.documents.catalog import read_catalog
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator import simulate
 from planner.simulator.replay import NEEDS_CACHE

@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 import aiohttp
 import numpy as np
 from aiohttp import web
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 
 from planner.documents.catalog import read_catalog
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.roofline import roofline
 from planner.runtime.router import Router, Settings, listening
 from planner.simulator.replay import NEEDS_CACHE

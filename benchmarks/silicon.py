@@ -21,11 +21,11 @@ from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
-from planner.fleet import Fleet, Pool, WorkerType
 from scipy.optimize import minimize
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu, Llm
+from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.step_fit import PiecewiseLinearStepLatency

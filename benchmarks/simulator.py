@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 
 from planner.documents.catalog import read_catalog
 from planner.domain import Limit
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_svg
 from planner.simulator.replay import simulate
@@ -178,7 +178,7 @@ def chart(series: Sequence[Series]) -> Any:
 
 def against_vidur(directory: Path) -> None:
     """Vidur's requests under its policies and step times, without reading and checking them."""
-    sys.path[:0] = [str(Path(__file__).parent / "peers"), str(Path(__file__).parents[1] / "tests")]
+    sys.path[:0] = [str(Path(__file__).parent / "peers"), str(Path(__file__).parents[1] / "tests/support")]
     import vidur
 
     for path in sorted(directory.glob("*_2k.json")):

@@ -32,12 +32,11 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from planner.fleet import Network, WorkerType
-
 from benchmarks.peers import splitwise as peer
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from planner.documents.catalog import read_catalog
 from planner.domain import Metric
+from planner.fleet import Network, WorkerType
 from planner.io.files import open_input
 from planner.models.forms import interpolated
 from planner.papers.splitwise import Alone, Design, cheapest, keeps, most_throughput, splits_within

@@ -25,10 +25,9 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from planner.fleet import Fleet, Policies, Pool, WorkerType
-
 from planner.documents.catalog import read_catalog
 from planner.domain import Limit, Slo
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.io.files import open_input
 from planner.models.forms import VidurTables
 from planner.papers.goodput import Steady, goodput, poisson

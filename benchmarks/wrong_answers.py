@@ -29,16 +29,16 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 from assumptions import instant
-from planner.fleet import Fleet, Pool
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet import read_fleet
 from planner.documents.task import Task, parse_task, read_task
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Fleet, Pool
 from planner.io.files import read_yaml
 from planner.search.asked import asked_traffic
 from planner.search.best_fleet import Found, best_of, search_policies

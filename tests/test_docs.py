@@ -20,16 +20,15 @@ from planner.solvers import master
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODULES: dict[str, list[str]] = {}  # by their last names, which two rooms may have in common
-for _path in sorted((ROOT / "planner").rglob("*.py")):
-    _parts = _path.relative_to(ROOT).with_suffix("").parts
-    _parts = _parts[:-1] if _parts[-1] == "__init__" else _parts
-    MODULES.setdefault(_parts[-1], []).append(".".join(_parts))
+MODULES: dict[str, list[str]] = {}  # the last part of a module's name: the modules that end in it
+for path in (ROOT / "planner").rglob("*.py"):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    MODULES.setdefault(module.rsplit(".", 1)[-1], []).append(module)
 FILE_ENDINGS = ("yaml", "json", "csv", "html", "md", "py", "env", "toml", "png")
 
 
 def names_in(text: str) -> list[str]:
-    """The dotted names in backticks whose first part is a module of ours: `fleets.largest_below`."""
+    """The dotted names in backticks whose first part is a module of ours: `master.bound`."""
     dotted = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)
     return [
         name
@@ -39,21 +38,25 @@ def names_in(text: str) -> list[str]:
 
 
 def missing(name: str) -> str | None:
-    """The part of a dotted name that does not exist, None if all does."""
+    """The part of a dotted name that does not exist, None if all does. First stands a module or its room."""
     first, *rest = name.removeprefix("planner.").split(".")
-    if first not in MODULES:
-        return first
-    lacking = [_missing_in(module, rest) for module in MODULES[first]]
-    return None if None in lacking else lacking[0]
+    lacking = first
+    for module in MODULES.get(first, []):
+        found, parts = importlib.import_module(module), list(rest)
+        while parts and f"{found.__name__}.{parts[0]}" in MODULES.get(parts[0], []):  # a module of this room
+            found = importlib.import_module(f"{found.__name__}.{parts.pop(0)}")
+        if (lacks := _lacks(found, parts)) is None:
+            return None
+        lacking = lacks
+    return lacking
 
 
-def _missing_in(module: str, rest: list[str]) -> str | None:
-    found = importlib.import_module(module)
-    for part in rest:
+def _lacks(found: object, parts: list[str]) -> str | None:
+    for part in parts:
         if hasattr(found, part):
             found = getattr(found, part)
         elif part in getattr(found, "__annotations__", {}):  # a field
-            break
+            return None
         else:
             return part
     return None
@@ -71,9 +74,9 @@ def test_the_secret_is_created_as_the_manifests_read_it() -> None:
 
 
 def test_missing_finds_what_is_wrong() -> None:
-    assert missing("fleets.largest_below") is None
+    assert missing("master.bound") is None
     assert missing("planner.domain.Gpu.power_w") is None
-    assert missing("level0.no_such_function") == "no_such_function"
+    assert missing("master.no_such_function") == "no_such_function"
     assert missing("latency.StepLatency.z_s") == "z_s"
 
 

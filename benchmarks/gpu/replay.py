@@ -4,8 +4,8 @@
 
 Needs vLLM and no more of the planner than its journal and step log: no numba, no pandas. The engine is
 AsyncLLM, its core a process of its own as behind `vllm serve`, started with the flags that `plan validate`
-would give it, and with the scheduling that was profiled. Times are taken in that core (planner/runtime/steplog.py). A
-run that is complete is not replayed again, one that was cut off starts over.
+would give it, and with the scheduling that was profiled. Times are taken in that core
+(planner/runtime/steplog.py). A run that is complete is not replayed again, one that was cut off starts over.
 """
 
 from __future__ import annotations

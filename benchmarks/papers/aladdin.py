@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 from common import CATALOG, log_normal, poisson, worker
-from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import Simulation, simulate

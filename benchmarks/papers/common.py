@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from planner.fleet import WorkerType
 
 from planner.documents.catalog import read_catalog
+from planner.fleet import WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.traffic.trace import Trace
 

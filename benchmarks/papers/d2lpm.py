@@ -20,8 +20,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 from common import CATALOG, worker
-from planner.fleet import Fleet, Policies, Pool
 
+from planner.fleet import Fleet, Policies, Pool
 from planner.simulator.metrics import tenant_service
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.generate import judges, merged, preble, tree_of_thoughts

@@ -21,8 +21,8 @@ from dataclasses import replace
 
 import numpy as np
 from common import CATALOG, most, worker
-from planner.fleet import Fleet, Policies, Pool
 
+from planner.fleet import Fleet, Policies, Pool
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.generate import TABLE, preble
 from planner.traffic.trace import Trace

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from common import CATALOG, in_seconds, worker
-from planner.fleet import Fleet, Policies, Pool
 
+from planner.fleet import Fleet, Policies, Pool
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import simulate
 from planner.traffic.reading import read_trace

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 from common import CATALOG, Ints, log_normal, worker
-from planner.fleet import Fleet, Network, Policies, Pool
 
+from planner.fleet import Fleet, Network, Policies, Pool
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 

@@ -22,8 +22,6 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-
 from benchmarks.peers.compare import (
     BARE_GPU,
     NO_STEPS,
@@ -37,6 +35,7 @@ from benchmarks.peers.compare import (
     timed,
 )
 from planner.errors import InputError
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import read_json
 from planner.models.forms import DistServeSteps
 from planner.simulator.replay import simulate

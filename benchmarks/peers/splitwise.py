@@ -32,8 +32,6 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-
 from benchmarks.peers.compare import (
     BARE_GPU,
     NO_STEPS,
@@ -48,6 +46,7 @@ from benchmarks.peers.compare import (
     timed,
 )
 from planner.errors import InputError
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import open_input, read_json
 from planner.models.forms import SplitwiseLookup, interpolated
 from planner.simulator.replay import simulate

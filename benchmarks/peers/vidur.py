@@ -32,15 +32,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
+sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests/support")])
 
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 from reference_batching import Settings, VidurTables
 
 from benchmarks.latency_models import oracle_table
 from benchmarks.peers.compare import Array, Bounds, Columns, each_case, judge, lookup
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError, PlannerError
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.io.files import read_json
 from planner.models import forms
 from planner.models.families.corrected import CorrectedSteps

@@ -32,10 +32,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 from scipy.optimize import brentq
 
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.forms import DistServeSteps
 from planner.simulator import simulate
 from planner.traffic.trace import Trace

@@ -30,14 +30,14 @@ MAX_YAML_VALUES = 200_000  # with every alias written out
 
 def repository_dir(name: str) -> Path:
     """The folder `name` (catalogs, examples) of a checkout, or its copy inside an installed package."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     checkout, installed = package.parent / name, package / f"_{name}"
     return installed if installed.is_dir() else checkout
 
 
 def package_text(name: str) -> str:
     """A text that lies beside our code, such as reports/page.css."""
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+    return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
 def cached_text(name: str, make: Callable[[], str]) -> str:

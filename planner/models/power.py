@@ -7,8 +7,8 @@
 
 A GPU without a step draws its idle share; one with a cap never more than the cap. Decodes are bound by memory
 and draw little, prefills by compute and draw all they may: Splitwise's Fig. 8. The numbers are fitted to its
-measurements on A100 (catalogs/power.yaml, `planner/calibrate/power_fit.py`); on any other GPU they count as the
-same shares of its own limit, which nobody has measured here.
+measurements on A100 (catalogs/power.yaml, `planner/calibrate/power_fit.py`); on any other GPU they count as
+the same shares of its own limit, which nobody has measured here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """One address in front of all workers, with OpenAI's API: chooses, forwards, retries, refuses, counts.
 
 A request goes to a mixed worker, or to a prefill worker and then, with the KV transfer parameters that this
-one answers, to a decode worker (vLLM's KV connectors); planner/runtime/routing.py decides which. Until the first byte
-of an answer is on its way to the client, a worker that fails costs nothing but time: the request is sent to
-another one. After that the stream ends with an error event, never in silence; nothing is generated twice.
+one answers, to a decode worker (vLLM's KV connectors); planner/runtime/routing.py decides which. Until the
+first byte of an answer is on its way to the client, a worker that fails costs nothing but time: the request
+is sent to another one. After that the stream ends with an error event, never in silence; nothing is generated
+twice.
 """
 
 from __future__ import annotations

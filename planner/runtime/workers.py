@@ -4,7 +4,8 @@ A worker that exits, or whose /health does not answer three times in a row, is k
 and started again on another port, after a pause that doubles with every failure; one that fails too often
 in a row is given up. Every start of an engine has a name of its own, which all its answers bear: what another
 server answers on the same port counts for nothing. Engines are sessions of their own: Ctrl-C in the terminal
-reaches only us, and we stop them; if we are killed ourselves, the kernel ends them (planner/runtime/launch.py).
+reaches only us, and we stop them; if we are killed ourselves, the kernel ends them
+(planner/runtime/launch.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The best fleet under each choice of policies: level 0, then beyond it.
 
-A search may start from fleets that are known, and know what other searches simulated: planner/studies/whatif.py.
+A search may start from fleets that are known, and know what other searches simulated
+(planner/studies/whatif.py).
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ wait no longer than the loosest limit on TTFT, for their first token and for eve
 `usual` takes for granted that whoever keeps TTFT decodes at the pace of the limit on TBT. That is a guess, to
 begin a search with; no bound and no refutation may rest on it.
 
-Where requests wait for others (planner/traffic/sessions.py), who is late has whoever waits for it come as late as it
-likes. So with each of the requests that a percentile lets be late, all of its session is let go. A request of
-the others arrives no later than if all before it had taken all the time that the SLO leaves them.
+Where requests wait for others (planner/traffic/sessions.py), who is late has whoever waits for it come as
+late as it likes. So with each of the requests that a percentile lets be late, all of its session is let go. A
+request of the others arrives no later than if all before it had taken all the time that the SLO leaves them.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ their order of arrival (around the circle, where the copy is shifted):
 
 A rate is requests / duration everywhere (`Trace.rate_rps`).
 
-Where requests wait for others (planner/traffic/sessions.py) all of this goes by nominal arrivals, as if answers took
-no time: what fleets see comes later. Sessions stay whole: whole ones are drawn, a faster clock shortens the
-pauses too, and a copy has its own waits. Only where a session crosses an edge, of a window or of the circle,
-its later part begins at its nominal time and waits no longer. Copies are other users: they share the blocks
-that several sessions share, and none of those that only one session has.
+Where requests wait for others (planner/traffic/sessions.py) all of this goes by nominal arrivals, as if
+answers took no time: what fleets see comes later. Sessions stay whole: whole ones are drawn, a faster clock
+shortens the pauses too, and a copy has its own waits. Only where a session crosses an edge, of a window or of
+the circle, its later part begins at its nominal time and waits no longer. Copies are other users: they share
+the blocks that several sessions share, and none of those that only one session has.
 """
 
 from __future__ import annotations

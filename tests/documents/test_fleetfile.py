@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from planner.fleet import Fleet, Network, Policies
 from plans import CATALOG, LLM
 
 from planner.documents.fleet import read_fleet
 from planner.errors import InputError
+from planner.fleet import Fleet, Network, Policies
 from planner.models.memory import kv_cache_tokens
 
 ONE = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: w, gpu: h100-80g, tp: 4, count: 2}\n"

@@ -1,4 +1,4 @@
-"""Prefix trees written down by hand: the worked example of tests/solvers/test_prefixes.py as a file, and bad ones."""
+"""Prefix trees written down by hand: the worked example of test_prefixes.py as a file, and bad ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_prefixes import tools
+from prefix_trees import tools
 from typer.testing import CliRunner
 
 from planner.cli import app

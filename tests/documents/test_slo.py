@@ -9,13 +9,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from planner.fleet import Network
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.slo import parse_slo
 from planner.documents.task import Robust, Spot, Task, parse_task, read_task
 from planner.domain import Limit
 from planner.errors import CatalogError, InputError
+from planner.fleet import Network
 from planner.io.files import repository_dir
 
 CATALOG = read_catalog()

@@ -28,13 +28,13 @@ from manifest_commands import (
     spanning,
     workers_of,
 )
-from planner.fleet import Fleet, Policies, Pool
 from plans import LLM, a_plan, a_pool, mixed, pairs
 from typer.testing import CliRunner
 
 from planner import manifests
 from planner.cli import app
 from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool
 from planner.io.files import write_files
 from planner.manifests import engine, kserve, kubernetes
 from planner.reports.output import plan_yaml

@@ -9,140 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
+from hostile_names import NAMES, named
 from manifest_commands import EXAMPLES, commands, documents, run_script
-from planner.fleet import Fleet
 from plans import LLM, a_pool, mixed, pairs
 
 from planner import manifests
 from planner.errors import InputError
+from planner.fleet import Fleet
 from planner.io.files import write_files
 from planner.manifests import engine
 
-NAMES = (
-    # shell
-    "a; touch pwned",
-    "a && touch pwned",
-    "a | tee pwned",
-    "$(touch pwned)",
-    "`touch pwned`",
-    "${HOME}",
-    "$HOME",
-    "$$",
-    "$(LWS_WORKER_INDEX)",
-    "a' ; touch pwned ; '",
-    'a" ; touch pwned ; "',
-    "a\\",
-    "a\\'",
-    "~root",
-    "*",
-    "a b",
-    "> pwned",
-    "!!",
-    "#comment",
-    "a #b",
-    "%s%n",
-    "\\x00",
-    "'$IFS'",
-    "a&b",
-    "(a)",
-    "[a]",
-    "a?b",
-    # flags
-    "-h",
-    "--trust-remote-code",
-    "--model=x",
-    "-",
-    "a --trust-remote-code",
-    "a=--b",
-    "@/etc/passwd",
-    # YAML
-    "a: b",
-    "- a",
-    "{a: b}",
-    "[a, b]",
-    "&anchor",
-    "*alias",
-    "!!python/object/apply:os.system [id]",
-    "!tag",
-    "| a",
-    "> a",
-    "---",
-    "...",
-    "? a",
-    "y",
-    "n",
-    "yes",
-    "No",
-    "on",
-    "OFF",
-    "true",
-    "null",
-    "~",
-    "1e3",
-    "1E5",
-    "0o17",
-    "017",
-    "0x1F",
-    "1_000",
-    "1:30",
-    ".inf",
-    ".nan",
-    "-.5",
-    "+1",
-    "1.",
-    "2026-11-20",
-    "<<",
-    "=",
-    "'",
-    '"',
-    "''",
-    "a: 'b",
-    # templates of Helm, Jinja and Go, and of Kubernetes
-    "{{ .Values.secret }}",
-    "{{- end }}",
-    "{% raw %}",
-    "{{ 7*7 }}",
-    "{# a #}",
-    "<% a %>",
-    "$(VLLM_API_KEY)",
-    "$$(A)",
-    '{{ "{{" }}',
-    "a}}b",
-    # lines and characters
-    "a\nb",
-    "a\r\nb",
-    "a\tb",
-    "a\x00b",
-    "a\x1b[31mb",
-    "a\u2028b",
-    "a\x85b",
-    "a\u202eb",
-    "a\u200bb",
-    "\ufeffa",
-    " a",
-    "a ",
-    "",
-    " ",
-    "\n",
-    "a\n---\nkind: Pod",
-    "a\n# b",
-    "\ud800",
-    # paths and lengths
-    "../../etc/passwd",
-    "/etc/passwd",
-    "C:\\models",
-    "a/b/c",
-    "//",
-    "a/",
-    "модель",
-    "模型/一",
-    "🦙",
-    "é",
-    "x" * 300,
-    "x" * 5000,
-    "a/" * 200,
-    "org/" + "y" * 90,
-)
 SELECTORS = (
     "a b",
     "a=b=c",
@@ -167,10 +43,6 @@ SELECTORS = (
     "NVIDIA-L4",
     "a.b_c",
 )
-
-
-def named(fleet: Fleet, name: str) -> Fleet:
-    return replace(fleet, llm=replace(fleet.llm, name=name))
 
 
 @functools.cache

@@ -21,10 +21,10 @@ from manifest_commands import (
     rendered,
     run_script,
 )
-from planner.fleet import Fleet, Policies
 from plans import LLM, mixed, pairs
 
 from planner import manifests
+from planner.fleet import Fleet, Policies
 from planner.manifests import endpoint_picker, engine, ray_serve
 from planner.models.latency import StepLatency
 from planner.simulator import replay

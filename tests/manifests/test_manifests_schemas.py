@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from manifest_commands import EXAMPLES, composed, documents, each_fleet, each_on_nodes, rendered, workers_of
-from planner.fleet import Fleet
 from plans import LLM, mixed, pairs
 
+from planner.fleet import Fleet
 from planner.io.files import write_files
 
 DATA = Path(__file__).parents[1] / "data"

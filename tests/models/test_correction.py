@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from planner.fleet import Fleet, Pool, WorkerType
 from plans import CATALOG, LLM
 
 from planner.calibrate.fitting import Fitted, fit_yaml
 from planner.documents.fleet import read_fleet
 from planner.errors import InputError
+from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.correction import CorrectedFormula
 from planner.models.families.corrected import CorrectedSteps
 from planner.models.latency import Array, StepLatency

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet
 from plans import CATALOG, a_plan, a_trace, mixed, pairs
 
 from planner.calibrate.power_fit import StepPower, fit_power, fit_rows, held_out, phases, splitwise_cells
 from planner.domain import Gpu, Llm
 from planner.errors import CatalogError, ExtrapolationError, InputError
+from planner.fleet import Fleet
 from planner.models.power import Power, cap_slowdowns, capped, shipped_power, utilisations
 from planner.simulator import layout
 from planner.simulator.energy import ExpectedPower, expected_power

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Network, Policies, WorkerType
 
 from benchmarks import distserve_search as benchmark
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Llm, Slo
 from planner.errors import InputError
+from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.io.files import read_json, read_yaml
 from planner.models.latency import StepLatency
 from planner.papers import distserve

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 
 from planner.domain import Gpu, Limit, Llm, Slo
 from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.papers.goodput import (
     FirstRequests,

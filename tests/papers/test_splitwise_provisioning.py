@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Network, WorkerType
 
 from benchmarks import splitwise_provisioning as benchmark
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from planner.documents.catalog import read_catalog
 from planner.documents.slo import Slowdown
 from planner.errors import InputError
+from planner.fleet import Network, WorkerType
 from planner.models.forms import SplitwiseLookup
 from planner.models.latency import StepLatency
 from planner.papers.splitwise import (

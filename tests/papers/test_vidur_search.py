@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 
 from benchmarks import vidur_search as benchmark
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Llm, Slo
 from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.papers.goodput import Steady, goodput, poisson
 from planner.papers.vidur import Row, SchedulingDelay, configurations, frontier, most_rps, search

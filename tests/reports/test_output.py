@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from planner.fleet import Fleet, Network
 from plans import CATALOG, a_plan, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.fleet import read_fleet, read_max_model_len
 from planner.documents.slo import parse_slo
+from planner.fleet import Fleet, Network
 from planner.io.files import write_files
 from planner.reports.output import plan_yaml, render, requests_csv, simulation_summary, to_json
 from planner.simulator.replay import simulate

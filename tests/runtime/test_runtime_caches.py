@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 from aiohttp import web
-from planner.fleet import Policies
 from runtime_fakes import MODEL, Backend, Body, a_body, a_server, engines, is_idle, post, routed
 
+from planner.fleet import Policies
 from planner.runtime.exchange import TENANT_HEADER
 from planner.runtime.launch import WORKER_HEADER
 

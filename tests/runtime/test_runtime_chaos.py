@@ -15,10 +15,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from planner.fleet import Fleet, Policies
 from runtime_fakes import LATENCY, MODEL, engines, fleet_of, is_idle, random_trace
 
 from planner.errors import InputError
+from planner.fleet import Fleet, Policies
 from planner.io.files import to_yaml
 from planner.reports.output import fleet_document
 from planner.runtime import workers

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planner.fleet import Fleet, Pool
 from runtime_fakes import fleet_of, worker_type
 
 from planner.errors import InputError
+from planner.fleet import Fleet, Pool
 from planner.manifests import engine
 from planner.runtime.launch import IDENTITY, Signed
 from planner.runtime.workers import (
@@ -144,10 +144,10 @@ def test_the_gpus_we_may_use_are_those_that_are_visible(monkeypatch: pytest.Monk
 def test_modules_of_the_runtime_import_each_other_one_way() -> None:
     """Imports inside functions count too: an order in which each comes after all that it imports exists."""
     imports: dict[str, set[str]] = {}
-    for path in (Path(__file__).parents[2] / "runtime").glob("*.py"):
+    for path in (Path(__file__).parents[2] / "planner" / "runtime").glob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text()))
         names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        imports[f"runtime.{path.stem}"] = {name for name in names if name.startswith("runtime.")}
+        imports[f"planner.runtime.{path.stem}"] = {n for n in names if n.startswith("planner.runtime.")}
     order = list(TopologicalSorter(imports).static_order())
     assert (
         order.index("planner.runtime.analysis")

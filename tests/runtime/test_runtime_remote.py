@@ -7,12 +7,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from planner.fleet import Policies
 from runtime_fakes import MODEL, engines, fleet_of
 from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.errors import InputError
+from planner.fleet import Policies
 from planner.runtime.remote import parse_workers, remotes, watched
 from planner.runtime.router import Router, Settings, listening
 

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from planner.fleet import Policies
 from runtime_fakes import MODEL, Body, a_body, a_server, engines, fleet_of, is_idle, post, routed
 
 from planner.errors import InputError
+from planner.fleet import Policies
 from planner.runtime.launch import WORKER_HEADER
 from planner.runtime.router import REMOTE_DECODE, Router, Settings, is_loopback, listening
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Policies, Pool
 from runtime_fakes import LATENCY, LLM, fleet_of, worker_type
 
 from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool
 from planner.runtime import routing
 from planner.runtime.events import FREE
 from planner.runtime.prefixes import Numbers, blocks_of

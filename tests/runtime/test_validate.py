@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Disturbance, Fleet, Policies
 from runtime_fakes import CATALOG, LATENCY, LLM, fleet_of, random_trace
 
 from planner import cli
@@ -23,6 +22,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
 from planner.domain import Limit, Slo
 from planner.errors import InputError
+from planner.fleet import Disturbance, Fleet, Policies
 from planner.io.files import read_yaml, to_yaml
 from planner.reports.output import fleet_document
 from planner.runtime import workers

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Policies
 from runtime_fakes import LATENCY, MODEL, engines, fleet_of, routed
 
 from planner.domain import Slo
+from planner.fleet import Policies
 from planner.runtime.analysis import Wanted
 from planner.runtime.compare import Measurement, Tolerances, compare, times_s
 from planner.runtime.replay import Journal, JournalFile, Part, Sent, _Agenda, replay

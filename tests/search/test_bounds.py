@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from plans import CATALOG
 
 from planner.documents.task import Task, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import BoundError
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.search.best_fleet import search_policies

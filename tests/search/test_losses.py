@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planner.fleet import Disturbance, Fleet, Policies
 from plans import CATALOG
 from questions import question, traffic
 from scipy.stats import binom
@@ -17,6 +16,7 @@ from scipy.stats import binom
 from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InfeasibleError
+from planner.fleet import Disturbance, Fleet, Policies
 from planner.plan import Plan
 from planner.search import evidence
 from planner.search.asked import asked_traffic

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import Task, parse_task
 from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet
 from planner.plan import Plan
 from planner.reports.output import to_json
 from planner.reports.rows import alternative_rows

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Pool
 from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
 from planner.errors import InputError, TraceError
+from planner.fleet import Fleet, Pool
 from planner.search.prefix_placing import (
     plan_prefixes,
     prefill_pool,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.slo import parse_slo
 from planner.documents.task import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
 from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.plan import Plan
 from planner.reports.output import render

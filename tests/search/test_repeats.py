@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Pool
 from plans import CATALOG
 from questions import question, traffic
 from scipy.stats import binom
@@ -14,6 +13,7 @@ from scipy.stats import binom
 from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InputError
+from planner.fleet import Fleet, Pool
 from planner.search import draws
 from planner.search.asked import asked_traffic
 from planner.search.best_fleet import best_of, search_policies

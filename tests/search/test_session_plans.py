@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every_fleet import answer, cheapest, level_0_is_the_cheapest, no_bound_is_above_any_fleet
 from instances import instance
-from planner.fleet import Policies
 from plans import CATALOG
 from questions import question
-from test_brute_force import answer, cheapest, level_0_is_the_cheapest, no_bound_is_above_any_fleet
-from test_simulator import random_case
+from simulations import random_case
 
 from planner.domain import Limit, Slo
 from planner.errors import InputError, TraceError
+from planner.fleet import Policies
 from planner.papers.goodput import poisson
 from planner.reports.rows import cost_rows
 from planner.search.asked import asked_traffic

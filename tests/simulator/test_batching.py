@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Policies, Pool, WorkerType
 from reference_batching import Request, Settings, Step
 from reference_batching import simulate as plainly
-from test_simulator import GPU, LLM, make_latency, make_trace
+from simulations import GPU, LLM, make_latency, make_trace
 
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace

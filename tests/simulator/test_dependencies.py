@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from planner.fleet import Disturbance, Fleet, Policies
-from test_simulator import LLM, compare, make_latency, make_pool, make_trace, random_case
+from simulations import LLM, compare, make_latency, make_pool, make_trace, random_case
 
 from planner.domain import Limit, Slo
 from planner.errors import InputError, TraceError
+from planner.fleet import Disturbance, Fleet, Policies
 from planner.reports.output import requests_csv
 from planner.simulator import simulate
 from planner.simulator.metrics import judge

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from reference_distserve import Coefficients, DistServe, Placement
 from reference_distserve import Request as Plain
 
@@ -18,6 +17,7 @@ from benchmarks.peers import distserve as peer
 from benchmarks.peers.compare import compare
 from planner.domain import Gpu, Limit, Llm
 from planner.errors import InputError
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import read_json
 from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet
+from simulations import make_latency, make_trace, mixed, random_case
 from simulator_reference import Reference
-from test_simulator import make_latency, make_trace, mixed, random_case
 
 from planner.domain import Limit, Metric, Slo
+from planner.fleet import Fleet
 from planner.simulator.metrics import gaps_s, judge, measured, percentile_s, request_values_s, value_s
 from planner.simulator.replay import measured_window, simulate, spared
 from planner.traffic.trace import Trace

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pytest
-from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
 from scipy import stats
-from test_simulator import GPU, LLM, make_latency, make_pool, make_trace
+from simulations import GPU, LLM, make_latency, make_pool, make_trace
 
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
 from planner.documents.task import ROUTINGS
 from planner.errors import InputError
+from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.simulator.replay import (
     ADMISSION,
     BATCHING,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.fleet import Disturbance, Fleet, Policies
 from prefix_reference import PrefixReference
-from test_simulator import LLM, make_latency, make_pool, make_trace
+from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
 from planner.errors import InputError
+from planner.fleet import Disturbance, Fleet, Policies
 from planner.io.files import to_yaml
 from planner.reports.output import fleet_document
 from planner.simulator import Simulation, simulate

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, WorkerType
 from reference_splitwise import Cluster, Fit, Limits, Lookup, Machine
 from reference_splitwise import Request as Plain
 from reference_splitwise import Steps as PlainSteps
@@ -20,6 +19,7 @@ from benchmarks.peers import splitwise as peer
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm, compare
 from planner.domain import Limit
 from planner.errors import InputError
+from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, WorkerType
 from planner.models.forms import SplitwiseLookup, interpolated
 from planner.simulator.metrics import gaps_s
 from planner.simulator.replay import Simulation, simulate

@@ -2,13 +2,16 @@
 
 import itertools
 import operator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from planner.fleet import WorkerType
+from hand_made import GPU, LATENCY
 
 from planner.domain import Gpu
+from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
 from planner.search import two_pools
 from planner.search.fleets import objective
@@ -27,9 +30,9 @@ from planner.solvers.master import (
 from planner.solvers.required_work import Obliged
 from planner.traffic.workload import Lengths, Workload
 
-# f(N) = 10 ms up to 100 tokens, then 0.1 ms per token: 100 tokens or more cost 0.1 ms each at best
-LATENCY = StepLatency((1.0, 100.0, 1000.0), (0.010, 0.010, 0.100), 0.0, 1e-5, 1e-7, 0.0, 0.0, basis="by hand")
-GPU = Gpu("g", 80e9, 2e12, 3e14, "nvlink", 3e11, 400.0, 8, 1.0, "g", "g")
+
+def of_gpus(compare: Callable[[object, object], bool], prefill: Option, decode: Option) -> bool:
+    return compare(prefill.type.gpu, decode.type.gpu)
 
 
 def option(
@@ -255,8 +258,8 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
             search,
             serial,
             lambda: False,
-            lambda p, d, c=compare: c(p.type.gpu, d.type.gpu),
-            follows,  # type: ignore[misc]
+            partial(of_gpus, compare),
+            follows,
         )
     best = min((objective(counts) for counts in allowed_counts()), default=np.inf)
     assert search.value == pytest.approx(best)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pulp
 import pytest
-from planner.fleet import Fleet, Pool, Role, WorkerType
 
 from planner.domain import Gpu, Llm
 from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.solvers.backend import Engine, run
 from planner.solvers.placement import Affinity, FailureDomain, Placement, place

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from planner.fleet import Role, WorkerType
-from test_master import GPU, LATENCY
+from hand_made import GPU, LATENCY
 
+from planner.fleet import Role, WorkerType
 from planner.search.fleets import Counts
 from planner.search.joint import Row, Shape, Shared, rows_of, share
 from planner.search.one_pool import Bounded

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Pool, WorkerType
 from plans import CATALOG, LLM, a_plan, mixed, pairs
 from typer.testing import CliRunner
 
@@ -19,6 +18,7 @@ from planner.cli import app
 from planner.documents.fleet import read_fleet
 from planner.domain import Limit, Slo
 from planner.errors import InputError
+from planner.fleet import Fleet, Pool, WorkerType
 from planner.io.executors import Executor
 from planner.models.latency import StepLatency
 from planner.reports import charts

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from planner.fleet import Fleet
 from plans import CATALOG
 from questions import DOCUMENT, question, traffic
 from typer.testing import CliRunner
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.documents.task import Task
 from planner.errors import InputError
+from planner.fleet import Fleet
 from planner.solvers.master import Option
 from planner.studies.replan import Replan, drift, replan
 from planner.studies.whatif import Study

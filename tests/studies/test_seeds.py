@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planner.fleet import Policies
 from plans import mixed
 from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.domain import Limit, Slo
 from planner.errors import InputError
+from planner.fleet import Policies
 from planner.io.executors import Executor
 from planner.reports.output import requests_csv
 from planner.reports.run import outcome

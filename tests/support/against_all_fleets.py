@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from planner.fleet import Policies, WorkerType
 from random_questions import Question, types_of
 
 from planner.documents.task import Task
 from planner.domain import Limit
 from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Policies, WorkerType
 from planner.plan import Plan
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-from planner.fleet import Fleet, Network, Pool, WorkerType
 from random_questions import Question
 
 from planner.domain import Slo
+from planner.fleet import Fleet, Network, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.search.options import decode_options, mixed_options, prefill_options
 from planner.search.pose import pose

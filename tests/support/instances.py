@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-from planner.fleet import Policies, WorkerType
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.domain import Gpu, Limit, Metric, Slo
+from planner.fleet import Policies, WorkerType
 from planner.models.latency import StepLatency
 from planner.search.fleets import Counts
 from planner.search.options import decode_options, mixed_options, prefill_options

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import yaml
-from planner.fleet import Fleet, Policies, Pool
 from plans import LLM, a_pool, mixed, pairs
 
 from planner import manifests
 from planner.domain import Llm
+from planner.fleet import Fleet, Policies, Pool
 
 Document = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from planner.fleet import Fleet, Pool, Role, WorkerType
 
 from planner.documents.catalog import read_catalog
 from planner.domain import Limit, Slo
+from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
 from planner.simulator import layout
 from planner.simulator.metrics import judge

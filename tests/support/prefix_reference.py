@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import count, groupby, takewhile
 
-from planner.fleet import Fleet
 from simulator_reference import BLOCK, Reference, Request, Worker, blocks_of
 
+from planner.fleet import Fleet
 from planner.simulator.cache_layout import output_token_s, prefill_token_s
 from planner.traffic.trace import Trace
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import yaml
-from planner.fleet import Fleet, Pool, Role, WorkerType
 
 from planner.documents.catalog import Catalog, Provenance, read_catalog
 from planner.documents.slo import parse_slo
 from planner.documents.task import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
 from planner.domain import Gpu, Limit, Llm, Metric
+from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
 from planner.search.fleets import Counts

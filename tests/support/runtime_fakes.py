@@ -1,4 +1,4 @@
-"""Small fleets and engines that only keep time, for the tests of runtime/."""
+"""Small fleets and engines that only keep time, for the tests of planner/runtime."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 from aiohttp import web
-from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 
 from planner.documents.catalog import read_catalog
+from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.runtime.rehearsal import Engine, Server
 from planner.runtime.router import Router, Settings, listening

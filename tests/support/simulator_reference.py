@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from planner.fleet import Fleet, WorkerType
-
 from planner.domain import Limit
+from planner.fleet import Fleet, WorkerType
 from planner.simulator.replay import measured_window, routing_weights, spared
 from planner.traffic.trace import Trace
 

@@ -1,4 +1,4 @@
-"""planner/traffic/prefixes.py against hand arithmetic, a brute-force LRU cache and figures of public traces."""
+"""planner/traffic/prefixes.py by hand, against a brute-force LRU cache and figures of public traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of planner/traffic/reading.py: each format by hand, write-then-read, no traceback whatever the file."""
+"""planner/traffic/reading.py: each format by hand, write-then-read, no traceback whatever the file."""
 
 from __future__ import annotations
 

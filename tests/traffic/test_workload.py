@@ -1,4 +1,4 @@
-"""The summary and the request classes of planner/traffic/workload.py, and the sample traces that come with us."""
+"""Summary and request classes of planner/traffic/workload.py, and the sample traces that come with us."""
 
 from __future__ import annotations
 

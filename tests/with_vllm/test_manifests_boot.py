@@ -32,9 +32,9 @@ from typing import Any
 
 import pytest
 import yaml
+from hostile_names import NAMES, named
 from manifest_commands import EXAMPLES, Command, commands, quantised, spanning
 from plans import mixed, pairs
-from test_manifests_hostile import NAMES, named
 
 from planner import manifests
 from planner.io.files import write_files

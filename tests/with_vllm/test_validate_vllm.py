@@ -19,11 +19,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
 from planner.domain import Slo
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import to_yaml
 from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
