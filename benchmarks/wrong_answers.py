@@ -40,13 +40,17 @@ from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
 from planner.io.files import read_yaml
-from planner.options import decode_options, mixed_options, prefill_options
-from planner.oracle import Answers
-from planner.planning import plan
-from planner.searching import Found, Problem, asked_traffic, best_of, lower_bound, pose, search_policies
+from planner.search.asked import asked_traffic
+from planner.search.best_fleet import Found, best_of, search_policies
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.fleets import Counts, objective
+from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.problem import Problem
 from planner.simulator.metrics import judge, value_s
 from planner.simulator.replay import simulate
-from planner.solvers.level0 import Counts, objective
 from planner.solvers.master import Option
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace

@@ -219,12 +219,12 @@ def plan(
         return
     assert trace is not None
 
-    from planner import planning
     from planner.documents.task import read_task
     from planner.io import files
-    from planner.oracle import Answers
     from planner.reports import figures, output
     from planner.reports.words import command_line
+    from planner.search import certify
+    from planner.search.oracle import Answers
     from planner.studies.whatif import Study
 
     files.check_output_directory(out)
@@ -235,7 +235,7 @@ def plan(
         requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
         progress(f"read {len(requests)} requests from {trace.name}")
         answers = Answers()
-        found = planning.plan(
+        found = certify.plan(
             task,
             requests,
             known,

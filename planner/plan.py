@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from planner.domain import Slo
 from planner.fleet import Fleet
-from planner.prefixes.placing import PoolPrefixes
-from planner.repeats import Repeats
+from planner.search.prefix_placing import PoolPrefixes
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
+from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
 from planner.solvers.placement import Placement
 from planner.traffic.trace import Trace

@@ -35,7 +35,7 @@ State = Literal["running", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Job:
-    """`key` names its result. `standing` is planning.Standing as a mapping."""
+    """`key` names its result. `standing` is problem.Standing as a mapping."""
 
     kind: str
     key: str

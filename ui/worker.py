@@ -25,22 +25,21 @@ from typing import Any
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
-from planner import planning
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
 from planner.documents import markets
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet import read_fleet
 from planner.documents.task import parse_task
+from planner.documents.together import read_question
 from planner.errors import PlannerError
 from planner.io import files
 from planner.plan import Plan
-from planner.reports import charts, drawing, figures, output, rows, words
+from planner.reports import charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
-from planner.several import answer as together
-from planner.several.questions import read_question
-from planner.several.sharing import plan_together
+from planner.search import certify
+from planner.search.together import plan_together
 from planner.simulator.replay import Simulation
 from planner.solvers.schedule import at_peak, by_rule, schedule
 from planner.studies import compare, pareto, whatif
@@ -154,7 +153,7 @@ def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
-    return planning.plan(
+    return certify.plan(
         task,
         study.trace,
         study.catalog,
@@ -385,7 +384,7 @@ def _warm_up() -> None:
     examples = files.repository_dir("examples")
     task = replace(parse_task(files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    found = planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
+    found = certify.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
     output.render(found)
     plan_document(found)
 

@@ -370,9 +370,9 @@ def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) ->
 
 
 def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seeds: int) -> Found:
-    from planner.options import OBJECTIVE_UNITS, weight
     from planner.papers import splitwise
     from planner.papers.goodput import poisson
+    from planner.search.options import OBJECTIVE_UNITS, weight
 
     if task.slowdowns is None:
         raise InputError("slo: splitwise needs limits relative to a machine alone, as in `preset: splitwise`")

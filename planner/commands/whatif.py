@@ -163,7 +163,7 @@ def print_moves(before: Answer, moves: list[Moved]) -> None:
 
 
 def amount(answer: Answer) -> str:
-    from planner.options import OBJECTIVE_UNITS
+    from planner.search.options import OBJECTIVE_UNITS
 
     return f"{answer.value:.6g} {OBJECTIVE_UNITS[answer.problem.task.objective]}"
 

@@ -15,13 +15,13 @@ from planner.documents.catalog import Catalog
 from planner.documents.fleet import fleet_of, read_fleet
 from planner.documents.slo import parse_slo
 from planner.errors import InputError
-from planner.evidence import placement
 from planner.io.files import read_json
 from planner.plan import Alternative, Certificate, Plan, Throughput
-from planner.planning import PREFIXES_S
-from planner.prefixes.placing import pool_prefixes
-from planner.repeats import Interval
+from planner.search.certify import PREFIXES_S
+from planner.search.evidence import placement
+from planner.search.prefix_placing import pool_prefixes
 from planner.simulator.metrics import judge
+from planner.simulator.repeats import Interval
 from planner.simulator.replay import simulate
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace

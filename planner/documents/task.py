@@ -12,7 +12,7 @@
     robust: {step_times: 10 %, traffic: 10 %}
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
-is quietly dropped would certify the wrong fleet. Several LLMs on one stock: planner/several/questions.py.
+is quietly dropped would certify the wrong fleet. Several LLMs on one stock: planner/documents/together.py.
 """
 
 from __future__ import annotations

@@ -36,11 +36,12 @@ from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, Role, WorkerTy
 from planner.models.forms import DistServeSteps
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
-from planner.oracle import INSTANT, NO_LINK, side_by_side
 from planner.papers.goodput import Rule, Steady, Traffic, goodput
-from planner.solvers.level0 import Bounded, Counts, Search
+from planner.search.fleets import Counts
+from planner.search.one_pool import Bounded, Search
+from planner.search.oracle import INSTANT, NO_LINK, side_by_side
+from planner.search.two_pools import search_two_pools
 from planner.solvers.master import Limits, Option
-from planner.solvers.two_pools import search_two_pools
 from planner.traffic.trace import Trace
 
 NO_TIME = DistServeSteps((1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), 1, 0.0, 0.0, 0.0)

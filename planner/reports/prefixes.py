@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from planner.prefixes.placing import PoolPrefixes, PrefixPlan, WarmUp
+from planner.search.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
 
 Document = dict[str, Any]
 

@@ -22,11 +22,11 @@ import numpy as np
 from planner.domain import Metric, Slo
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.manifests.engine import running
-from planner.oracle import INSTANT, NO_LINK
 from planner.runtime.compare import Comparison, Measurement, Run, Tolerances, compared, one_part, outcomes
 from planner.runtime.enginelog import EngineLog, Served
 from planner.runtime.replay import Journal, Part, Sent
 from planner.runtime.stepfits import counts_others
+from planner.search.oracle import INSTANT, NO_LINK
 
 GIVES: dict[Role, tuple[Metric, ...]] = {
     "mixed": get_args(Metric),

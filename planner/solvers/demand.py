@@ -38,9 +38,9 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.obliged import Due, Held, held
 from planner.solvers.backend import run
 from planner.solvers.master import Floats, Option, attention_s, is_held, lines
+from planner.solvers.required_work import Due, Held, held
 from planner.traffic.trace import Trace
 from planner.traffic.workload import Lengths
 

@@ -23,9 +23,9 @@ from planner.documents.slo import METRICS
 from planner.documents.task import Task
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
-from planner.options import OBJECTIVE_UNITS
 from planner.reports.words import describe
-from planner.searching import on_all_draws
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.problem import on_all_draws
 from planner.studies.whatif import Answer, Study, finite, holds, recast
 
 Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]

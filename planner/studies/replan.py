@@ -31,9 +31,10 @@ import numpy.typing as npt
 from planner.documents.task import Task
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.searching import Problem, expected_share, on_all_draws
+from planner.search.beyond import expected_share
+from planner.search.fleets import Counts
+from planner.search.problem import Problem, on_all_draws
 from planner.simulator.metrics import Verdict
-from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.studies.whatif import Answer, Study
 from planner.traffic.trace import Trace

@@ -20,9 +20,9 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.io.executors import SERIAL, Executor, run
-from planner.repeats import CONFIDENCE_FRAC, interval
 from planner.reports import output
 from planner.reports.run import outcome
+from planner.simulator.repeats import CONFIDENCE_FRAC, interval
 from planner.traffic.scaling import Asked
 from planner.traffic.trace import Trace, spread
 

@@ -26,27 +26,16 @@ from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.io.files import yaml_value
-from planner.options import OBJECTIVE_UNITS
-from planner.oracle import Answers
 from planner.plan import served_s
-from planner.prefixes.router_fit import fitted
 from planner.reports.words import describe
-from planner.searching import (
-    Found,
-    Problem,
-    Progress,
-    asked_traffic,
-    best_of,
-    checked_bound,
-    further_traffic,
-    lower_bound,
-    on_all_draws,
-    policies_label,
-    pose,
-    search_policies,
-    silent,
-    with_policies,
-)
+from planner.search.asked import asked_traffic, further_traffic
+from planner.search.best_fleet import Found, best_of, policies_label, search_policies
+from planner.search.bounds import checked_bound, lower_bound
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.problem import Problem, Progress, on_all_draws, silent, with_policies
+from planner.search.router_fit import fitted
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
 from planner.units import show_s
@@ -95,7 +84,7 @@ class Study:
     _further: dict[tuple[object, ...], tuple[Trace, ...]] = field(default_factory=dict)
 
     def traffic(self, task: Task) -> tuple[Trace, str]:
-        """`searching.asked_traffic`, once for every traffic."""
+        """`asked.asked_traffic`, once for every traffic."""
         robust = task.robust
         key = (task.rate_rps, task.scale, task.window, robust.traffic_frac, robust.traffic_from_frac)
         if key not in self._traffic:
@@ -103,7 +92,7 @@ class Study:
         return self._traffic[key]
 
     def further(self, task: Task) -> tuple[Trace, ...]:
-        """`searching.further_traffic`, once for every traffic."""
+        """`asked.further_traffic`, once for every traffic."""
         robust = task.robust
         key = (
             task.rate_rps,
@@ -139,7 +128,7 @@ class Study:
         )
 
     def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
-        """The best fleet; raises what `searching.pose` and `searching.search` raise.
+        """The best fleet; raises what `pose.pose` and `best_fleet.search` raise.
 
         Those of `start` are tried first.
         """
@@ -274,7 +263,7 @@ class Headroom:
     """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
 
     To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
-    those of `searching.rates_frac`.
+    those of `asked.rates_frac`.
     """
 
     steps_frac: float

@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 import yaml
 
-from planner import __main__, __version__, cli, planning
+from planner import __main__, __version__, cli
 from planner.errors import InputError
+from planner.search import certify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SLO, TRACE = EXAMPLES / "slo.yaml", EXAMPLES / "traces" / "azure-conversation-sample.csv"
@@ -214,8 +215,8 @@ def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The planner's clock stands still for so many looks at it, then all time is over."""
     count = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: 0.0 if next(count) < looks else 1e9)
-    for module in ("planning", "searching"):
-        monkeypatch.setattr(f"planner.{module}.time", clock)
+    for module in ("certify", "problem", "bounds", "infeasible"):
+        monkeypatch.setattr(f"planner.search.{module}.time", clock)
 
 
 def test_no_plan_in_time_is_one_clear_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,8 +270,8 @@ def test_what_was_found_under_assumptions_is_not_called_exact(
         found = plan(*given, **more)
         return replace(found, certificate=replace(found.certificate, level0_exact=False, beyond_exact=True))
 
-    plan = planning.plan
-    monkeypatch.setattr(planning, "plan", assumed)
+    plan = certify.plan
+    monkeypatch.setattr(certify, "plan", assumed)
     outcome = run(*line)
     assert outcome.code == 0
     report = re.sub(r"<[^>]*>", " ", (here / "out" / "report.html").read_text())

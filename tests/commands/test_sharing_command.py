@@ -16,9 +16,9 @@ from plans import CATALOG
 from planner import cli
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
+from planner.documents.together import Question, read_question
 from planner.errors import InputError
 from planner.io import files
-from planner.several.questions import Question, read_question
 from planner.traffic.reading import read_trace
 
 EXAMPLE = files.repository_dir("examples") / "slo-two-llms.yaml"

@@ -13,8 +13,8 @@ from planner.documents.plan import read_plan
 from planner.documents.task import read_task
 from planner.errors import InputError
 from planner.io.files import write_files
-from planner.planning import plan
 from planner.reports import output
+from planner.search.certify import plan
 from planner.traffic.reading import read_trace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

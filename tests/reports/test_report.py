@@ -20,10 +20,10 @@ import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
 from planner.io.files import cached_text, package_text
-from planner.repeats import Interval, Repeats
 from planner.reports import charts, curves, drawing, figures, output, report, rows
 from planner.reports.page import page as make_page
 from planner.reports.words import excluded_text, proof_lines
+from planner.simulator.repeats import Interval, Repeats
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
 PAGE_CSS = package_text("reports/page.css")

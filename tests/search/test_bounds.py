@@ -11,18 +11,21 @@ from plans import CATALOG
 from planner.documents.task import Task, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import BoundError
-from planner.evidence import few_keep_all
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
-from planner.obliged import due
-from planner.options import judged, unreachable
-from planner.planning import certified, plan
-from planner.searching import _link_too_slow, checked_bound, lower_bound, pose, search_policies
+from planner.search.best_fleet import search_policies
+from planner.search.bounds import checked_bound, lower_bound
+from planner.search.certify import certified, plan
+from planner.search.evidence import few_keep_all
+from planner.search.link import too_slow
+from planner.search.options import judged, unreachable
+from planner.search.pose import pose
 from planner.simulator import judge, simulate
 from planner.simulator.metrics import Verdict
 from planner.solvers.demand import _best_start, demand
 from planner.solvers.master import Option, attention_s, decoded_from
+from planner.solvers.required_work import due
 from planner.traffic.scaling import lognormal, synthesise
 from planner.traffic.trace import Trace
 from planner.traffic.workload import coarser, distinct_lengths
@@ -203,7 +206,7 @@ def test_a_slow_link_is_refuted_by_what_must_cross_it_alone() -> None:
             problem = pose(question(slo, ["h100-80g"]), trace, CATALOG)
             network = Network(bandwidth_bytes_per_s=factor * share * prompt_bytes)
             problem = replace(problem, task=replace(problem.task, network=network))
-            assert (_link_too_slow(problem) is not None) == is_slow, (slo, factor)
+            assert (too_slow(problem) is not None) == is_slow, (slo, factor)
 
 
 def some_traffic() -> Trace:

@@ -13,17 +13,20 @@ from plans import CATALOG
 from questions import question, traffic
 from scipy.stats import binom
 
-from planner import evidence
 from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InfeasibleError
 from planner.fleet import Disturbance, Fleet, Policies
-from planner.oracle import SPOT_RISK_FRAC, Oracle
 from planner.plan import Plan
-from planner.planning import plan
-from planner.searching import Found, Problem, asked_traffic, pose, search, search_policies
+from planner.search import evidence
+from planner.search.asked import asked_traffic
+from planner.search.best_fleet import Found, search, search_policies
+from planner.search.certify import plan
+from planner.search.fleets import objective
+from planner.search.oracle import SPOT_RISK_FRAC, Oracle
+from planner.search.pose import pose
+from planner.search.problem import Problem
 from planner.simulator import judge, simulate
-from planner.solvers.level0 import objective
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 

@@ -10,14 +10,14 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import Task, parse_task
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
-from planner.options import mixed_options, worker_types
-from planner.oracle import Oracle
 from planner.plan import Plan
-from planner.planning import plan
 from planner.reports.output import to_json
 from planner.reports.rows import alternative_rows
+from planner.search.certify import plan
+from planner.search.fleets import Counts, objective
+from planner.search.options import mixed_options, worker_types
+from planner.search.oracle import Oracle
 from planner.simulator import judge, simulate
-from planner.solvers.level0 import Counts, objective
 from planner.solvers.master import Option
 from planner.traffic.scaling import lognormal, synthesise
 from planner.traffic.trace import Trace
@@ -54,7 +54,7 @@ def question(catalog: Catalog, **changes: object) -> Task:
 
 def options_of(found: Plan, catalog: Catalog, task: Task) -> list[Option]:
     """The options that the certificate says level 0 ranged over, built again from their names."""
-    from planner.options import decode_options, mixed_options, prefill_options, worker_types
+    from planner.search.options import decode_options, mixed_options, prefill_options, worker_types
 
     longest = int((found.trace.input_tokens + found.trace.output_tokens).max())
     types, _ = worker_types(catalog.llm(task.llm), task.gpus(catalog), catalog, longest)
@@ -335,9 +335,9 @@ def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Cata
 @pytest.mark.parametrize("seed", range(6))
 def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
     """Random questions; the plan is never below the bound as it comes from the solver."""
-    from planner.obliged import obliged
-    from planner.searching import _envelopes
+    from planner.search.bounds import envelopes
     from planner.solvers.master import Limits, bound
+    from planner.solvers.required_work import obliged
     from planner.traffic.workload import to_classes
 
     rng = np.random.default_rng(seed)
@@ -353,7 +353,7 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
     found = plan(task, trace, catalog)
     options = [o for o in options_of(found, catalog, task) if o.name in found.certificate.universe]
     lower = bound(
-        _envelopes(options),
+        envelopes(options),
         to_classes(found.trace),
         Limits(task.stock),
         obliged=obliged(task.slo, found.trace),

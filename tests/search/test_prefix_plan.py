@@ -1,4 +1,4 @@
-"""planner/prefixes/placing.py and `plan prefixes` on traffic made for them; trace formats with prefixes."""
+"""search/prefix_placing.py and `plan prefixes` on traffic made for them; trace formats with prefixes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
 from planner.errors import InputError, TraceError
 from planner.fleet import Fleet, Pool
-from planner.prefixes.placing import (
+from planner.search.prefix_placing import (
     plan_prefixes,
     prefill_pool,
     room_tokens,

@@ -14,14 +14,14 @@ from planner.documents.task import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, pars
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.options import floor_s
-from planner.oracle import Oracle
 from planner.plan import Plan
-from planner.planning import plan
-from planner.prefixes.hits import PrefixHits
-from planner.prefixes.placing import pool_prefixes
-from planner.prefixes.router_fit import _room, fitted
 from planner.reports.output import render
+from planner.search.certify import plan
+from planner.search.options import floor_s
+from planner.search.oracle import Oracle
+from planner.search.prefix_hits import PrefixHits
+from planner.search.prefix_placing import pool_prefixes
+from planner.search.router_fit import _room, fitted
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option, least_seconds, least_token_seconds
 from planner.traffic.generate import preble

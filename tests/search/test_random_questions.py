@@ -15,7 +15,7 @@ from random_questions import KINDS, files, question
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import read_task
-from planner.searching import pose
+from planner.search.pose import pose
 from planner.traffic.reading import read_trace
 
 SEEDS = (

@@ -10,16 +10,18 @@ from plans import CATALOG
 from questions import question, traffic
 from scipy.stats import binom
 
-from planner import draws
 from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.planning import plan
-from planner.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, until_sure
-from planner.searching import asked_traffic, best_of, pose, search_policies
+from planner.search import draws
+from planner.search.asked import asked_traffic
+from planner.search.best_fleet import best_of, search_policies
+from planner.search.certify import plan
+from planner.search.pose import pose
 from planner.simulator import judge, simulate
 from planner.simulator.metrics import Verdict
+from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, until_sure
 from planner.studies.seeds import Question, simulate_seed
 from planner.traffic.scaling import Asked
 

@@ -9,23 +9,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every_fleet import answer, cheapest, level_0_is_the_cheapest, no_bound_is_above_any_fleet
 from instances import instance
 from plans import CATALOG
 from questions import question
 from simulations import random_case
-from test_brute_force import answer, cheapest, level_0_is_the_cheapest, no_bound_is_above_any_fleet
 
 from planner.domain import Limit, Slo
 from planner.errors import InputError, TraceError
 from planner.fleet import Policies
-from planner.obliged import due, held, obliged
-from planner.oracle import Answers, Oracle
 from planner.papers.goodput import poisson
-from planner.planning import plan
-from planner.prefixes.hits import PrefixHits
 from planner.reports.rows import cost_rows
-from planner.searching import Problem, asked_traffic, lower_bound, pose, with_policies
+from planner.search.asked import asked_traffic
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.oracle import Answers, Oracle
+from planner.search.pose import pose
+from planner.search.prefix_hits import PrefixHits
+from planner.search.problem import Problem, with_policies
 from planner.simulator import simulate
+from planner.solvers.required_work import due, held, obliged
 from planner.studies.whatif import Study, document
 from planner.traffic.scaling import rescale, window
 from planner.traffic.sessions import nominal, sessions

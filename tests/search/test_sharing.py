@@ -14,18 +14,20 @@ import pytest
 from plans import CATALOG
 from questions import LLM, traffic
 
-from planner import draws, options, searching
 from planner.documents.task import parse_task
+from planner.documents.together import Part, Question
 from planner.errors import InfeasibleError, PlannerError
-from planner.planning import plan
-from planner.searching import asked_traffic, pose
-from planner.several import sharing
-from planner.several.questions import Part, Question
-from planner.several.sharing import SharedPlan, plan_together
+from planner.search import draws, options
+from planner.search import pose as posing
+from planner.search import together as sharing
+from planner.search.asked import asked_traffic
+from planner.search.certify import plan
+from planner.search.joint import Shared, share
+from planner.search.pose import pose
+from planner.search.together import SharedPlan, plan_together
 from planner.simulator.metrics import judge
 from planner.simulator.replay import simulate
 from planner.solvers.master import Limits
-from planner.solvers.shared import Shared, share
 
 Floats = npt.NDArray[np.float64]
 SLOS: tuple[dict[str, Any], ...] = (
@@ -106,7 +108,7 @@ def least_by_force(fleets: list[Floats], amounts: list[float], column: int = 0) 
 @pytest.fixture
 def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of one token budget, so that all fleets can be simulated; few further draws of the traffic."""
-    monkeypatch.setattr(searching, "worker_types", partial(options.worker_types, budgets=(2048,)))
+    monkeypatch.setattr(posing, "worker_types", partial(options.worker_types, budgets=(2048,)))
     monkeypatch.setattr(draws, "RUNS_MOST", 3)
 
 
@@ -268,7 +270,7 @@ def test_out_of_time_is_no_plan_or_one_with_its_bound() -> None:
 
 def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first proposal some fleets are known; the optimum lies between them and the bound."""
-    monkeypatch.setattr(searching, "worker_types", options.worker_types)
+    monkeypatch.setattr(posing, "worker_types", options.worker_types)
     monkeypatch.setattr(sharing, "_one_after_another", lambda *_: None)
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 4}}, rates=(9.0, 6.0))
     best = plan_together(asked, CATALOG)

@@ -13,13 +13,15 @@ import pytest
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
-from planner.oracle import Oracle
 from planner.plan import Plan
-from planner.planning import plan
-from planner.searching import lower_bound, pose, search_level0
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.fleets import Counts
+from planner.search.level0 import search_level0
+from planner.search.oracle import Oracle
+from planner.search.pose import pose
+from planner.search.walk import cheaper_fleets
 from planner.simulator import judge, simulate
-from planner.solvers.level0 import Counts
-from planner.solvers.walk import cheaper_fleets
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 

@@ -13,9 +13,10 @@ from hand_made import GPU, LATENCY
 from planner.domain import Gpu
 from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
-from planner.obliged import Obliged
-from planner.solvers import two_pools
-from planner.solvers.level0 import Bounded, Search, objective, search_one_pool
+from planner.search import two_pools
+from planner.search.fleets import objective
+from planner.search.one_pool import Bounded, Search, search_one_pool
+from planner.search.two_pools import search_two_pools
 from planner.solvers.master import (
     Limits,
     Option,
@@ -26,7 +27,7 @@ from planner.solvers.master import (
     promising,
     shadow_prices,
 )
-from planner.solvers.two_pools import search_two_pools
+from planner.solvers.required_work import Obliged
 from planner.traffic.workload import Lengths, Workload
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.domain import Limit, Slo
-from planner.obliged import held, obliged, steady, usual
+from planner.solvers.required_work import held, obliged, steady, usual
 from planner.traffic.trace import Trace
 
 # 101 requests in 100 s, 50 tokens out at most; the warm-up is 5 s, so 96 of 101 are measured

@@ -12,9 +12,10 @@ import pytest
 from hand_made import GPU, LATENCY
 
 from planner.fleet import Role, WorkerType
-from planner.solvers.level0 import Bounded, Counts
+from planner.search.fleets import Counts
+from planner.search.joint import Row, Shape, Shared, rows_of, share
+from planner.search.one_pool import Bounded
 from planner.solvers.master import Limits, Option
-from planner.solvers.shared import Row, Shape, Shared, rows_of, share
 
 MOST = 6  # workers of a pool in the brute force
 KINDS = ("a", "b", "c")

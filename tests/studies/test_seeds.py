@@ -19,9 +19,9 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Policies
 from planner.io.executors import Executor
-from planner.repeats import interval
 from planner.reports.output import requests_csv
 from planner.reports.run import outcome
+from planner.simulator.repeats import interval
 from planner.studies.seeds import SAME_FOR_ALL, Question, document, over_seeds
 from planner.traffic.reading import read_trace
 from planner.traffic.scaling import Asked, rescale

@@ -20,9 +20,9 @@ from planner.cli import app
 from planner.documents.task import Robust, Task, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.oracle import Answers, is_looser
-from planner.planning import plan
-from planner.searching import rates_frac
+from planner.search.asked import rates_frac
+from planner.search.certify import plan
+from planner.search.oracle import Answers, is_looser
 from planner.simulator import judge, simulate
 from planner.studies.whatif import (
     HEADROOM_MOST_FRAC,

@@ -25,12 +25,14 @@ from planner.documents.task import Task
 from planner.domain import Limit
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Policies, WorkerType
-from planner.options import decode_options, mixed_options, prefill_options
-from planner.oracle import Answers, Oracle
 from planner.plan import Plan
-from planner.planning import plan
-from planner.searching import Problem, lower_bound, pose, with_policies
-from planner.solvers.level0 import Counts, objective
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.fleets import Counts, objective
+from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.oracle import Answers, Oracle
+from planner.search.pose import pose
+from planner.search.problem import Problem, with_policies
 from planner.solvers.master import Limits, Option
 
 MOST = 12  # workers of a pool

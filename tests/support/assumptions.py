@@ -25,8 +25,9 @@ from random_questions import Question
 from planner.domain import Slo
 from planner.fleet import Fleet, Network, Pool, WorkerType
 from planner.models.latency import StepLatency
-from planner.options import decode_options, mixed_options, prefill_options
-from planner.searching import Problem, pose, with_policies
+from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.pose import pose
+from planner.search.problem import Problem, with_policies
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option

@@ -11,12 +11,13 @@ from planner.documents.task import parse_task
 from planner.domain import Gpu, Limit, Metric, Slo
 from planner.fleet import Policies, WorkerType
 from planner.models.latency import StepLatency
-from planner.obliged import obliged
-from planner.options import decode_options, mixed_options, prefill_options
-from planner.oracle import Answers, Oracle
-from planner.searching import Problem, pose
-from planner.solvers.level0 import Counts
+from planner.search.fleets import Counts
+from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.oracle import Answers, Oracle
+from planner.search.pose import pose
+from planner.search.problem import Problem
 from planner.solvers.master import Limits
+from planner.solvers.required_work import obliged
 from planner.traffic.scaling import lognormal, synthesise
 from planner.traffic.workload import distinct_lengths
 

@@ -22,10 +22,10 @@ from planner.domain import Gpu, Limit, Llm, Metric
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
-from planner.options import decode_options, mixed_options, prefill_options, worker_types
+from planner.search.fleets import Counts
+from planner.search.options import decode_options, mixed_options, prefill_options, worker_types
 from planner.simulator.metrics import judge, value_s
 from planner.simulator.replay import simulate
-from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.traffic.jsonlines import to_jsonl
 from planner.traffic.trace import Trace

@@ -27,10 +27,10 @@ from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
 from planner.documents.slo import METRICS
 from planner.documents.task import parse_task, read_task
+from planner.documents.together import entries
 from planner.errors import InputError, PlannerError
 from planner.io.files import package_text, repository_dir
 from planner.reports import drawing
-from planner.several.questions import entries
 from planner.traffic.reading import read_trace
 from ui import draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key

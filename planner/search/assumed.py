@@ -11,11 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 MORE_MIXED = "one mixed pool: what holds with n workers holds with n + 1"
+
 MORE_DECODE = "beside the same prefill pool, what holds with d decode workers holds with d + 1"
+
 LEADS = "a prefill pool that misses TTFT with unlimited decode misses it beside any decode pool"
+
 FOLLOWS = (
     "a decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool"
 )
+
 LINK = (
     "no pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off passes "
     "an earlier one that waits for room"

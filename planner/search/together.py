@@ -1,4 +1,4 @@
-"""Several LLMs on one stock, planned together: the loop around planner/solvers/shared.py.
+"""Several LLMs on one stock, planned together: the loop around planner/search/joint.py.
 
     alone    each LLM with all of the fleet for itself; where all fit together, that is the answer
     share    else one master over all of them, whose proposals the simulator judges LLM by LLM
@@ -17,36 +17,27 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner import evidence
 from planner.documents.catalog import Catalog
+from planner.documents.together import Part, Question
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
-from planner.options import OBJECTIVE_UNITS
-from planner.oracle import LEAST_EFFORT, Answers, side_by_side
 from planner.plan import Plan
-from planner.planning import certified
-from planner.searching import (
-    WALK_EFFORT,
-    Found,
-    Problem,
-    Progress,
-    best_of,
-    checked_bound,
-    lower_bound,
-    on_all_draws,
-    pose,
-    search,
-    search_level0,
-    search_policies,
-    silent,
-)
-from planner.several.limits import CHEAPER_FRAC, Asking, infeasible, prices
-from planner.several.questions import Part, Question
-from planner.solvers.level0 import Counts, Search
+from planner.search import evidence
+from planner.search.best_fleet import Found, best_of, search, search_policies
+from planner.search.bounds import checked_bound, lower_bound
+from planner.search.certify import certified
+from planner.search.fleets import Counts
+from planner.search.joint import Shape, Shared, rows_of, share
+from planner.search.joint_limits import CHEAPER_FRAC, Asking, infeasible, prices
+from planner.search.level0 import WALK_EFFORT, search_level0
+from planner.search.one_pool import Search
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import LEAST_EFFORT, Answers, side_by_side
+from planner.search.pose import pose
+from planner.search.problem import Problem, Progress, on_all_draws, silent
+from planner.search.walk import cheaper_fleets, count_cheaper
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement
-from planner.solvers.shared import Shape, Shared, rows_of, share
-from planner.solvers.walk import cheaper_fleets, count_cheaper
 
 Searched = list[tuple[Problem, Found]]
 

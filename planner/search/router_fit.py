@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner.fleet import Policies
-from planner.oracle import Oracle
-from planner.solvers.level0 import Counts
+from planner.search.fleets import Counts
+from planner.search.oracle import Oracle
 
 # fields of Policies with what is tried of each, in the order of what matters most
 SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {

@@ -21,18 +21,34 @@ from planner.documents.task import Spot
 from planner.domain import Limit, Llm, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
+from planner.search.fleets import Counts
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
-from planner.solvers.level0 import Counts
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
+
+def stripped(fleet: Counts, oracle: Oracle) -> Counts:
+    """Take workers away, the dearest first, while the fleet still holds."""
+    counts = {option.name: count for option, count in fleet}
+    options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
+    for option in options:
+        while counts[option.name] > 0:
+            fewer = tuple((o, counts[o.name] - (o is option)) for o, _ in fleet)
+            if not oracle.holds([fewer])[0]:
+                break
+            counts[option.name] -= 1
+    return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
+
+
 # Stands for prefill that takes no time and a link that never delays.
 INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
-NO_LINK = Network(bandwidth_bytes_per_s=1e30)
-LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
-POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
+NO_LINK = Network(bandwidth_bytes_per_s=1e30)
+
+LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
+
+POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 SPOT_RISK_FRAC = 0.001
 
@@ -161,7 +177,7 @@ class Oracle:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
 
         Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
-        (solvers/assumed.py), and a false one where requests wait for others, as answers that take no time
+        (search/assumed.py), and a false one where requests wait for others, as answers that take no time
         bring the next ones earlier.
         """
         return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]

@@ -32,9 +32,13 @@ from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 
 SHARED = ("fleet", "objective", "limits")
+
 OWN = ("llm", "slo", "preset", "traffic", "policies", "spare", "robust")
+
 TRACE = ("trace", "model")
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # the name of a folder anywhere
+
 _TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manifests")
 
 

@@ -1,48 +1,31 @@
-"""From a question to a certified plan: the search (searching.py), then what speaks for it (evidence.py)."""
+"""From a question to a certified plan: the search (best_fleet.py), then what speaks for it (evidence.py)."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from planner import draws, evidence
 from planner.documents.catalog import Catalog
 from planner.documents.task import Task
-from planner.errors import InfeasibleError, PlannerError
-from planner.options import OBJECTIVE_UNITS
-from planner.oracle import Answers
 from planner.plan import Certificate, Plan, Refuted, Throughput
-from planner.prefixes.placing import pool_prefixes
-from planner.repeats import Repeats
-from planner.searching import (
-    Found,
-    Problem,
-    Progress,
-    Watch,
-    asked_traffic,
-    best_of,
-    checked_bound,
-    lower_bound,
-    on_all_draws,
-    pose,
-    search_level0,
-    search_policies,
-    shadow_prices,
-    silent,
-    unwatched,
-    with_policies,
-)
-from planner.solvers import assumed
-from planner.traffic.scaling import same_requests
+from planner.search import assumed, draws, evidence
+from planner.search.alternatives import alternatives
+from planner.search.assumptions import assumptions
+from planner.search.best_fleet import Found, best_of, search_policies
+from planner.search.bounds import checked_bound, lower_bound, shadow_prices
+from planner.search.most_traffic import at_rate, most_traffic
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.prefix_placing import pool_prefixes
+from planner.search.problem import Problem, Progress, Watch, on_all_draws, silent, unwatched
+from planner.simulator.repeats import Repeats
 from planner.traffic.trace import Trace
 
-RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
-_FEWEST_REQUESTS = 20  # a trace thinned further says nothing
 
 
 def plan(
@@ -68,8 +51,8 @@ def plan(
     deadline = time.monotonic() + time_limit_s
     answers, throughput = answers or Answers(), None
     if task.objective == "throughput":
-        throughput = _most_traffic(task, trace, catalog, answers, seed, deadline, progress)
-        task = _at_rate(task, trace, throughput.rate_rps, seed)
+        throughput = most_traffic(task, trace, catalog, answers, seed, deadline, progress)
+        task = at_rate(task, trace, throughput.rate_rps, seed)
     problem = pose(
         task,
         trace,
@@ -157,7 +140,7 @@ def certified(
             *(each.sentence() for each in repeats if each is not None),
             *([draws.SAME] if is_drawn and repeats[0] is None else []),
         ),
-        assumptions=evidence.assumptions(problem, simulation, level0.search),
+        assumptions=assumptions(problem, simulation, level0.search),
         simulations=sum(each.oracle.simulations for each, _ in searched)
         + (0 if asked is problem else asked.oracle.simulations),
         cuts=found.cuts,
@@ -178,11 +161,7 @@ def certified(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(
-            *evidence.alternatives(problem, level0, best, found.value),
-            *other_policies,
-            *insurance,
-        ),
+        alternatives=(*alternatives(problem, level0, best, found.value), *other_policies, *insurance),
         max_model_len=problem.longest_tokens,
         prices_note=evidence.prices_note(task, catalog, problem.gpus),
         warnings=(
@@ -208,78 +187,4 @@ def certified(
         )
         if left_s > 0
         else (),
-    )
-
-
-def _most_traffic(
-    task: Task,
-    trace: Trace,
-    catalog: Catalog,
-    answers: Answers,
-    seed: int,
-    deadline: float,
-    progress: Progress,
-) -> Throughput:
-    """The most requests per second that a fleet of level 0 within the limits carries, to RATE_STEP_FRAC.
-
-    A rate is refuted by the exhausted search of level 0 at it, and then so are all higher ones: more traffic
-    is never easier to carry, an assumption beside monotonicity in the workers. A fleet carries a rate if it
-    keeps the SLO on every draw of it that the task asks for.
-    """
-
-    def carries(rate_rps: float) -> bool:
-        at = _at_rate(task, trace, rate_rps, seed)
-        progress(f"most traffic: {rate_rps:g} requests/s")
-        problem = on_all_draws(pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers))
-        searched = [
-            search_level0(with_policies(problem, policies), any_will_do=True).search
-            for policies in task.policies()
-        ]
-        if any(search.best is not None for search in searched):
-            return True
-        if not all(search.is_exhausted for search in searched):
-            raise PlannerError("the most traffic was not found within the time limit; raise --time-limit")
-        return False
-
-    rate_rps = float(f"{trace.rate_rps:.3g}")
-    holds, failed = (0.0, rate_rps) if not carries(rate_rps) else (rate_rps, math.inf)
-    while not holds:
-        if failed * trace.duration_s < 2 * _FEWEST_REQUESTS:
-            raise _infeasible_at_any_rate(task, failed)
-        if carries(failed / 2):
-            holds = failed / 2
-        else:
-            failed /= 2
-    while math.isinf(failed):
-        if carries(2 * holds):
-            holds *= 2
-        else:
-            failed = 2 * holds
-    while failed > holds * (1 + RATE_STEP_FRAC):
-        middle = float(f"{math.sqrt(holds * failed):.4g}")
-        if not holds < middle < failed:
-            break
-        if carries(middle):
-            holds = middle
-        else:
-            failed = middle
-    return Throughput(holds, failed)
-
-
-def _at_rate(task: Task, trace: Trace, rate_rps: float, seed: int) -> Task:
-    """The cheapest fleet for a rate; of one draw where, so near to the trace's own rate, there is but one."""
-    at = replace(task, objective="cost", rate_rps=rate_rps)
-    if task.draws > 1 and task.scale != "compress":
-        first, second = (asked_traffic(trace, at, seed=seed + k)[0] for k in (0, 1))
-        return replace(at, draws=1) if same_requests(first, second) else at
-    return at
-
-
-def _infeasible_at_any_rate(task: Task, rate_rps: float) -> InfeasibleError:
-    return InfeasibleError(
-        f"capacity: no fleet within the limits keeps the SLO even at {rate_rps:.3g} requests/s; raise limits "
-        "or stock, or relax the SLO",
-        kind="capacity",
-        constraint="limits",
-        relaxation="more of what limits: and fleet: gpus allow",
     )

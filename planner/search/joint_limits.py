@@ -1,6 +1,6 @@
 """What limits that several LLMs share cost: what more of each saves, and what it takes where all do not fit.
 
-Every question goes to the same shapes (solvers/shared.py), so that what was simulated for one serves all. The
+Every question goes to the same shapes (joint.py), so that what was simulated for one serves all. The
 least of a limit is found by minimising its use under the others: no step, no bisection.
 """
 
@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.errors import InfeasibleError
-from planner.oracle import side_by_side
-from planner.solvers.shared import Row, Shape, Shared, Weigh, share
+from planner.search.joint import Row, Shape, Shared, Weigh, share
+from planner.search.oracle import side_by_side
 
 CHEAPER_FRAC = 1e-6  # a saving of less is none
+
 LEVEL0 = "with one worker type per pool"
 
 

@@ -1,15 +1,8 @@
 """Several LLMs on one stock: the cheapest fleet of each, all of them within limits that they share.
 
-Sets   i  LLM       s  shape of a fleet of i: a worker type, or a prefill and a decode type
-       f  corner of a shape: counts of its workers, of which the last is the least that is not refuted
-          beside the others
-       y  limit: GPUs of a kind, power, cost, GPUs
-Data   w_f   objective of the corner's workers;   a_yf  what they take of limit y;   A_y  what there is
-Vars   x_f in {0, 1}  the LLM of f is served by the workers of f
-
-  min   sum_f w_f x_f
-  s.t.  one_i     sum_{f of i} x_f = 1          for all i
-        limit_y   sum_f a_yf x_f <= A_y         for all y
+A shape of a fleet is a worker type, or a prefill and a decode type. A corner of a shape is counts of its
+workers, of which the last is the least that is not refuted beside the others. Each LLM takes one corner of
+one of its shapes (solvers/multiple_choice.py), all of them within the limits.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so the subproblem falls
 apart: does each fleet that was chosen keep the SLO of its LLM (the simulator says). A shape has a row for
@@ -28,12 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pulp
 
-from planner.errors import PlannerError
-from planner.solvers.backend import run as solve
-from planner.solvers.level0 import Bounded, Counts, least_that_holds
+from planner.search.fleets import Counts
+from planner.search.one_pool import Bounded, least_that_holds
 from planner.solvers.master import Limits, Option
+from planner.solvers.multiple_choice import Choice, choose
 
 Vector = tuple[int, ...]
 Weigh = Callable[[Option], float]
@@ -202,13 +194,11 @@ def share(
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
-    """One value of f: counts of a shape, their w_f and a_yf, and whether they are known to hold."""
+class _Column(Choice):
+    """Counts of a shape, and whether they are known to hold."""
 
     shape: Shape
     vector: Vector
-    weight: float
-    uses: tuple[float, ...]
     holds: bool
 
 
@@ -254,7 +244,7 @@ class _Table:
                 and all(count <= pool.too_many for count, pool in zip(vector, shape.pools, strict=True))
             ]
             columns = [
-                _Column(shape, v, _dot(self.weights[shape], v), self._used(shape, v), holds)
+                _Column(_dot(self.weights[shape], v), self._used(shape, v), shape, v, holds)
                 for v, holds in found
             ]
             columns = [
@@ -297,35 +287,9 @@ def _dot(each: Sequence[float], vector: Vector) -> float:
     return sum(one * count for one, count in zip(each, vector, strict=True))
 
 
-def _master(
-    columns: Sequence[Sequence[_Column]], rows: Sequence[Row], *, time_limit_s: float = 20.0
-) -> tuple[list[_Column] | None, float]:
+def _master(columns: Sequence[Sequence[_Column]], rows: Sequence[Row]) -> tuple[list[_Column] | None, float]:
     """The column chosen for each LLM, None if no choice is within the limits; and what any choice weighs."""
-    problem = pulp.LpProblem("shared", pulp.LpMinimize)
-    x = [
-        [problem.add_variable(f"x_{i}_{f}", 0, 1, cat="Integer") for f in range(len(each))]
-        for i, each in enumerate(columns)
-    ]
-    flat = [
-        (column, x_f)
-        for each, x_i in zip(columns, x, strict=True)
-        for column, x_f in zip(each, x_i, strict=True)
-    ]
-    problem += pulp.lpSum(column.weight * x_f for column, x_f in flat), "weight"
-    for i, x_i in enumerate(x):
-        problem += pulp.lpSum(x_i) == 1, f"one_{i}"
-    for y, row in enumerate(rows):
-        used = pulp.lpSum(column.uses[y] * x_f for column, x_f in flat if column.uses[y])
-        problem += used <= row.amount, f"limit_{y}"
-    outcome = solve(problem, time_limit_s=time_limit_s)
-    if outcome.status == "infeasible":
-        return None, math.inf
-    if outcome.status not in ("optimal", "feasible"):
-        raise PlannerError(
-            f"the solver gave no answer to the master problem of several LLMs in {time_limit_s:g} s"
-        )
-    chosen = [
-        each[max(range(len(each)), key=lambda f, x_i=x_i: x_i[f].value() or 0.0)]  # type: ignore[misc]
-        for each, x_i in zip(columns, x, strict=True)
-    ]
-    return chosen, -math.inf if outcome.bound is None else outcome.bound
+    taken, bound = choose(columns, [row.amount for row in rows])
+    if taken is None:
+        return None, bound
+    return [each[f] for each, f in zip(columns, taken, strict=True)], bound

@@ -15,13 +15,26 @@ from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
-from planner.obliged import steady
 from planner.simulator.metrics import percentile_s
 from planner.simulator.replay import measured_window
 from planner.solvers.master import Floats, Option, attention_s
+from planner.solvers.required_work import steady
 from planner.traffic.sessions import waiting
 from planner.traffic.trace import IntArray, Trace
 from planner.traffic.workload import Lengths
+
+
+def hardware(option: Option) -> tuple[str, int, int]:
+    """GPU, TP and PP: what a worker type is but for its engine settings."""
+    return option.type.gpu.name, option.type.tp, option.type.pp
+
+
+def by_hardware(options: Iterable[Option]) -> dict[tuple[str, tuple[str, int, int]], list[Option]]:
+    groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.role, hardware(option)), []).append(option)
+    return groups
+
 
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 

@@ -19,22 +19,31 @@ import numpy as np
 
 from planner.documents.task import Spot
 from planner.fleet import Disturbance, Fleet
-from planner.oracle import Answers
-from planner.repeats import Repeats, until_sure
-from planner.searching import Problem, asked_traffic
+from planner.search.asked import asked_traffic
+from planner.search.fleets import Counts
+from planner.search.oracle import Answers
+from planner.search.problem import Problem
 from planner.simulator.metrics import Verdict
-from planner.solvers.level0 import Counts
+from planner.simulator.repeats import Repeats, until_sure
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
 RUNS_MOST = 100
+
 RUN_REQUESTS = 1_500_000  # simulated requests that further draws may cost: counted, so that no clock decides
+
 RUNS_LEAST = 3
+
 DRAWING_ROUTINGS = ("power-of-two",)  # of those that a plan may choose
+
 OTHER_DRAWS = "other draws of this traffic"
+
 MORE_DRAWS = "more draws of this traffic"
+
 HISTORIES = "histories of interruptions, drawn at random"
+
 LOSSES = "with all workers and after the losses it must survive (the figures are with all workers)"
+
 SAME = "nothing is drawn here: the trace is replayed as it is, so other seeds give the same run"
 
 

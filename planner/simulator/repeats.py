@@ -23,7 +23,9 @@ from scipy.special import stdtrit
 from planner.simulator.metrics import Verdict
 
 CONFIDENCE_FRAC = 0.95
+
 FEW_FRAC, MOST_FRAC = 0.90, 0.99  # p0, p1
+
 Decision = Literal["holds", "fails", "open"]
 
 

@@ -1,6 +1,6 @@
 """Every fleet of level 0 that is cheaper than the best one found, simulated one by one: what "exact" means.
 
-A search leaves fleets out because of what it takes for granted (solvers/assumed.py). Where the cheaper fleets
+A search leaves fleets out because of what it takes for granted (search/assumed.py). Where the cheaper fleets
 are few enough they are all simulated, and nothing is taken for granted any more. Left out are only counts
 below `Bounded.least`, with which no policy can do the work that the SLO obliges.
 """
@@ -14,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Role
-from planner.solvers import assumed
-from planner.solvers.level0 import Bounded, Counts, Holds, Search, largest_below, objective
+from planner.search import assumed
+from planner.search.fleets import Counts, largest_below, objective
+from planner.search.one_pool import Bounded, Holds, Search
 from planner.solvers.master import Limits, Option
 
 MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
+
 FIRST = 8  # a sample, by which it is judged what all would cost
+
 TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
 
 

@@ -33,12 +33,19 @@ from planner.traffic.workload import prefix_sharing
 Seconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
 
 PARTS = 10  # of the trace, and how many of them a stable prefix is used in:
+
 STABLE_PARTS = 8
+
 MOST_NODES = 100  # that are placed; what is below them is left to sessions
+
 CURVE_CORNERS = 12
+
 AGREEMENTS = 10  # of room and hits, at most
+
 FULL_FRAC = 0.95  # a worker's prefill share beyond which Little's law would ask for endless memory
+
 GAP_FRAC, ROUTINGS = 0.02, 400  # that the placement may be off, and how many are tried at most
+
 FEW_ROUTINGS = 100  # for each smaller pool
 
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -14,44 +13,32 @@ from planner.documents.catalog import Catalog
 from planner.documents.task import Robust, Task
 from planner.domain import SPOT, Gpu, Slo
 from planner.errors import InfeasibleError, PlannerError
-from planner.fleet import Disturbance, Fleet, Policies
-from planner.options import OBJECTIVE_UNITS
-from planner.oracle import SPOT_RISK_FRAC, side_by_side
+from planner.fleet import Disturbance, Fleet
 from planner.plan import Alternative, Neighbour
 from planner.reports.words import queue_text
-from planner.searching import (
-    Found,
-    Level0,
-    Problem,
-    best_of,
-    counts_of,
-    on_all_draws,
-    policies_label,
-    pose,
-    rates_frac,
-    search_policies,
-    stripped,
-    with_policies,
-)
+from planner.search.asked import rates_frac
+from planner.search.best_fleet import Found, best_of, policies_label, search_policies
+from planner.search.fleets import Counts, counts_of, objective
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import SPOT_RISK_FRAC, stripped
+from planner.search.pose import pose
+from planner.search.problem import Problem, on_all_draws, with_policies
 from planner.simulator.metrics import Verdict, measured
 from planner.simulator.replay import Simulation
-from planner.solvers.level0 import Counts, Search, largest_below, least_that_holds, objective
-from planner.solvers.master import Limits, Option
+from planner.solvers.master import Limits
 from planner.solvers.placement import Placement, place
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
+
 FEW_KEEP = 0.5  # of the lowest percentile: of p90, 45 % of the requests keep all limits at once
+
 LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more, and the load dies away
+
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
+
 PLACEMENT_S = 10.0
-ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
-ALONE_REQUESTS = 2_000_000  # simulated requests that the GPU types alone may cost together
-ALONE_LEAST = 4  # simulations of each at least,
-ALONE_FAILED = 0.2  # of which one that fails is such a share: it stops early
-_PRICE_STEP = 1.3
-_ROUTED = {"jsq": "join the shortest queue", "round-robin": "routed in turn"}
 
 
 @dataclass(slots=True)
@@ -88,7 +75,7 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
             policies_label(problem.oracle.policies, choices),
             problem.oracle.fleet(other.best),
             other.value,
-            _more(other.value, found.value)
+            costs_more(other.value, found.value)
             + (
                 f", longest TTFT {_longest_ttft(problem, other.best)}"
                 if clock.allows("the longest TTFT of other policies")
@@ -149,7 +136,7 @@ def _shortest_first(problem: Problem, found: Found, clock: Clock) -> tuple[Alter
     if value >= found.value:
         return ()
     note = (
-        f"{_more(value, found.value)}; longest TTFT {_longest_ttft(other, fewer)} instead of "
+        f"{costs_more(value, found.value)}; longest TTFT {_longest_ttft(other, fewer)} instead of "
         f"{_longest_ttft(problem, found.best)}; ask for it with policies: {{queue: [fcfs, sjf]}}"
     )
     return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, note),)
@@ -259,7 +246,7 @@ def insurance(
     if counts is not None and held and found.value < value:
         cheapest, value = same_way.oracle.fleet(counts), found.value
     row = Alternative(
-        "not insured: step times and traffic as expected", cheapest, value, _more(value, found.value)
+        "not insured: step times and traffic as expected", cheapest, value, costs_more(value, found.value)
     )
     if counts is None or not held:
         verdict = None if counts is None else _on_every_draw(same_way, same_way.oracle.fleet(counts))
@@ -268,7 +255,7 @@ def insurance(
         return (row,), (missed,), (missed,)
     verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
     values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
-    costs = f"this insurance costs {found.value - value:.4g} {unit} ({_more(found.value, value)})"
+    costs = f"this insurance costs {found.value - value:.4g} {unit} ({costs_more(found.value, value)})"
     return (row,), (f"{planned}; {costs}", f"if all comes as expected, {values}"), ()
 
 
@@ -367,7 +354,7 @@ def used_up(limits: Limits, best: Counts) -> tuple[str, ...]:
 
 
 def duals(prices: Mapping[str, float], wanted: str) -> tuple[str, ...]:
-    """What `searching.shadow_prices` say, largest first. Nothing for limits that cost the bound nothing."""
+    """What `bounds.shadow_prices` say, largest first. Nothing for limits that cost the bound nothing."""
     unit = OBJECTIVE_UNITS[wanted]
     steps = {
         "power": (1e3, "one more kW"),
@@ -385,171 +372,13 @@ def duals(prices: Mapping[str, float], wanted: str) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
-    """The best of simpler kinds, and the cheapest of every GPU type alone in one mixed pool.
-
-    Each is a fleet that holds, with its price, or is said to be not priced. The plan itself is none of them.
-    """
-    asked, search = on_all_draws(problem), level0.search
-    oracle, rows = asked.oracle, []
-    alone = _mixed_alone(asked, level0, best, value)
-    is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
-    is_mixed = all(option.role == "mixed" for option, _ in best)
-    kinds: list[tuple[str, Counts | None, float]] = []
-    if not is_one_gpu:
-        of_one = [(found.cost, found.counts) for found in alone.values() if found.counts]
-        if (counts := level0.one_gpu[0]) and len({option.type.gpu.name for option, _ in counts}) == 1:
-            of_one.append((level0.one_gpu[1], counts))
-        cost, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
-        kinds.append(("one GPU type only", cheapest, cost))
-    if not is_mixed:
-        cost, cheapest = min(
-            ((found.cost, found.counts) for found in alone.values()),
-            key=lambda row: row[0],
-            default=(math.inf, None),
-        )
-        kinds.append(("mixed pools only", cheapest, cost))
-    kinds.append(("one worker type per pool (level 0)", search.best, search.value))
-    for label, counts, cost in kinds:
-        if counts == best:
-            continue
-        if counts is None:
-            note = "none of one worker type per pool was found; mixes of several were not searched for it"
-            rows.append(Alternative(label, None, math.inf, note))
-        elif oracle.holds([counts])[0]:
-            rows.append(Alternative(label, oracle.fleet(counts), cost, _more(cost, value)))
-        else:
-            note = "its best fails on another draw or rate of the traffic"
-            rows.append(Alternative(label, None, cost, note, at_least=True))
-    for gpu, found in alone.items():
-        label = f"{gpu}, mixed"
-        if found.counts is None:
-            rows.append(Alternative(label, None, found.least, found.note, at_least=True))
-        elif found.counts != best:
-            note = "; ".join(filter(None, (_more(found.cost, value), found.note)))
-            rows.append(Alternative(label, oracle.fleet(found.counts), found.cost, note))
-    return tuple(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """The cheapest mixed pool of one GPU type, if one was found; else what none costs less than, and why."""
-
-    counts: Counts | None
-    cost: float
-    least: float
-    note: str
-
-
-def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -> dict[str, _Alone]:
-    """Of each GPU type, by its name; searched side by side, each with its share of the effort."""
-    groups: dict[str, list[Option]] = {}
-    for option in level0.options:
-        if option.role == "mixed":
-            groups.setdefault(option.type.gpu.name, []).append(option)
-    found: dict[str, _Alone] = {}
-    effort = ALONE_REQUESTS // max(len(groups), 1)
-
-    def look(gpu: str) -> None:
-        found[gpu] = _cheapest_mixed(problem, level0, groups[gpu], best, value, effort)
-
-    problem.progress("the other GPU types, each alone")
-    side_by_side([lambda gpu=gpu: look(gpu) for gpu in groups])  # type: ignore[misc]
-    return {gpu: found[gpu] for gpu in groups}
-
-
-def _cheapest_mixed(
-    problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
-) -> _Alone:
-    """One mixed pool of one of these options, up to ALONE_TIMES the plan's value and `effort` requests.
-
-    Where none is known, all sizes of worker are tried at one price, which grows until one of them holds; then
-    every option is tried below that.
-    """
-    oracle, search = problem.oracle, level0.search
-    left = max(effort / (len(problem.trace) + sum(map(len, problem.draws))), ALONE_LEAST)
-    failed = {
-        option.name: max(search.beyond.get(option.name, 0), level0.bounded[option.name].least - 1)
-        for option in options
-    }
-    counts: Counts | None = None
-    ceiling, note = ALONE_TIMES * value, ""
-
-    def holds(option: Option, count: int) -> bool:
-        nonlocal left
-        answer = oracle.holds([((option, count),)])[0]
-        left -= 1 if answer else ALONE_FAILED
-        if not answer:
-            failed[option.name] = max(failed[option.name], count)
-        return answer
-
-    def most(option: Option, price: float) -> int:
-        """Workers of this option for less than `price`, as many as there are; 0 where all of them fail."""
-        count = min(level0.bounded[option.name].most, largest_below(option, price))
-        return int(count) if failed[option.name] < count < math.inf else 0
-
-    gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
-
-    def expected(option: Option) -> tuple[bool, float, int]:
-        """Whether a full step would break the tightest limit on gaps; then by what is likely to do."""
-        budget = option.type.max_num_batched_tokens
-        is_late = float(option.type.latency.step_s(budget)) > 0.9 * min(gaps_s, default=math.inf)
-        count = search.smallest.get(option.name, level0.bounded[option.name].likely)
-        return is_late and option.name not in search.smallest, count * option.objective, -budget
-
-    def has_stopped() -> bool:
-        return left <= 0 or problem.out_of_time()
-
-    ordered = sorted(options, key=expected)
-    known = [option for option in ordered if option.name in search.smallest]
-    if len(best) == 1 and best[0][0] in options:
-        counts, ceiling = best, value
-    elif known and holds(known[0], count := search.smallest[known[0].name]):
-        counts, ceiling = ((known[0], count),), count * known[0].objective
-    sizes = {(option.type.tp, option.type.pp): option for option in reversed(ordered)}.values()
-    price = max(_least(options, failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
-    while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
-        for option in sizes if price < ceiling else ordered:
-            if (count := most(option, min(price, ceiling))) and holds(option, count):
-                counts, ceiling = ((option, count),), count * option.objective
-                break
-        price *= _PRICE_STEP
-    for option in ordered if counts else ():
-        if not (count := most(option, ceiling)):
-            continue
-        if has_stopped():
-            note = "perhaps not the cheapest, as not all of its settings were tried"
-            break
-        found = least_that_holds(
-            partial(holds, option), failed[option.name] + 1, count, level0.bounded[option.name]
-        )
-        if found is not None:
-            counts, ceiling = ((option, found),), found * option.objective
-    if counts is not None:
-        return _Alone(counts, ceiling, 0.0, note)
-    least = max(_least(options, failed), search.value if search.is_exhausted else 0.0)
-    note = "the effort ended" if has_stopped() else _none_alone(level0, options, failed)
-    return _Alone(None, math.inf, least, note)
-
-
-def _least(options: Sequence[Option], failed: Mapping[str, int]) -> float:
-    """What one pool of one of these options costs at least, after these counts failed."""
-    return min((failed[option.name] + 1) * option.objective for option in options)
-
-
-def _none_alone(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> str:
-    if all(failed[option.name] >= level0.bounded[option.name].most for option in options):
-        return "all that are in stock or within the limits are too few"
-    return f"none holds up to {ALONE_TIMES:g} times the plan"
-
-
-def _more(cost: float, value: float) -> str:
+def costs_more(cost: float, value: float) -> str:
     if not math.isfinite(cost) or value <= 0:
         return "not found"
     return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
 
 
-def _residences(simulation: Simulation) -> tuple[float, float]:
+def residences(simulation: Simulation) -> tuple[float, float]:
     """Seconds of the measured window, and how many mean residence times of a request they are."""
     window_s = simulation.window_s[1] - simulation.window_s[0]
     return window_s, window_s / float(np.nanmean(simulation.e2e_s))
@@ -579,11 +408,11 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
     """What the reader must know first: few requests are served as promised, too short a trace, step times
     that nobody measured.
     """
-    window_s, residences = _residences(simulation)
+    window_s, times = residences(simulation)
     sentences = [*few_keep_all(slo, verdict, simulation)]
-    if residences < FEW_RESIDENCES:
+    if times < FEW_RESIDENCES:
         sentences.append(
-            f"the trace is short: {show_s(window_s)} measured, {residences:.1f} times a request's mean "
+            f"the trace is short: {show_s(window_s)} measured, {times:.1f} times a request's mean "
             f"residence where {FEW_RESIDENCES} make a steady state; plan on a longer trace"
         )
     for pool in fleet.pools:
@@ -617,102 +446,6 @@ def dying_away(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
         "sessions run on while none begins, so the fleet is judged on a load that dies away; plan on a "
         "longer trace",
     )
-
-
-def _of_sessions(problem: Problem) -> list[str]:
-    """What is assumed where requests wait for others."""
-    if not problem.trace.after.size:
-        return []
-    sentences = [
-        "requests that wait for others arrive when this fleet has answered those; rate and window are of "
-        "arrivals as if answers took no time; what arrives after the warm-up counts, to the end of the run",
-        "bound: with every request that a percentile lets go, all of its session is given up; of the others "
-        "each begins as late as the limits let the ones before it end",
-    ]
-    return sentences
-
-
-def _of_bound(problem: Problem) -> list[str]:
-    """What the lower bound counts, and over which fleets."""
-    work, trace = problem.obliged, problem.trace
-    if work.whole_frac > 0:
-        counts = (
-            f"all work of {100 * work.whole_frac:.3g} % of the requests, by "
-            f"{work.whole_s - trace.duration_s:.4g} s after the trace"
-        )
-    elif work.prefill_frac > 0:
-        counts = f"the prefill of {100 * work.prefill_frac:.3g} % of the requests"
-    else:
-        counts = "no request"
-    if not trace.after.size:
-        counts += ", and of half of the last tenth all work, by the backlog test"
-    sentences = [
-        f"bound: the SLO obliges {counts}; a percentile of gaps obliges nothing, as few gaps may be long; "
-        "work at its cheapest rate per token, by engines that batch as vLLM V1, under any routing, order and "
-        "admission"
-    ]
-    if small := [worker for item in problem.left for worker in item.workers]:
-        names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
-        sentences.append(
-            f"the bound is over fleets with {', '.join(names)} too, whose KV cache is too small for the "
-            f"longest request ({problem.longest_tokens} tokens) with some or all settings, as a fleet may "
-            "turn away what a percentile lets go; the search is over workers that hold it: a plan turns no "
-            "request away"
-        )
-    return sentences
-
-
-def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tuple[str, ...]:
-    task = problem.task
-    window_s, residences = _residences(simulation)
-    length = (
-        f"the measured window lasts {show_s(window_s)}, {residences:.0f} times a request's mean residence"
-    )
-    bases = sorted({worker.latency.basis for worker in problem.types})
-    policies = problem.oracle.policies
-    seats = " or ".join(map(str, task.max_num_seqs))
-    sentences = [
-        "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
-        "step times: " + "; ".join(bases),
-        "host overhead per step: "
-        + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
-        f"at most {seats} sequences per worker, 16-token KV blocks, "
-        f"{'prefix caches' if policies.prefix_cache else 'no prefix cache'}, {_queue_order(policies)}, "
-        f"{_ROUTED.get(policies.routing, f'routing {policies.routing}')}",
-        "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
-        f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, "
-        f"{task.network.transfer}",
-        "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end",
-        length,
-        *_of_bound(problem),
-        "beyond level 0 every GPU and TP degree takes part with one token budget per role",
-        "power: the boards' limits, GPUs only",
-    ]
-    if problem.hits is not None:
-        sentences.append(
-            "the bound counts of every block of a prompt its first use in the trace alone, which no cache "
-            "spares, and of memory the blocks that one request has alone"
-        )
-    if policies.prefix_cache:
-        sentences.append(
-            "caches are cold at the start of the trace; with them monotonicity is no more than likely, since "
-            "more workers may hit less: neighbours and binding have what was simulated with one worker fewer "
-            "and one more"
-        )
-    sentences += _of_sessions(problem)
-    return tuple(sentences + ([problem.slo_note] if problem.slo_note else []))
-
-
-def _queue_order(policies: Policies) -> str:
-    order = {
-        "fcfs": "first come first served",
-        "sjf": "shortest prompts first",
-        "ljf": "longest prompts first",
-        "srpt": "shortest prompt and output first",
-    }[policies.queue]
-    if policies.queue_window_s < math.inf:
-        order += f" (nobody overtaken by what arrives {show_s(policies.queue_window_s)} later)"
-    return order
 
 
 def prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:

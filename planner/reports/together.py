@@ -23,7 +23,7 @@ from planner.reports.words import (
     promise,
     usd,
 )
-from planner.several.sharing import SharedPlan
+from planner.search.together import SharedPlan
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 

@@ -19,7 +19,7 @@ and, if there are more than MANY_PAIRS pairs,
     FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`follows`) has a
                   growing backlog behind any prefill pool, and so have smaller ones
 
-These are assumptions (planner/solvers/assumed.py has how often they failed in tests). Where a decode pool can
+These are assumptions (planner/search/assumed.py has how often they failed in tests). Where a decode pool can
 change what prefill does by more than holding it up, `leads` is None, and p begins at what the work obliges.
 
 The search always works on the pair whose next p has the lowest price, and ends when none is below the best
@@ -34,23 +34,24 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.solvers import assumed
-from planner.solvers.level0 import (
+from planner.search import assumed
+from planner.search.fleets import Counts, largest_below
+from planner.search.one_pool import (
     WAVE,
     Bounded,
-    Counts,
     Holds,
     Learned,
     Search,
     StoppedError,
     by_bound,
-    largest_below,
     least_that_holds,
 )
 from planner.solvers.master import Option
 
 MANY_PAIRS = 1000
+
 LOOK = 4 * WAVE  # pairs among which the next questions are found
+
 LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
 
 

@@ -10,24 +10,25 @@ holds with more (tested in the suite, named in the certificate). So
               walking it.
 
 No option is tried below the work that the SLO obliges under any policy (master.least_workers). Two pools are
-searched in solvers/two_pools.py.
+searched in search/two_pools.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from planner.solvers import assumed
+from planner.search import assumed
+from planner.search.fleets import Counts, largest_below, objective
 from planner.solvers.master import Limits, Option
 
 Item = TypeVar("Item")
-Counts = tuple[tuple[Option, int], ...]
-"""A fleet as options with their counts."""
+
 Holds = Callable[[Sequence[Counts]], list[bool]]
 """Simulates fleets (side by side) and says which of them keep the SLO."""
+
 WAVE = 4
 """Searches that run side by side against one incumbent; fixed, so that answers do not depend on the cores."""
 
@@ -80,7 +81,7 @@ class Search:
     is_exhausted: bool = True
     is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
     capped: bool = False  # an unlimited search gave up at far too many workers
-    assumed: set[str] = field(default_factory=set)  # what was taken for granted (solvers/assumed.py)
+    assumed: set[str] = field(default_factory=set)  # what was taken for granted (search/assumed.py)
     cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
     cheaper_simulated: int = 0  # of those
 
@@ -91,19 +92,6 @@ class Search:
         value = objective(counts)
         if value < self.value * (1 - 1e-9):
             self.best, self.value = counts, value
-
-
-def objective(counts: Iterable[tuple[Option, int]]) -> float:
-    return sum(option.objective * count for option, count in counts)
-
-
-def largest_below(option: Option, value: float, fixed: float = 0.0) -> float:
-    """Largest count of an option whose objective plus `fixed` is strictly less than `value`."""
-    if not math.isfinite(value):
-        return math.inf
-    if option.objective == 0:
-        return math.inf if fixed < value else -1
-    return math.ceil((value * (1 - 1e-9) - fixed) / option.objective) - 1
 
 
 def first_incumbent(
@@ -207,7 +195,9 @@ def search_one_pool(
 
 
 _FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows,
+
 _NEAR = 1.05  # and how far it is narrowed afterwards
+
 _TOO_MANY = 64  # times the likely count: where an unlimited search gives up
 
 
