@@ -59,7 +59,7 @@ class LiveFleet:
         self.is_up = np.zeros(len(self.types), bool)
         self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
         for role, w in zip(self.roles, self.workers, strict=True):
-            holds = int(self.state.types["holds"][w["type"]]) * KV_BLOCK_TOKENS
+            holds = int(self.state.types["longest_blocks"][w["type"]]) * KV_BLOCK_TOKENS
             self.most_tokens[role] = max(self.most_tokens[role], holds)
         self.free: list[int] = []
         self._more_seats(SEATS)
@@ -94,7 +94,7 @@ class LiveFleet:
 
     @property
     def workers(self) -> npt.NDArray[np.void]:
-        """(W,) layout.WORKER: among others `requests`, `pending_tokens` and `used` blocks of each."""
+        """(W,) layout.WORKER: with `assigned` requests, `pending_tokens` and `used_blocks` of each."""
         return self.state.workers
 
     def fits(self, tokens: int) -> bool:

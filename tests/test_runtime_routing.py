@@ -118,7 +118,9 @@ def known(worker: int | None) -> int:
 
 
 def is_idle(live: LiveFleet) -> bool:
-    return not any(live.workers[name].any() for name in ("requests", "pending_tokens", "kv_tokens", "used"))
+    return not any(
+        live.workers[name].any() for name in ("assigned", "pending_tokens", "assigned_tokens", "used_blocks")
+    )
 
 
 def a_live(

@@ -1,6 +1,6 @@
 """Step times in the forms of other programs, exactly: what the simulator replays their results with.
 
-A form knows how to write itself down for the kernel (`planner.simulator.seconds`); `StepLatency` and
+A form knows how to write itself down for the kernel (`planner.simulator.step_times`); `StepLatency` and
 `planner.models.correction.CorrectedFormula` do too. Those that come out of a file can say how short a step
 may get (`shortest_s`): a negative one would let time run backwards, and no simulation ends then.
 """

@@ -126,7 +126,9 @@ def node_at(state, r, i):
 @small_jit
 def cacheable(state, r):
     """Nodes of request r that a cache may spare it: all but its last token."""
-    return min(state.caches.prompts[r].depth, (state.requests[r].length - 1) // state.caches.numbers[B])
+    return min(
+        state.caches.prompts[r].depth, (state.requests[r].length_tokens - 1) // state.caches.numbers[B]
+    )
 
 
 @kernel_jit
@@ -161,11 +163,11 @@ def take_prefix(state, w, r, coming, time_s):
         if caches.entries[e].refs == 0:
             _unrest(state, w, e)
         else:
-            worker.used -= caches.numbers[NODE_BLOCKS]
+            worker.used_blocks -= caches.numbers[NODE_BLOCKS]
         caches.entries[e].refs += 1
     prompt.shared = nodes
     hit = nodes * caches.numbers[B]
-    state.requests[r].computed = hit
+    state.requests[r].computed_tokens = hit
     if prompt.hit == NONE:
         prompt.hit = hit
         _note_wait(state, r, time_s)
@@ -180,7 +182,7 @@ def keep_prefix(state, w, r):
     """
     caches, worker = state.caches, state.workers[w]
     prompt = caches.prompts[r]
-    full = min(prompt.depth, state.requests[r].computed // caches.numbers[B])
+    full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[B])
     for i in range(prompt.shared, full):
         node = node_at(state, r, i)
         e = find(state, w, node)
@@ -193,7 +195,7 @@ def keep_prefix(state, w, r):
         elif entry.refs == 0:
             _unrest(state, w, e)
         else:
-            worker.used -= caches.numbers[NODE_BLOCKS]
+            worker.used_blocks -= caches.numbers[NODE_BLOCKS]
         entry.refs += 1
     prompt.shared = max(prompt.shared, full)
 
@@ -209,7 +211,7 @@ def release_prefix(state, w, r):
         if caches.entries[e].refs == 0:
             _rest(state, w, e)
         else:
-            worker.used += caches.numbers[NODE_BLOCKS]
+            worker.used_blocks += caches.numbers[NODE_BLOCKS]
     prompt.shared = 0
     prompt.expected = 0
 
@@ -227,8 +229,8 @@ def evict(state, w, coming, time_s):
     least recently used first.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
-    blocks, each = state.types[worker.type].blocks, state.caches.numbers[NODE_BLOCKS]
-    while cache.idle > 0 and worker.used + coming + cache.idle * each > blocks:
+    blocks, each = state.types[worker.type].kv_blocks, state.caches.numbers[NODE_BLOCKS]
+    while cache.idle > 0 and worker.used_blocks + coming + cache.idle * each > blocks:
         e = cache.oldest
         _unrest(state, w, e)
         _uncache(state, w, e, time_s)

@@ -46,8 +46,8 @@ from planner.simulator.caches import cacheable, hear, move_window, node_at, prom
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.layout import FRONT, NONE, ROUTING, SIZE, ZERO
 from planner.simulator.routing import choose
-from planner.simulator.seconds import UNBOUNDED
 from planner.simulator.slots import blocks_of
+from planner.simulator.step_times import UNBOUNDED
 
 
 @intrinsic
@@ -116,12 +116,12 @@ def _match(state, r):
 
 @small_jit
 def _takes(state, w, need):
-    return need <= state.types[state.workers[w].type].holds
+    return need <= state.types[state.workers[w].type].longest_blocks
 
 
 @small_jit
 def _need(state, r):
-    return blocks_of(state.requests[r].input + state.requests[r].output)
+    return blocks_of(state.requests[r].input_tokens + state.requests[r].output_tokens)
 
 
 @kernel_jit
@@ -135,7 +135,7 @@ def _least(state, r, by_seconds):
             continue
         seconds, match = state.score[w], caches.match[w]
         if by_seconds:
-            missed = state.requests[r].length - match * caches.numbers[B]
+            missed = state.requests[r].length_tokens - match * caches.numbers[B]
             seconds += missed * caches.workers[w].token_s
             match = ZERO
         if match > best_match or (match == best_match and seconds < best_s):
@@ -150,11 +150,11 @@ def _cache_aware(state, r):
     idlest, smallest, nearest = NONE, NONE, NONE
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        requests = state.workers[w].requests
+        requests = state.workers[w].assigned
         most, fewest = max(most, requests), min(fewest, requests)
         if not _takes(state, w, need):
             continue
-        if idlest == NONE or requests < state.workers[idlest].requests:
+        if idlest == NONE or requests < state.workers[idlest].assigned:
             idlest = w
         if caches.workers[w].nodes < fewest_nodes:
             smallest, fewest_nodes = w, caches.workers[w].nodes
@@ -165,7 +165,8 @@ def _cache_aware(state, r):
     if most - fewest > caches.settings[ABS] and most > caches.settings[REL] * fewest:
         return idlest
     is_near = (
-        caches.match[nearest] * caches.numbers[B] > caches.settings[MATCH_FRAC] * state.requests[r].length
+        caches.match[nearest] * caches.numbers[B]
+        > caches.settings[MATCH_FRAC] * state.requests[r].length_tokens
     )
     return nearest if is_near else smallest
 
@@ -192,7 +193,7 @@ def _e2(state, r, time_s):
             decoding, most_frac = w, cache.decode_s / window_s
     if longest == NONE:
         return NONE
-    if 2 * longest * caches.numbers[B] > request.length:
+    if 2 * longest * caches.numbers[B] > request.length_tokens:
         shared = _prefix_nodes(state, r, longest)
         chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
         if chosen == heaviest and most_s > caches.settings[BALANCE] * fewest_s:
@@ -207,8 +208,10 @@ def _e2(state, r, time_s):
     else:
         chosen = _least_load(state, r, ZERO)
     cache = caches.workers[chosen]
-    missed = request.length - caches.match[chosen] * caches.numbers[B]
-    remember_routed(state, chosen, r, time_s, missed * cache.token_s, request.predicted * cache.output_s)
+    missed = request.length_tokens - caches.match[chosen] * caches.numbers[B]
+    remember_routed(
+        state, chosen, r, time_s, missed * cache.token_s, request.predicted_tokens * cache.output_s
+    )
     return chosen
 
 
@@ -253,7 +256,7 @@ def _least_load(state, r, least_match):
         if caches.match[w] < least_match or not _takes(state, w, need):
             continue
         cache = caches.workers[w]
-        missed = request.length - caches.match[w] * caches.numbers[B]
+        missed = request.length_tokens - caches.match[w] * caches.numbers[B]
         load_s = cache.prefill_s + cache.decode_s + missed * cache.token_s
         if load_s < least_s:
             load_s += _eviction_s(state, w, r, least_s - load_s)
@@ -269,8 +272,8 @@ def _eviction_s(state, w, r, most_s):
     cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
     if cache.requests == 0:
         return 0.0
-    free = state.types[worker.type].blocks - worker.used - cache.idle * each
-    missing = blocks_of(state.requests[r].length) - caches.match[w] * each - free
+    free = state.types[worker.type].kv_blocks - worker.used_blocks - cache.idle * each
+    missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * each - free
     node_s = caches.numbers[B] * cache.token_s / cache.requests
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
@@ -305,10 +308,10 @@ def _d2lpm(state, r):
         if credit[w] <= 0.0 or not _takes(state, w, need):
             continue
         is_near = caches.match[w] == longest
-        is_fewer = best == NONE or state.workers[w].requests < state.workers[best].requests
+        is_fewer = best == NONE or state.workers[w].assigned < state.workers[best].assigned
         if is_near > is_best_near or (is_near == is_best_near and is_fewer):
             best, is_best_near = w, is_near
-    missed = state.requests[r].length - caches.match[best] * caches.numbers[B]
+    missed = state.requests[r].length_tokens - caches.match[best] * caches.numbers[B]
     credit[best] -= caches.settings[EXTEND] * missed
     return best
 

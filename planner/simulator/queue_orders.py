@@ -31,12 +31,12 @@ def line_up(state, w, r, is_first):
     _rejoin(state, w, r)
     request.key = -1.0 if is_first else request.arrival_s
     request.left, request.right = NONE, NONE
-    if worker.waiting == NONE:
-        worker.waiting, cache.last = r, r
+    if worker.first_waiting == NONE:
+        worker.first_waiting, cache.last = r, r
     elif is_first:
-        request.right = worker.waiting
-        state.requests[worker.waiting].left = r
-        worker.waiting = r
+        request.right = worker.first_waiting
+        state.requests[worker.first_waiting].left = r
+        worker.first_waiting = r
     else:
         request.left = cache.last
         state.requests[cache.last].right = r
@@ -65,7 +65,7 @@ def _rejoin(state, w, r):
 
 def _leave_heap(state, w, r):
     worker = state.workers[w]
-    worker.waiting = without_root(state.requests, r)
+    worker.first_waiting = without_root(state.requests, r)
 
 
 @where_cached(_leave_heap)
@@ -73,12 +73,12 @@ def leave(state, w, r):
     """Request r, which is next on worker w, waits no longer."""
     worker, request = state.workers[w], state.requests[r]
     cache, prompt = state.caches.workers[w], state.caches.prompts[r]
-    order = state.types[worker.type].order
+    order = state.types[worker.type].queue_order
     if order <= SRPT:
-        worker.waiting = without_root(state.requests, r)
+        worker.first_waiting = without_root(state.requests, r)
         return
     if request.left == NONE:
-        worker.waiting = request.right
+        worker.first_waiting = request.right
     else:
         state.requests[request.left].right = request.right
     if request.right == NONE:
@@ -96,14 +96,14 @@ def is_asked_again(state, w):
     """Whether after one more step of decodes alone somebody else may be next on worker w, and find a seat."""
     worker = state.workers[w]
     kind = state.types[worker.type]
-    return kind.order > SRPT and worker.waits > 0 and worker.running < kind.seats
+    return kind.queue_order > SRPT and worker.waiting > 0 and worker.running < kind.seats
 
 
-@where_cached(lambda state, w: state.workers[w].waiting)
+@where_cached(lambda state, w: state.workers[w].first_waiting)
 def next_waiting(state, w):
     """The request of which worker w computes the prompt next; NONE where none waits."""
     worker = state.workers[w]
-    first, order = worker.waiting, state.types[worker.type].order
+    first, order = worker.first_waiting, state.types[worker.type].queue_order
     if first == NONE or order <= SRPT or state.requests[first].key < 0.0:
         return first
     if order == PREBLE:
@@ -148,10 +148,10 @@ def _next_by_group(state, w):
     firsts, slots = caches.firsts, caches.slots
     groups = len(firsts)
     firsts[:] = NONE
-    r = state.workers[w].waiting
+    r = state.workers[w].first_waiting
     while r != NONE:
         cached = cached_nodes(state, w, r, ZERO) * caches.numbers[B]
-        group = min(groups * cached // state.requests[r].length, groups - 1)
+        group = min(groups * cached // state.requests[r].length_tokens, groups - 1)
         caches.prompts[r].group = group
         if firsts[group] == NONE:
             firsts[group] = r
@@ -166,7 +166,7 @@ def _next_by_group(state, w):
 
 @small_jit
 def _is_fair(state, w):
-    order = state.types[state.workers[w].type].order
+    order = state.types[state.workers[w].type].queue_order
     return order == VTC or order == DLPM
 
 
@@ -181,7 +181,7 @@ def _charge(state, w, u, service):
 def charge_prompt(state, w, r):
     """Request r is admitted: what is not cached of its prompt will be computed."""
     if _is_fair(state, w):
-        missed = state.requests[r].length - state.requests[r].computed
+        missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND] * missed)
 
 
@@ -206,10 +206,10 @@ def charge_running(state, w, time_s):
     if not _is_fair(state, w):
         return
     worker = state.workers[w]
-    for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+    for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
         if lane.run_steps > 1:
-            steps = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s) - 1
+            steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s) - 1
             _charge_up_to(state, l, steps)
 
 
@@ -228,4 +228,6 @@ def settle(state, r):
     caches = state.caches
     if state.counters[ROUTING + FRONT] == D2LPM:
         w = state.requests[r].prefill_worker
-        caches.deficits[caches.prompts[r].tenant, w] -= caches.settings[OUTPUT] * state.requests[r].output
+        caches.deficits[caches.prompts[r].tenant, w] -= (
+            caches.settings[OUTPUT] * state.requests[r].output_tokens
+        )
