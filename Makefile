@@ -33,7 +33,7 @@ NIXL_PIN := nixl==1.5.1
 
 # One process per file: once Numba is loaded, vLLM's CPU engine fails while it looks through all modules.
 test-vllm: $(VLLM_VENV)/installed  ## profiler, validation and manifests on a real vLLM on the CPU, some minutes
-	for file in tests/with_vllm/test_*.py tests/test_profiling.py; do \
+	for file in tests/with_vllm/test_*.py tests/profiling/test_profiling.py; do \
 	  $(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 $$file || exit 1; \
 	done
 

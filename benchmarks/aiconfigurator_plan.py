@@ -7,9 +7,10 @@ trace (Azure 2023, CC-BY 4.0) is read from ../shared/data/traces beside the chec
 and brought to 20 requests/s in both ways: by a faster clock (compress) and by more users (superpose).
 
 AIConfigurator 0.12.0 takes one pair of lengths; with the trace's means its `recommend` answers three TP 4
-workers, and its rules for vLLM write the engine flags below. Our fleets come from `planner.planning.plan`.
-Every fleet is simulated with the step times of catalogs/latency, which are fitted to AIConfigurator's own
-kernel tables. Prints one Markdown table per scaling; docs/aiconfigurator.md discusses them.
+workers, and its rules for vLLM write the engine flags below. Our fleets come from
+`planner.search.certify.plan`. Every fleet is simulated with the step times of catalogs/latency, which are
+fitted to AIConfigurator's own kernel tables. Prints one Markdown table per scaling; docs/aiconfigurator.md
+discusses them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.catalog import Catalog, read_catalog
-from planner.domain import Fleet, Limit, Policies, Pool, Slo, WorkerType
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.task import parse_task
+from planner.domain import Limit, Slo
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.planning import plan
 from planner.reports.words import describe
+from planner.search.certify import plan
 from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
 from planner.simulator.replay import measured_window, simulate
-from planner.slo import parse_task
-from planner.tracefile import read_trace
-from planner.traces import Trace
-from planner.traffic import rescale
+from planner.traffic.reading import read_trace
+from planner.traffic.scaling import rescale
+from planner.traffic.trace import Trace
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LLM, GPU, TP, RATE_RPS = "meta-llama/Llama-3.1-70B", "h100-80g", 4, 20.0

@@ -4,13 +4,14 @@
     python benchmarks/brute_force.py --only 50 --save DIR
     python benchmarks/brute_force.py --rates [--count 1000] [--requests 1000 6000]
 
-tests/random_questions.py draws the questions, by seed; tests/against_all_fleets.py says what is wrong with an
-answer. Exits 1 if anything is, and prints the seeds; --save writes those questions, each into a folder, for
+tests/support/random_questions.py draws the questions, by seed; tests/support/against_all_fleets.py says what
+is wrong with an answer. Exits 1 if anything is, and prints the seeds; --save writes those questions, each
+into a folder, for
 
     plan --slo slo.yaml --trace trace.jsonl --catalog catalog -o out
 
-With --rates nothing is planned: tests/assumptions.py counts how often what a search of level 0 may assume is
-false on such traffic.
+With --rates nothing is planned: tests/support/assumptions.py counts how often what a search of level 0 may
+assume is false on such traffic.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 import assumptions
 from against_all_fleets import MOST, Report, check

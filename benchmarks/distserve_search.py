@@ -28,16 +28,17 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from planner.catalog import read_catalog
-from planner.domain import Fleet, Gpu, Limit, Llm, Network, Policies, Slo, WorkerType
-from planner.files import read_yaml
+from planner.documents.catalog import read_catalog
+from planner.domain import Gpu, Limit, Llm, Slo
+from planner.fleet import Fleet, Network, Policies, WorkerType
+from planner.io.files import read_yaml
 from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
-from planner.solvers import distserve
-from planner.solvers.goodput import FirstRequests, Traffic, goodput, highest_on_grid, poisson
-from planner.tracefile import read_trace
-from planner.traces import Trace
+from planner.papers import distserve
+from planner.papers.goodput import FirstRequests, Traffic, goodput, highest_on_grid, poisson
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 
 FITS = Path(__file__).with_name("distserve_fits.yaml")
 LIMITS_S = {"facebook/opt-13b": (0.2, 0.1), "facebook/opt-66b": (0.4, 0.1)}

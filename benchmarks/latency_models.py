@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from planner.catalog import read_catalog
+from planner.documents.catalog import read_catalog
 from planner.models.choice import choose, families, fitted, operator_columns
 from planner.models.families.common import OPERATORS
 from planner.models.families.corrected import informative_rows

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from planner.models.output_length_fit import ConditionalMean, held_out_accuracy
-from planner.tracefile import read_trace
-from planner.traces import Trace
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 
 FITTED_FRAC = 0.7
 

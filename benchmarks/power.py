@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.catalog import read_catalog
-from planner.models.power_fit import fit_power, fit_rows, held_out, phases, splitwise_cells
+from planner.calibrate.power_fit import fit_power, fit_rows, held_out, phases, splitwise_cells
+from planner.documents.catalog import read_catalog
 
 
 def main(path: Path) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.catalog import read_catalog
-from planner.domain import Fleet, Policies, Pool, WorkerType
+from planner.documents.catalog import read_catalog
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator import simulate
 from planner.simulator.replay import NEEDS_CACHE
-from planner.tracefile import read_trace
-from planner.traces import Trace
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TOKEN_S = {"conversation": 1 / 7000, "synthetic": 1 / 8000}

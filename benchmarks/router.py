@@ -24,11 +24,11 @@ import aiohttp
 import numpy as np
 from aiohttp import web
 
-from planner.catalog import read_catalog
-from planner.domain import Fleet, Policies, Pool, WorkerType
+from planner.documents.catalog import read_catalog
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.roofline import roofline
+from planner.runtime.router import Router, Settings, listening
 from planner.simulator.replay import NEEDS_CACHE
-from runtime.router import Router, Settings, listening
 
 MODEL = "meta-llama/Llama-3.1-8B"
 INPUT_TOKENS = 512

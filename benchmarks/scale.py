@@ -16,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planner.catalog import Catalog, read_catalog
-from planner.searching import asked_traffic, lower_bound, pose, search, search_level0
-from planner.slo import parse_task
-from planner.tracefile import read_trace
-from planner.traces import Trace
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.task import parse_task
+from planner.search.asked import asked_traffic
+from planner.search.best_fleet import search
+from planner.search.bounds import lower_bound
+from planner.search.level0 import search_level0
+from planner.search.pose import pose
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 
 DEFAULT_TRACE = (
     Path(__file__).resolve().parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"

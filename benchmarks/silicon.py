@@ -23,13 +23,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from planner.catalog import Catalog, read_catalog
-from planner.domain import Fleet, Gpu, Llm, Pool, WorkerType
+from planner.documents.catalog import Catalog, read_catalog
+from planner.domain import Gpu, Llm
+from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.simulator import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 from profiling.silicon import silicon_table
 
 Floats = npt.NDArray[np.float64]

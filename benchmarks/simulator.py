@@ -32,14 +32,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.catalog import read_catalog
-from planner.domain import Fleet, Limit, Policies, Pool, WorkerType
+from planner.documents.catalog import read_catalog
+from planner.domain import Limit
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_svg
 from planner.simulator.replay import simulate
-from planner.tracefile import read_trace
-from planner.traces import Trace
-from planner.traffic import rescale
+from planner.traffic.reading import read_trace
+from planner.traffic.scaling import rescale
+from planner.traffic.trace import Trace
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LIMITS = (Limit("ttft", 0.9, 2.0), Limit("tbt", 0.99, 0.2))
@@ -177,7 +178,7 @@ def chart(series: Sequence[Series]) -> Any:
 
 def against_vidur(directory: Path) -> None:
     """Vidur's requests under its policies and step times, without reading and checking them."""
-    sys.path[:0] = [str(Path(__file__).parent / "peers"), str(Path(__file__).parents[1] / "tests")]
+    sys.path[:0] = [str(Path(__file__).parent / "peers"), str(Path(__file__).parents[1] / "tests/support")]
     import vidur
 
     for path in sorted(directory.glob("*_2k.json")):

@@ -34,12 +34,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks.peers import splitwise as peer
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
-from planner.catalog import read_catalog
-from planner.domain import Metric, Network, WorkerType
-from planner.files import open_input
+from planner.documents.catalog import read_catalog
+from planner.domain import Metric
+from planner.fleet import Network, WorkerType
+from planner.io.files import open_input
 from planner.models.forms import interpolated
-from planner.solvers.splitwise import Alone, Design, cheapest, keeps, most_throughput, splits_within
-from planner.traces import Trace
+from planner.papers.splitwise import Alone, Design, cheapest, keeps, most_throughput, splits_within
+from planner.traffic.trace import Trace
 
 MODEL = "bloom-176b"
 USD_PER_H = {"A": 8 * 2.21, "H": 8 * 4.76, "Hcap": 8 * 4.76}  # that program's notebooks

@@ -25,14 +25,15 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from planner.catalog import read_catalog
-from planner.domain import Fleet, Limit, Policies, Pool, Slo, WorkerType
-from planner.files import open_input
+from planner.documents.catalog import read_catalog
+from planner.domain import Limit, Slo
+from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.io.files import open_input
 from planner.models.forms import VidurTables
-from planner.solvers.goodput import Steady, goodput, poisson
-from planner.solvers.vidur_search import Row, SchedulingDelay, configurations, frontier, search
-from planner.tracefile import read_trace
-from planner.traces import Trace
+from planner.papers.goodput import Steady, goodput, poisson
+from planner.papers.vidur import Row, SchedulingDelay, configurations, frontier, search
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 from planner.units import show_s
 
 CASE, CASE_RPS = "a7b_sarathi_2k.csv.gz", 3.0

@@ -29,26 +29,31 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 from assumptions import instant
 
-from planner.catalog import Catalog, read_catalog
-from planner.domain import Fleet, Limit, Pool, Slo
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fleet import read_fleet
+from planner.documents.task import Task, parse_task, read_task
+from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, PlannerError
-from planner.files import read_yaml
-from planner.fleetfile import read_fleet
-from planner.options import decode_options, mixed_options, prefill_options
-from planner.oracle import Answers
-from planner.planning import plan
-from planner.searching import Found, Problem, asked_traffic, best_of, lower_bound, pose, search_policies
+from planner.fleet import Fleet, Pool
+from planner.io.files import read_yaml
+from planner.search.asked import asked_traffic
+from planner.search.best_fleet import Found, best_of, search_policies
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.fleets import Counts, objective
+from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.problem import Problem
 from planner.simulator.metrics import judge, value_s
 from planner.simulator.replay import simulate
-from planner.slo import Task, parse_task, read_task
-from planner.solvers.level0 import Counts, objective
 from planner.solvers.master import Option
-from planner.tracefile import read_trace
-from planner.traces import Trace
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 SAMPLE = Path(__file__).resolve().parents[1] / "examples" / "traces" / "azure-conversation-sample.csv"

@@ -21,7 +21,6 @@ import typer
 
 from planner import __version__
 from planner.__main__ import hold_places
-from planner.catalog import read_catalog
 from planner.commands import facts, measurements
 from planner.commands import validate as validation
 from planner.commands.allocate import allocate
@@ -53,14 +52,15 @@ from planner.commands.sharing import plan_together
 from planner.commands.simulate import simulate
 from planner.commands.ui import show_ui
 from planner.commands.whatif import sensitivity, what_if
+from planner.documents.catalog import read_catalog
+from planner.documents.task import has_several_llms
 from planner.errors import InfeasibleError, InputError, PlannerError
-from planner.slo import has_several_llms
 from planner.units import show_s
 
 if TYPE_CHECKING:
+    from planner.documents.task import Task
     from planner.plan import Plan
-    from planner.slo import Task
-    from planner.whatif import Study
+    from planner.studies.whatif import Study
 
 LONGEST_MESSAGE = 2000
 
@@ -219,12 +219,13 @@ def plan(
         return
     assert trace is not None
 
-    from planner import files, output, planning
-    from planner.oracle import Answers
-    from planner.reports import figures
+    from planner.documents.task import read_task
+    from planner.io import files
+    from planner.reports import figures, output
     from planner.reports.words import command_line
-    from planner.slo import read_task
-    from planner.whatif import Study
+    from planner.search import certify
+    from planner.search.oracle import Answers
+    from planner.studies.whatif import Study
 
     files.check_output_directory(out)
     keep_inputs([out / name for name in output.NAMES], slo, trace)
@@ -234,7 +235,7 @@ def plan(
         requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
         progress(f"read {len(requests)} requests from {trace.name}")
         answers = Answers()
-        found = planning.plan(
+        found = certify.plan(
             task,
             requests,
             known,
@@ -270,7 +271,7 @@ def plan(
 
 def _explained(found: Plan, task: Task, study: Study) -> Plan:
     """The plan with what each of its limits costs among what binds."""
-    from planner import whatif
+    from planner.studies import whatif
 
     if found.throughput is not None:
         task = replace(task, objective="cost", rate_rps=found.throughput.rate_rps)

@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.domain import Fleet, Slo
-from planner.prefixes.placing import PoolPrefixes
-from planner.repeats import Repeats
+from planner.domain import Slo
+from planner.fleet import Fleet
+from planner.search.prefix_placing import PoolPrefixes
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
+from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
 from planner.solvers.placement import Placement
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

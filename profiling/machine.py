@@ -8,7 +8,7 @@ import platform
 import re
 from pathlib import Path
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 
 
 def describe() -> dict[str, str]:

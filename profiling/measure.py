@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from planner.catalog import Catalog, read_catalog
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.llm import llm_from_config
 from planner.domain import Gpu, Llm
 from planner.errors import CatalogError, InputError
-from planner.files import check_output_file
-from planner.llm_config import llm_from_config
+from planner.io.files import check_output_file
 from planner.models.parallel import tp_s
 from planner.models.step_fit import PiecewiseLinearStepLatency, held_out_errors
 from planner.models.tables import COLUMNS, StepTable, read_step_table

@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from planner.catalog import Catalog, read_catalog
+from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu, Llm
 from planner.errors import InputError, PlannerError
-from planner.files import open_input, to_yaml, write_files
+from planner.io.files import open_input, to_yaml, write_files
 from planner.models.latency import Array, StepLatency
 from planner.models.memory import fits
 from planner.models.roofline import CALIBRATED, Efficiency, roofline, transferred

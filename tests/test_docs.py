@@ -11,25 +11,24 @@ import pytest
 from typer.main import get_command
 
 from planner import manifests
-from planner.catalog import read_catalog
 from planner.cli import app
-from planner.fleetfile import read_fleet
+from planner.documents.catalog import read_catalog
+from planner.documents.fleet import read_fleet
+from planner.documents.task import read_task
 from planner.manifests import kubernetes
-from planner.slo import read_task
 from planner.solvers import master
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODULES = {
-    path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in (ROOT / "planner").rglob("*.py")
-    if path.stem != "__init__"
-} | {path.parent.name: f"planner.{path.parent.name}" for path in (ROOT / "planner").glob("*/__init__.py")}
+MODULES: dict[str, list[str]] = {}  # the last part of a module's name: the modules that end in it
+for path in (ROOT / "planner").rglob("*.py"):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    MODULES.setdefault(module.rsplit(".", 1)[-1], []).append(module)
 FILE_ENDINGS = ("yaml", "json", "csv", "html", "md", "py", "env", "toml", "png")
 
 
 def names_in(text: str) -> list[str]:
-    """The dotted names in backticks whose first part is a module of ours: `level0.largest_below`."""
+    """The dotted names in backticks whose first part is a module of ours: `master.bound`."""
     dotted = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)
     return [
         name
@@ -39,16 +38,25 @@ def names_in(text: str) -> list[str]:
 
 
 def missing(name: str) -> str | None:
-    """The part of a dotted name that does not exist, None if all does."""
+    """The part of a dotted name that does not exist, None if all does. First stands a module or its room."""
     first, *rest = name.removeprefix("planner.").split(".")
-    if first not in MODULES:
-        return first
-    found = importlib.import_module(MODULES[first])
-    for part in rest:
+    lacking = first
+    for module in MODULES.get(first, []):
+        found, parts = importlib.import_module(module), list(rest)
+        while parts and f"{found.__name__}.{parts[0]}" in MODULES.get(parts[0], []):  # a module of this room
+            found = importlib.import_module(f"{found.__name__}.{parts.pop(0)}")
+        if (lacks := _lacks(found, parts)) is None:
+            return None
+        lacking = lacks
+    return lacking
+
+
+def _lacks(found: object, parts: list[str]) -> str | None:
+    for part in parts:
         if hasattr(found, part):
             found = getattr(found, part)
         elif part in getattr(found, "__annotations__", {}):  # a field
-            break
+            return None
         else:
             return part
     return None
@@ -66,9 +74,9 @@ def test_the_secret_is_created_as_the_manifests_read_it() -> None:
 
 
 def test_missing_finds_what_is_wrong() -> None:
-    assert missing("level0.largest_below") is None
+    assert missing("master.bound") is None
     assert missing("planner.domain.Gpu.power_w") is None
-    assert missing("level0.no_such_function") == "no_such_function"
+    assert missing("master.no_such_function") == "no_such_function"
     assert missing("latency.StepLatency.z_s") == "z_s"
 
 

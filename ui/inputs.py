@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pandas as pd
 import streamlit as st
 
-from planner.domain import MAX_PP
+from planner.documents.slo import METRICS
+from planner.documents.task import QUEUES, Objective, Scale
 from planner.errors import PlannerError
-from planner.files import read_yaml, to_yaml
-from planner.promise import METRICS
-from planner.slo import QUEUES, Objective, Scale
+from planner.fleet import MAX_PP
+from planner.io.files import read_yaml, to_yaml
 from ui import draw, question
 from ui.question import Asked
 from ui.session import Session

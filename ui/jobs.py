@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from planner.files import repository_dir
+from planner.io.files import repository_dir
 from ui.store import Store
 
 PATHS = ("trace", "catalog")  # of a request: files and folders whose content decides the result
@@ -35,7 +35,7 @@ State = Literal["running", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Job:
-    """`key` names its result. `standing` is planning.Standing as a mapping."""
+    """`key` names its result. `standing` is problem.Standing as a mapping."""
 
     kind: str
     key: str

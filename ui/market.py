@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.documents.task import Task
 from planner.domain import SPOT, Gpu
-from planner.slo import Task
 from planner.units import quantity
 from ui.store import Document
 

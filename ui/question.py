@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
+from planner.documents.slo import METRICS, SloPreset
+from planner.documents.task import parse_task
 from planner.domain import Slo
 from planner.errors import InputError
-from planner.files import is_path
-from planner.promise import METRICS, SloPreset
-from planner.slo import parse_task
+from planner.io.files import is_path
+from planner.io.values import share
 from planner.units import percentile_name, quantity, show_s
-from planner.values import share
 from ui.store import SAMPLES
 
 Asked = dict[str, Any]

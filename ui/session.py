@@ -16,9 +16,9 @@ from typing import Any
 
 import streamlit as st
 
-from planner.catalog import Catalog, read_catalog
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.task import parse_task
 from planner.errors import PlannerError
-from planner.slo import parse_task
 from ui import draw, question
 from ui.jobs import Job, Jobs, result_key
 from ui.store import Document, SavedPlan, Store

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from planner.errors import InputError
-from planner.files import check_output_directory, repository_dir, write_file
+from planner.io.files import check_output_directory, repository_dir, write_file
 
 Document = dict[str, Any]
 T = TypeVar("T")

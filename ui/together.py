@@ -12,12 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import Catalog
+from planner.documents import together
+from planner.documents.catalog import Catalog
+from planner.documents.together import entries
 from planner.errors import InputError
-from planner.files import read_yaml, repository_dir
+from planner.io.files import read_yaml, repository_dir
 from planner.reports.words import command_line
-from planner.several import questions
-from planner.several.questions import entries
 from ui import question
 from ui.question import Asked
 
@@ -53,7 +53,7 @@ def kept(found: Mapping[str, Any], catalog: Catalog) -> Asked:
 
 
 def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
-    """slo.yaml with traces by their file names; `questions.entries` refuses what makes no sense.
+    """slo.yaml with traces by their file names; `together.entries` refuses what makes no sense.
 
     Raises InputError where two LLMs have one name, or two traces one file name, and what `question.document`
     raises.
@@ -72,9 +72,9 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
             | {"more": question.merged(one["more"], shared["more"])},
             catalog,
         )
-        own = {key: value for key, value in whole.items() if key not in questions.SHARED}
+        own = {key: value for key, value in whole.items() if key not in together.SHARED}
         found["llms"][name] = own | {"trace": file} | ({"model": one["rows"]} if one["rows"] else {})
-        found |= {key: whole[key] for key in questions.SHARED if key in whole}
+        found |= {key: whole[key] for key in together.SHARED if key in whole}
     return found
 
 
@@ -83,11 +83,11 @@ def of_document(
 ) -> Asked:
     """The inputs that ask what a slo.yaml asks; seed and time limit stay those of `asked`.
 
-    `traces` are references of the store. Raises what `questions.entries` raises.
+    `traces` are references of the store. Raises what `together.entries` raises.
     """
     chosen = [one["trace"] for one in asked.get("llms", ())]  # of equal names
     known = {file_of(reference): reference for reference in (*traces, *chosen)}
-    beside = {key: given[key] for key in questions.SHARED if key in given}
+    beside = {key: given[key] for key in together.SHARED if key in given}
     every = []
     for entry in entries(given, FILE, catalog):
         where = f"{FILE}: llms: {entry.name}"
@@ -133,4 +133,4 @@ def file_of(reference: str) -> str:
 
 
 def _of(more: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
-    return {key: value for key, value in more.items() if (key in questions.SHARED) is shared}
+    return {key: value for key, value in more.items() if (key in together.SHARED) is shared}

@@ -25,27 +25,29 @@ from typing import Any
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
-from planner import compare, files, output, pareto, planning, schedulefile, whatif
-from planner.catalog import Catalog, read_catalog
 from planner.commands.pareto import picture
 from planner.commands.prefixes import plan_prefixes
+from planner.documents import markets
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fleet import read_fleet
+from planner.documents.task import parse_task
+from planner.documents.together import read_question
 from planner.errors import PlannerError
-from planner.fleetfile import read_fleet
+from planner.io import files
 from planner.plan import Plan
-from planner.reports import charts, drawing, figures, rows, words
+from planner.reports import charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
-from planner.several import answer as together
-from planner.several.questions import read_question
-from planner.several.sharing import plan_together
+from planner.search import certify
+from planner.search.together import plan_together
 from planner.simulator.replay import Simulation
-from planner.slo import parse_task
 from planner.solvers.schedule import at_peak, by_rule, schedule
-from planner.tracefile import read_trace
-from planner.traces import Trace
-from planner.traffic import Asked
-from planner.whatif import Study
-from planner.workload import describe
+from planner.studies import compare, pareto, whatif
+from planner.studies.whatif import Study
+from planner.traffic.reading import read_trace
+from planner.traffic.scaling import Asked
+from planner.traffic.trace import Trace
+from planner.traffic.workload import describe
 from ui.store import error_line, pack, read_as
 
 Request = Mapping[str, Any]
@@ -151,7 +153,7 @@ def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
-    return planning.plan(
+    return certify.plan(
         task,
         study.trace,
         study.catalog,
@@ -297,15 +299,15 @@ def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` does."""
-    market, window_s = schedulefile.parse_market(request["market"]), request["window_s"]
+    market, window_s = markets.parse_market(request["market"]), request["window_s"]
     written: Files = {"schedule.yaml": files.to_yaml(request["market"])}
     if paths := request.get("traces"):
         traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}
-        asked = schedulefile.demand_of(traces, window_s=window_s)
+        asked = markets.demand_of(traces, window_s=window_s)
     else:
         text = request["demand"].encode()
         asked = read_as(
-            request["demand_name"], text, lambda path: schedulefile.read_demand(path, window_s=window_s)
+            request["demand_name"], text, lambda path: markets.read_demand(path, window_s=window_s)
         )
         written["demand.csv"] = text
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
@@ -382,7 +384,7 @@ def _warm_up() -> None:
     examples = files.repository_dir("examples")
     task = replace(parse_task(files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    found = planning.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
+    found = certify.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
     output.render(found)
     plan_document(found)
 

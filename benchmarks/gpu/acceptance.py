@@ -20,19 +20,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import read_catalog
+from planner.documents.catalog import read_catalog
+from planner.documents.fleet import read_fleet
+from planner.documents.task import read_task
 from planner.errors import InputError, PlannerError
-from planner.files import check_output_directory, read_yaml, to_yaml, write_file
-from planner.fleetfile import read_fleet
+from planner.io.files import check_output_directory, read_yaml, to_yaml, write_file
 from planner.models.tables import read_step_table
-from planner.slo import read_task
-from planner.solvers.goodput import Steady, goodput, poisson
-from planner.solvers.vidur_search import most_rps
-from planner.tracefile import read_trace
-from planner.traces import Trace
-from runtime.analysis import Wanted
-from runtime.enginelog import read_step_logs
-from runtime.workers import Place, vllm_commands
+from planner.papers.goodput import Steady, goodput, poisson
+from planner.papers.vidur import most_rps
+from planner.runtime.analysis import Wanted
+from planner.runtime.enginelog import read_step_logs
+from planner.runtime.workers import Place, vllm_commands
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "traces"

@@ -4,8 +4,8 @@
 
 Needs vLLM and no more of the planner than its journal and step log: no numba, no pandas. The engine is
 AsyncLLM, its core a process of its own as behind `vllm serve`, started with the flags that `plan validate`
-would give it, and with the scheduling that was profiled. Times are taken in that core (runtime/steplog.py). A
-run that is complete is not replayed again, one that was cut off starts over.
+would give it, and with the scheduling that was profiled. Times are taken in that core
+(planner/runtime/steplog.py). A run that is complete is not replayed again, one that was cut off starts over.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InputError, PlannerError
-from planner.traces import Trace
+from planner.runtime.launch import STEP_CPU, STEP_LOG
+from planner.runtime.replay import LEAD_S, JournalFile, Sent, Status, name_of, prompt
+from planner.runtime.steplog import hook_vllm
+from planner.traffic.trace import Trace
 from profiling.machine import describe
 from profiling.power import Power, open_gpu
 from profiling.vllm_install import mend_cpu_wheel
-from runtime.launch import STEP_CPU, STEP_LOG
-from runtime.replay import LEAD_S, JournalFile, Sent, Status, name_of, prompt
-from runtime.steplog import hook_vllm
 
 WARM_UPS = 16
 WORKER = "mixed-0"

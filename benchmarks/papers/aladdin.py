@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 from common import CATALOG, log_normal, poisson, worker
 
-from planner.domain import Fleet, Network, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import Simulation, simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 LLM = CATALOG.llm("llama-2-13b")
 ATGT_S, SHARE, MOST = 0.05, 0.99, 128

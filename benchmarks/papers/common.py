@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.catalog import read_catalog
-from planner.domain import WorkerType
+from planner.documents.catalog import read_catalog
+from planner.fleet import WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
 Ints = npt.NDArray[np.int64]

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from common import CATALOG, worker
 
-from planner.domain import Fleet, Policies, Pool
-from planner.prefixes.workloads import judges, merged, preble, tree_of_thoughts
+from planner.fleet import Fleet, Policies, Pool
 from planner.simulator.metrics import tenant_service
 from planner.simulator.replay import Simulation, simulate
-from planner.traces import Trace
+from planner.traffic.generate import judges, merged, preble, tree_of_thoughts
+from planner.traffic.trace import Trace
 
 LLM, GPU, WORKERS, CLIENTS, SECONDS = "meta-llama/Llama-3.1-8B", "a100-80g", 4, 4, 120.0
 SCHEDULERS = {

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from common import CATALOG, most, poisson, worker
 
-from planner.domain import Fleet, Network, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import simulate

@@ -3,7 +3,7 @@
     python benchmarks/papers/preble.py [figure3 | figure5]
 
 Mistral-7B on four A6000, chunks of 1,024, the catalog's step times; the five workloads of Table 1 as
-planner/prefixes/workloads.py draws them, five minutes of Poisson arrivals; agents also with steps that wait
+planner/traffic/generate.py draws them, five minutes of Poisson arrivals; agents also with steps that wait
 for the answer to the one before. Round robin serves the prompt with the longest cached prefix first, as
 SGLang does. Rates are multiples of the one at which 99 % of its requests take up to 20 s (programming: 60 s).
 
@@ -22,10 +22,10 @@ from dataclasses import replace
 import numpy as np
 from common import CATALOG, most, worker
 
-from planner.domain import Fleet, Policies, Pool
-from planner.prefixes.workloads import TABLE, preble
+from planner.fleet import Fleet, Policies, Pool
 from planner.simulator.replay import Simulation, simulate
-from planner.traces import Trace
+from planner.traffic.generate import TABLE, preble
+from planner.traffic.trace import Trace
 
 LLM, GPU, WORKERS, SECONDS = "mistral-7b", "a6000-48g", 4, 300.0
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from common import CATALOG, in_seconds, worker
 
-from planner.domain import Fleet, Policies, Pool
+from planner.fleet import Fleet, Policies, Pool
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import simulate
-from planner.tracefile import read_trace
+from planner.traffic.reading import read_trace
 
 LLM = "meta-llama/Llama-3.1-70B"
 SAMPLE = Path(__file__).parents[2] / "examples" / "traces" / "azure-conversation-sample.csv"

@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 from common import CATALOG, Ints, log_normal, worker
 
-from planner.domain import Fleet, Network, Policies, Pool
+from planner.fleet import Fleet, Network, Policies, Pool
 from planner.simulator.replay import Simulation, simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 LLM, N = "llama-2-13b", 128
 TETRI = Policies(

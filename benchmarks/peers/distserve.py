@@ -34,12 +34,12 @@ from benchmarks.peers.compare import (
     lookup,
     timed,
 )
-from planner.domain import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.errors import InputError
-from planner.files import read_json
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.io.files import read_json
 from planner.models.forms import DistServeSteps
 from planner.simulator.replay import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 BOUNDS = Bounds(request_s=1e-6, percentile_frac=None)
 METRICS = ("ttft", "tpot", "e2e")

@@ -45,12 +45,12 @@ from benchmarks.peers.compare import (
     lookup,
     timed,
 )
-from planner.domain import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.errors import InputError
-from planner.files import open_input, read_json
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.io.files import open_input, read_json
 from planner.models.forms import SplitwiseLookup, interpolated
 from planner.simulator.replay import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 from profiling.shipped import splitwise_table
 
 EXACT = Bounds(request_s=1e-6, percentile_frac=0.02)

@@ -32,20 +32,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")])
+sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests/support")])
 
 from reference_batching import Settings, VidurTables
 
 from benchmarks.latency_models import oracle_table
 from benchmarks.peers.compare import Array, Bounds, Columns, each_case, judge, lookup
-from planner.catalog import read_catalog
-from planner.domain import Fleet, Policies, Pool, WorkerType
+from planner.documents.catalog import read_catalog
 from planner.errors import InputError, PlannerError
-from planner.files import read_json
+from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.io.files import read_json
 from planner.models import forms
 from planner.models.families.corrected import CorrectedSteps
 from planner.simulator.replay import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 EXACT = Bounds(request_s=1e-6, percentile_frac=None)
 FITTED = Bounds(request_s=None, percentile_frac=0.03)

@@ -35,10 +35,10 @@ import numpy as np
 from scipy.optimize import brentq
 
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
-from planner.domain import Fleet, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.forms import DistServeSteps
 from planner.simulator import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 Params = Mapping[str, float]
 FIGURE_FRAC, RATE_FRAC = 1e-6, 1e-4

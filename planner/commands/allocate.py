@@ -29,7 +29,7 @@ def allocate(
     Exit code 3: a bucket that no type serves, or too small a stock. 4: not proven cheapest in time.
     """
     from planner.errors import InputError
-    from planner.files import read_json
+    from planner.io.files import read_json
     from planner.solvers import allocation
 
     document = read_json(instance)

@@ -17,16 +17,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
+from planner.documents.task import read_task
 from planner.domain import Slo
 from planner.errors import InputError, OutOfTimeError
-from planner.files import is_path
-from planner.slo import read_task
-from planner.traffic import Asked
+from planner.io.files import is_path
+from planner.traffic.scaling import Asked
 from planner.units import show_s
 
 if TYPE_CHECKING:
-    from planner.traces import Trace
+    from planner.traffic.trace import Trace
 
 QUIET_S = 1.0  # work shorter than this is not talked about
 PIPE_COLUMNS = 500
@@ -113,7 +113,7 @@ class Progress:
 
 def read_requests(path: Path, *, seed: int | None, drop_invalid: bool) -> Trace:
     """The traffic, its coarse stamps spread where there is a seed; what is wrong with it is said first."""
-    from planner.tracefile import read_trace
+    from planner.traffic.reading import read_trace
 
     found = read_trace(path, seed=seed, drop_invalid=drop_invalid)
     say_first(found.warnings)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     TRACE_HELP,
     AddressOption,
@@ -29,9 +28,10 @@ from planner.commands.common import (
     read_requests,
     stdout_console,
 )
-from planner.domain import Fleet
+from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
-from planner.files import yaml_value
+from planner.fleet import Fleet
+from planner.io.files import yaml_value
 
 OWN = "own"
 
@@ -73,11 +73,11 @@ def compare(
 
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
     """
-    from planner import files
-    from planner.compare import NAMES, OUTDATED, Variant, figures, lines, render, to_json, verdict
-    from planner.compare import compare as compare_variants
-    from planner.executors import Executor
-    from planner.output import pictures
+    from planner.io import files
+    from planner.io.executors import Executor
+    from planner.reports.output import pictures
+    from planner.studies.compare import NAMES, OUTDATED, Variant, figures, lines, render, to_json, verdict
+    from planner.studies.compare import compare as compare_variants
 
     where = Executor(executor, address)
     paths = [_named(text) for text in fleet]
@@ -124,7 +124,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _fleet(path: Path, said: str, known: Catalog) -> Fleet:
-    from planner.fleetfile import read_fleet
+    from planner.documents.fleet import read_fleet
 
     if said == OWN:
         return read_fleet(path, known)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     CatalogOption,
     DropOption,
@@ -20,6 +19,7 @@ from planner.commands.common import (
     print_rows,
     read_requests,
 )
+from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.units import percentile_name, show_s
 
@@ -31,7 +31,7 @@ def describe_trace(
     json_output: JsonOption = False,
 ) -> None:
     """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
-    from planner.workload import describe
+    from planner.traffic.workload import describe
 
     with Progress():
         requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)

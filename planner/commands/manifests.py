@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import CatalogOption, JsonOption, keep_inputs, print_json, stdout_console
+from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 
 
@@ -30,8 +30,9 @@ def write_manifests(
 
     plan manifests out/plan.yaml --target lws -o deploy/
     """
-    from planner import files, manifests
-    from planner.fleetfile import read_fleet, read_max_model_len
+    from planner import manifests
+    from planner.documents.fleet import read_fleet, read_max_model_len
+    from planner.io import files
 
     files.check_output_directory(out)
     fleet = read_fleet(plan, read_catalog(catalog))

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
     JsonOption,
@@ -21,6 +20,7 @@ from planner.commands.common import (
     print_mapping,
     print_rows,
 )
+from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 
 FactLlm = Annotated[str | None, typer.Option("--llm", help="The LLM, where the file does not say it.")]
@@ -51,7 +51,8 @@ def import_measurements(
     json_output: JsonOption = False,
 ) -> None:
     """Turn a profile into a step table, or an end-to-end benchmark into a runs.json: see fit, calibrate."""
-    from planner import files, imports
+    from planner import imports
+    from planner.io import files
     from planner.units import quantity
 
     paths = measured or []
@@ -96,9 +97,9 @@ def fit(
     json_output: JsonOption = False,
 ) -> None:
     """Fit step times to a step table; the file goes into a catalog's latency/, or beside a fleet.yaml."""
-    from planner import files
+    from planner.calibrate.fitting import fit_table, fit_yaml
     from planner.imports import Facts
-    from planner.imports.fit import fit_table, fit_yaml
+    from planner.io import files
     from planner.models.tables import read_step_table
     from planner.units import quantity
 
@@ -160,9 +161,9 @@ def calibrate(
     json_output: JsonOption = False,
 ) -> None:
     """Correct a fit by a few measured steps or end-to-end runs, and say how sure the result is."""
-    from planner import files
+    from planner.calibrate.fitting import calibrate_files, fit_yaml
     from planner.imports import Facts
-    from planner.imports.fit import calibrate_files, fit_yaml
+    from planner.io import files
 
     files.check_output_file(out)
     keep_inputs([out], *measured, base)

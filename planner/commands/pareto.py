@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
     DropOption,
@@ -25,11 +24,12 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, study_of
+from planner.documents.catalog import read_catalog
 from planner.units import quantity, show_s
 
 if TYPE_CHECKING:
-    from planner.pareto import Frontier
     from planner.reports.drawing import Figure
+    from planner.studies.pareto import Frontier
 
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
@@ -58,8 +58,9 @@ def pareto(
 
     Over cost, the objective is power (unless it is GPUs).
     """
-    from planner import files, pareto
-    from planner.slo import read_task
+    from planner.documents.task import read_task
+    from planner.io import files
+    from planner.studies import pareto
 
     unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")
     ends = [

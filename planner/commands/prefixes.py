@@ -26,8 +26,8 @@ from planner.commands.common import (
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.prefixes.placing import PoolPrefixes, PrefixPlan, WarmUp
-    from planner.prefixes.tree import PrefixSummary
+    from planner.search.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
+    from planner.traffic.prefixes import PrefixSummary
 
 NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
 MOST_ROWS = 20
@@ -68,13 +68,13 @@ def plan_prefixes(
     """
     import numpy as np
 
-    from planner import files
-    from planner.catalog import read_catalog
-    from planner.fleetfile import read_fleet
-    from planner.prefixes import document as told
-    from planner.prefixes import placing
-    from planner.prefixes.tree import summarise
+    from planner.documents.catalog import read_catalog
+    from planner.documents.fleet import read_fleet
+    from planner.io import files
+    from planner.reports import prefixes as told
+    from planner.search import prefix_placing
     from planner.simulator.replay import simulate
+    from planner.traffic.prefixes import summarise
 
     if tree is not None and trace is None and fleet is None and pool is None and out is None:
         _place(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
@@ -86,7 +86,7 @@ def plan_prefixes(
         keep_inputs([out / name for name in NAMES], trace, fleet)
     with Progress() as progress:
         machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
-        chosen = placing.prefill_pool(machines, pool) if machines else None
+        chosen = prefix_placing.prefill_pool(machines, pool) if machines else None
         requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)
         progress(f"reading the prefixes of {len(requests)} requests")
         summary = summarise(requests)
@@ -101,12 +101,12 @@ def plan_prefixes(
                 """Of the time that is left, for the next of so many stages."""
                 return max(until_s - time.monotonic(), 0.1) / of
 
-            found = placing.plan_prefixes(requests, chosen, time_limit_s=share_s(2), rng=rng)
-            prompts = placing.warm_up(requests, found)
-            needed = placing.workers_for_same_load(requests, found, time_limit_s=share_s(2), rng=rng)
+            found = prefix_placing.plan_prefixes(requests, chosen, time_limit_s=share_s(2), rng=rng)
+            prompts = prefix_placing.warm_up(requests, found)
+            needed = prefix_placing.workers_for_same_load(requests, found, time_limit_s=share_s(2), rng=rng)
             if machines.policies.prefix_cache:
                 progress("simulating the fleet")
-                simulated = placing.pool_prefixes(
+                simulated = prefix_placing.pool_prefixes(
                     machines, simulate(machines, requests), requests, time_limit_s=share_s(1), rng=rng
                 )
     document: dict[str, Any] = {"trace": summary.as_dict(), "notes": list(requests.notes)}
@@ -142,7 +142,7 @@ def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> 
     """The prefixes of a tree on replicas, written down in one object or two tables."""
     import numpy as np
 
-    from planner.prefixes.treefile import place_tree, read_tree, tree_document
+    from planner.documents.prefix_tree import place_tree, read_tree, tree_document
 
     asked = read_tree(tree)
     with Progress() as progress:
@@ -225,7 +225,7 @@ def _print_summary(summary: PrefixSummary) -> None:
 
 
 def _print_plan(found: PrefixPlan, prompts: list[WarmUp], needed: int) -> None:
-    from planner.prefixes.document import placed_rows
+    from planner.reports.prefixes import placed_rows
 
     pool, replication = found.pool, found.replication
     rows = [

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
     DropOption,
@@ -21,11 +20,12 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, study_of
+from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.units import quantity, show_s
 
 if TYPE_CHECKING:
-    from planner.replan import Drift, Replan
+    from planner.studies.replan import Drift, Replan
 
 MOST_USD = 1e9
 
@@ -53,12 +53,13 @@ def replan(
 
     Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
     """
-    from planner import files, output
-    from planner.fleetfile import read_fleet
-    from planner.replan import drift
-    from planner.replan import replan as solve
-    from planner.slo import read_task
-    from planner.tracefile import read_trace
+    from planner.documents.fleet import read_fleet
+    from planner.documents.task import read_task
+    from planner.io import files
+    from planner.reports import output
+    from planner.studies.replan import drift
+    from planner.studies.replan import replan as solve
+    from planner.traffic.reading import read_trace
 
     for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
         if not 0 <= usd < MOST_USD:
@@ -88,7 +89,7 @@ def replan(
 def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) -> dict[str, Any]:
     """The answer as one object; `drift` is null where the running fleet's traffic is not known."""
     from planner.reports.words import describe
-    from planner.whatif import finite
+    from planner.studies.whatif import finite
 
     return {
         "keeps": found.keeps,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
     JsonOption,
@@ -17,6 +16,7 @@ from planner.commands.common import (
     print_json,
     stdout_console,
 )
+from planner.documents.catalog import read_catalog
 
 
 def write_report(
@@ -35,9 +35,9 @@ def write_report(
 
     plan report out/ --png
     """
-    from planner import files, output
-    from planner.planfile import read_plan
-    from planner.reports import figures
+    from planner.documents.plan import read_plan
+    from planner.io import files
+    from planner.reports import figures, output
     from planner.reports.report import render
 
     folder = out or (plan if plan.is_dir() else plan.parent)

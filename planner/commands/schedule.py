@@ -62,7 +62,8 @@ def schedule(
     Compares with a fleet for the peak and with Aladdin's linear rule. Exit code 3: a limit is too tight.
     4: the gap was not closed in time.
     """
-    from planner import files, schedulefile
+    from planner.documents import markets
+    from planner.io import files
     from planner.reports import schedule as report
     from planner.solvers.schedule import at_peak, by_rule
     from planner.solvers.schedule import schedule as solve
@@ -82,9 +83,9 @@ def schedule(
         written = [out] if is_csv else [out / name for name in report.NAMES]
         keep_inputs(written, market, demand, *traces_given)
     with Progress() as progress:
-        sold = schedulefile.read_market(market)
+        sold = markets.read_market(market)
         if demand is not None:
-            asked, warnings = schedulefile.read_demand(demand, window_s=window_s), []
+            asked, warnings = markets.read_demand(demand, window_s=window_s), []
         else:
             pairs = [text.partition("=") for text in trace or ()]
             if bad := next(
@@ -96,7 +97,7 @@ def schedule(
                 llm: read_requests(Path(file), seed=seed, drop_invalid=drop_invalid) for llm, _, file in pairs
             }
             warnings = [line for read in traces.values() for line in read.warnings]
-            asked = schedulefile.demand_of(traces, window_s=window_s)
+            asked = markets.demand_of(traces, window_s=window_s)
         progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
         found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit)
         others = {

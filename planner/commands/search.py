@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     CatalogOption,
     DropOption,
@@ -30,15 +29,17 @@ from planner.commands.common import (
     stopped_after,
 )
 from planner.commands.whatif import SloArgument, TraceArgument
+from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.units import show_s
 
 if TYPE_CHECKING:
-    from planner.domain import Fleet, Gpu
-    from planner.slo import Task
-    from planner.solvers.goodput import Traffic
-    from planner.solvers.vidur_search import Row
-    from planner.traces import Trace
+    from planner.documents.task import Task
+    from planner.domain import Gpu
+    from planner.fleet import Fleet
+    from planner.papers.goodput import Traffic
+    from planner.papers.vidur import Row
+    from planner.traffic.trace import Trace
 
 LEAST_REQUESTS = 100  # of a trace at the lowest rate that is tried
 MACHINE_TP = 8
@@ -92,12 +93,12 @@ def find_goodput(
 
     The rate in the SLO's traffic section is not used. Exit code 3: no rate is kept. 4: not found in time.
     """
-    from planner.fleetfile import read_fleet
+    from planner.documents.fleet import read_fleet
+    from planner.papers.goodput import Steady, highest, poisson, residences
+    from planner.papers.vidur import most_rps
     from planner.simulator.metrics import value_s
-    from planner.solvers.goodput import Steady, highest, poisson, residences
-    from planner.solvers.vidur_search import most_rps
-    from planner.traces import spread
-    from planner.traffic import Asked
+    from planner.traffic.scaling import Asked
+    from planner.traffic.trace import spread
 
     tried: dict[float, bool] = {}
     with Progress() as progress, stopped_after(time_limit, lambda: _bracket(tried)):
@@ -221,8 +222,9 @@ def search(
     splitwise: machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`.
     Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
     """
-    from planner import files, output
-    from planner.slo import read_task
+    from planner.documents.task import read_task
+    from planner.io import files
+    from planner.reports import output
 
     if out is not None:
         files.check_output_file(out)
@@ -252,9 +254,9 @@ def search(
 
 
 def _distserve(task: Task, known: Catalog, lengths: Trace, rate_rps: float, nodes: int, seeds: int) -> Found:
-    from planner.domain import Network, Policies
-    from planner.solvers import distserve
-    from planner.solvers.goodput import goodput, poisson
+    from planner.fleet import Network, Policies
+    from planner.papers import distserve
+    from planner.papers.goodput import goodput, poisson
 
     _needs_seconds(task)
     if len(task.stock) != 1:
@@ -309,9 +311,9 @@ def _distserve(task: Task, known: Catalog, lengths: Trace, rate_rps: float, node
 
 
 def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) -> Found:
-    from planner.solvers.goodput import Steady, poisson
-    from planner.solvers.vidur_search import configurations, frontier
-    from planner.solvers.vidur_search import search as over
+    from planner.papers.goodput import Steady, poisson
+    from planner.papers.vidur import configurations, frontier
+    from planner.papers.vidur import search as over
 
     _needs_seconds(task)
     if gpus > MOST_GPUS:
@@ -368,9 +370,9 @@ def _vidur(task: Task, known: Catalog, lengths: Trace, gpus: int, seeds: int) ->
 
 
 def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seeds: int) -> Found:
-    from planner.options import OBJECTIVE_UNITS, weight
-    from planner.solvers import splitwise
-    from planner.solvers.goodput import poisson
+    from planner.papers import splitwise
+    from planner.papers.goodput import poisson
+    from planner.search.options import OBJECTIVE_UNITS, weight
 
     if task.slowdowns is None:
         raise InputError("slo: splitwise needs limits relative to a machine alone, as in `preset: splitwise`")
@@ -435,7 +437,7 @@ def _splitwise(task: Task, known: Catalog, lengths: Trace, rate_rps: float, seed
 
 def _machine(task: Task, known: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> Any:
     """A whole machine as one worker, as Splitwise has it: TP 8, prompts up to 2048 tokens a batch."""
-    from planner.domain import WorkerType
+    from planner.fleet import WorkerType
     from planner.models.memory import kv_cache_tokens
 
     llm = known.llm(task.llm)

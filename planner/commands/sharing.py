@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import Progress, keep_inputs, print_json, print_rows, say_first, stdout_console
+from planner.documents.catalog import read_catalog
 
 if TYPE_CHECKING:
-    from planner.several.sharing import SharedPlan
+    from planner.search.together import SharedPlan
 
 
 def plan_together(
@@ -27,11 +27,11 @@ def plan_together(
     drop_invalid: bool = False,
 ) -> None:
     """Plan all LLMs of `slo` together and write a folder for each; exit code 4 if not exhausted in time."""
-    from planner import files
+    from planner.documents.together import read_question
+    from planner.io import files
+    from planner.reports.together import NAMES, outdated, render, summary
     from planner.reports.words import command_line
-    from planner.several import sharing
-    from planner.several.answer import NAMES, outdated, render, summary
-    from planner.several.questions import read_question
+    from planner.search import together
 
     files.check_output_directory(out)
     with Progress() as progress:
@@ -43,7 +43,7 @@ def plan_together(
             keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
         for part in question.parts:
             progress(f"{part.name}: {len(part.trace)} requests of {part.trace.name}")
-        found = sharing.plan_together(
+        found = together.plan_together(
             question, known, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
         progress("writing the reports")
@@ -60,7 +60,7 @@ def plan_together(
 
 
 def _print(found: SharedPlan, out: Path) -> None:
-    from planner.several.answer import answer, fleet_rows, limit_rows, proof_lines
+    from planner.reports.together import answer, fleet_rows, limit_rows, proof_lines
 
     console = stdout_console(soft_wrap=True)
     console.print(answer(found), style="bold", markup=False)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import (
     TRACE_HELP,
     AddressOption,
@@ -30,6 +29,7 @@ from planner.commands.common import (
     read_requests,
     seconds_cell,
 )
+from planner.documents.catalog import read_catalog
 from planner.domain import Slo
 from planner.errors import InputError
 
@@ -67,12 +67,13 @@ def simulate(
     whole` takes the trace as it is, such as the requests.csv of a plan. With --seeds every figure comes with
     its 95 % interval, and -o writes the first seed's requests.
     """
-    from planner import files, output
-    from planner.executors import Executor
-    from planner.fleetfile import read_fleet
-    from planner.outcome import outcome
-    from planner.seeds import Question, document, over_seeds
-    from planner.traces import spread
+    from planner.documents.fleet import read_fleet
+    from planner.io import files
+    from planner.io.executors import Executor
+    from planner.reports import output
+    from planner.reports.run import outcome
+    from planner.studies.seeds import Question, document, over_seeds
+    from planner.traffic.trace import spread
 
     where = Executor(executor or "loky", address)
     if seeds == 1 and (executor or address):

@@ -35,7 +35,7 @@ def show_ui(
     """
     if importlib.util.find_spec("streamlit") is None:
         raise InputError("plan ui needs Streamlit: pip install 'fleetplan[ui]'")
-    from planner.catalog import read_catalog
+    from planner.documents.catalog import read_catalog
     from ui import store
 
     store.Store(folder)

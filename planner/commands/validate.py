@@ -10,7 +10,6 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from planner.catalog import Catalog, read_catalog
 from planner.commands.common import (
     TRACE_HELP,
     CatalogOption,
@@ -30,6 +29,7 @@ from planner.commands.common import (
     read_requests,
     stdout_console,
 )
+from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Slo
 from planner.errors import InputError
 
@@ -95,10 +95,10 @@ def validate(
     _need_aiohttp()
     import numpy as np
 
-    from planner.files import check_output_directory
-    from runtime.document import STATUSES, document, rows
-    from runtime.validate import slice_of
-    from runtime.validate import validate as run
+    from planner.io.files import check_output_directory
+    from planner.runtime.document import STATUSES, document, rows
+    from planner.runtime.validate import slice_of
+    from planner.runtime.validate import validate as run
 
     check_output_directory(out)
     with Progress() as progress:
@@ -178,13 +178,13 @@ def serve(
     _need_aiohttp()
     import numpy as np
 
-    from planner.files import check_output_directory
-    from planner.traces import Trace
-    from runtime.remote import parse_workers
-    from runtime.remote import serve as serve_remotes
-    from runtime.router import Settings
-    from runtime.validate import serve as run
-    from runtime.validate import until_signalled
+    from planner.io.files import check_output_directory
+    from planner.runtime.remote import parse_workers
+    from planner.runtime.remote import serve as serve_remotes
+    from planner.runtime.router import Settings
+    from planner.runtime.validate import serve as run
+    from planner.runtime.validate import until_signalled
+    from planner.traffic.trace import Trace
 
     console = stdout_console(soft_wrap=True)
 
@@ -236,22 +236,22 @@ def _beside(file: Path) -> Path:
 
 
 def _fleet(file: Path, known: Catalog) -> tuple[Any, int | None]:
-    from planner.fleetfile import read_fleet, read_max_model_len
+    from planner.documents.fleet import read_fleet, read_max_model_len
 
     return read_fleet(file, known), read_max_model_len(file)
 
 
 def _own_slo(file: Path) -> Slo:
     """The plan's own promise; none in a fleet.yaml."""
-    from planner.files import read_yaml
-    from planner.promise import parse_slo
+    from planner.documents.slo import parse_slo
+    from planner.io.files import read_yaml
 
     own = read_yaml(file).get("slo")
     return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
 
 
 def _wanted(*, engine: str, weights: str, config: Path | None, **values: Any) -> Any:
-    from runtime.analysis import EngineKind, Wanted
+    from planner.runtime.analysis import EngineKind, Wanted
 
     if engine not in ("vllm", "rehearsal"):
         raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")
@@ -264,8 +264,8 @@ def _wanted(*, engine: str, weights: str, config: Path | None, **values: Any) ->
 
 def _tolerances(engine: str, p50: float | None, p90: float | None) -> Any:
     """Wider on a CPU, which engines, router and client share."""
+    from planner.runtime.compare import CPU_TOLERANCES, Tolerances
     from profiling.vllm_install import is_cpu_build
-    from runtime.compare import CPU_TOLERANCES, Tolerances
 
     usual = CPU_TOLERANCES if engine == "rehearsal" or is_cpu_build() else Tolerances()
     return Tolerances(
@@ -275,7 +275,7 @@ def _tolerances(engine: str, p50: float | None, p90: float | None) -> Any:
 
 def _keys(file: Path | None) -> tuple[str, ...]:
     """From a file or the environment: a command line can be read by everybody on the machine."""
-    from planner.files import open_text
+    from planner.io.files import open_text
 
     if file is None:
         lines = os.environ.get(KEYS_VARIABLE, "").split(",")

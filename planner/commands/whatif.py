@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.catalog import read_catalog
 from planner.commands.common import (
     CatalogOption,
     DropOption,
@@ -20,11 +19,12 @@ from planner.commands.common import (
     read_requests,
     stdout_console,
 )
+from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.units import show_s
 
 if TYPE_CHECKING:
-    from planner.whatif import Answer, Moved, Study
+    from planner.studies.whatif import Answer, Moved, Study
 
 SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceArgument = Annotated[
@@ -52,8 +52,8 @@ def what_if(
 
     The fleet of before is asked the changed question too. Exit code 3: after the changes no fleet is left.
     """
-    from planner import whatif
-    from planner.slo import parse_task, read_document
+    from planner.documents.task import parse_task, read_document
+    from planner.studies import whatif
 
     if not changes:
         raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
@@ -99,9 +99,9 @@ def sensitivity(
     json_output: JsonOption = False,
 ) -> None:
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
-    from planner import whatif
-    from planner.slo import read_task
-    from planner.values import share
+    from planner.documents.task import read_task
+    from planner.io.values import share
+    from planner.studies import whatif
 
     by_frac = share(by, "--by")
     if not 0 < by_frac < 1:
@@ -124,7 +124,7 @@ def sensitivity(
 
 def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
     """Is the plan robust, and what would a robust one cost?"""
-    from planner.whatif import difference
+    from planner.studies.whatif import difference
 
     worst = next(moved for moved in moves if moved.label.startswith("steps") and " and " in moved.label)
     percent = f"{100 * by_frac:g} %"
@@ -139,7 +139,7 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
 def study_of(
     trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress, *, drop_invalid: bool
 ) -> Study:
-    from planner.whatif import Study
+    from planner.studies.whatif import Study
 
     requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
     progress(f"read {len(requests)} requests from {trace.name}")
@@ -148,7 +148,7 @@ def study_of(
 
 def print_moves(before: Answer, moves: list[Moved]) -> None:
     """One row per changed question."""
-    from planner.whatif import difference, document
+    from planner.studies.whatif import difference, document
 
     table = [
         {
@@ -163,14 +163,14 @@ def print_moves(before: Answer, moves: list[Moved]) -> None:
 
 
 def amount(answer: Answer) -> str:
-    from planner.options import OBJECTIVE_UNITS
+    from planner.search.options import OBJECTIVE_UNITS
 
     return f"{answer.value:.6g} {OBJECTIVE_UNITS[answer.problem.task.objective]}"
 
 
 def rows(before: Answer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
     """What of the plan moves: one row per figure, before and after."""
-    from planner.whatif import document
+    from planner.studies.whatif import document
 
     columns = [
         _figures(document(answer), bound)

@@ -4,7 +4,7 @@
 
 A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark becomes `MeasuredRuns`
 (latencies of requests under a load). Steps are fitted by `fit.py`, either corrects a fit in
-`planner.models.calibration`.
+`planner.calibrate.measured_runs`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.imports import (
     aiconfigurator,

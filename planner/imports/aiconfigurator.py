@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.errors import CatalogError, InputError
 from planner.imports import fields
 from planner.imports.fields import Facts

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from planner.catalog import Catalog
-from planner.csvlines import refuse_long_fields
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
-from planner.files import open_input
+from planner.io.csvlines import refuse_long_fields
+from planner.io.files import open_input
 from planner.models.latency import Array
 from planner.units import LARGEST
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.domain import Llm
 from planner.errors import InputError
 from planner.imports import fields

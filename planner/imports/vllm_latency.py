@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.catalog import Catalog
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts

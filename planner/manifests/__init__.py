@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from planner.domain import Fleet, Policies
+from planner.documents.task import PREFIX_ROUTINGS
 from planner.errors import InputError
+from planner.fleet import Fleet, Policies
 from planner.manifests import (
     compose,
     disaggregatedset,
@@ -20,7 +21,6 @@ from planner.manifests import (
     ray_serve,
     vllm,
 )
-from planner.slo import PREFIX_ROUTINGS
 
 
 class Target(Protocol):

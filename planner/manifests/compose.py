@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.domain import Fleet
-from planner.files import to_yaml
+from planner.fleet import Fleet
+from planner.io.files import to_yaml
 from planner.manifests import engine
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP, Node, Placed
 

@@ -6,8 +6,8 @@ LeaderWorkerSet; the router is that of plain Kubernetes.
 
 from __future__ import annotations
 
-from planner.domain import Fleet
 from planner.errors import InputError
+from planner.fleet import Fleet
 from planner.manifests import engine, kubernetes, lws
 from planner.manifests.engine import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, Document

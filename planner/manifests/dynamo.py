@@ -6,11 +6,11 @@ operator looks for a container named `main`, and starts a worker that spans node
 
 from __future__ import annotations
 
-from planner.domain import Fleet, Pool
+from planner.documents.task import PREFIX_ROUTINGS
 from planner.errors import InputError
+from planner.fleet import Fleet, Pool
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
-from planner.slo import PREFIX_ROUTINGS
 
 DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"

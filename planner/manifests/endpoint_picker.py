@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.domain import Fleet, Policies, Pool
+from planner.documents.task import PREFIX_ROUTINGS
+from planner.fleet import Fleet, Policies, Pool
 from planner.manifests import engine
-from planner.slo import PREFIX_ROUTINGS
 
 Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"

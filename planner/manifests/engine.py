@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Gpu, Llm, Pool, Role, WorkerType
+from planner.documents.task import PREFIX_ROUTINGS
+from planner.domain import KV_BLOCK_TOKENS, Gpu, Llm
 from planner.errors import InputError
-from planner.slo import PREFIX_ROUTINGS
+from planner.fleet import Fleet, Pool, Role, WorkerType
 
 VLLM_VERSION = "0.33.0"
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
@@ -63,7 +64,7 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
         "enable-prefix-caching": True,  # where the plan counts on no hit, it can only help
     }
-    if fleet.policies.queue != "fcfs":  # each request brings its place: runtime.routing.priority
+    if fleet.policies.queue != "fcfs":  # each request brings its place: planner.runtime.routing.priority
         told["scheduling-policy"] = "priority"
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}

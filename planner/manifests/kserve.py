@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import shlex
 
-from planner.domain import Fleet, Gpu, Pool
+from planner.domain import Gpu
+from planner.fleet import Fleet, Pool
 from planner.manifests import endpoint_picker, engine, kubernetes
 from planner.manifests.kubernetes import Document
 

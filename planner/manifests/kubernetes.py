@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from planner.domain import Fleet, Gpu, Pool, Role
+from planner.domain import Gpu
 from planner.errors import InputError
-from planner.files import to_yaml
+from planner.fleet import Fleet, Pool, Role
+from planner.io.files import to_yaml
 from planner.manifests import engine
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 

@@ -8,9 +8,9 @@ template engine; nothing that a user names is in there.
 
 from __future__ import annotations
 
-from planner.domain import Fleet, Pool
 from planner.errors import InputError
-from planner.files import to_yaml
+from planner.fleet import Fleet, Pool
+from planner.io.files import to_yaml
 from planner.manifests import endpoint_picker, engine, kubernetes
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 from planner.manifests.kubernetes import Document

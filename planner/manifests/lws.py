@@ -7,7 +7,7 @@ other objects are those of plain Kubernetes; pods that run --headless have no ro
 
 from __future__ import annotations
 
-from planner.domain import Fleet, Pool
+from planner.fleet import Fleet, Pool
 from planner.manifests import engine, kubernetes
 from planner.manifests.engine import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, ROLE, Document

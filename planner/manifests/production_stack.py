@@ -6,9 +6,9 @@ hands the KV connector's parameters from one to the other.
 
 from __future__ import annotations
 
-from planner.domain import Fleet, Pool
 from planner.errors import InputError
-from planner.files import to_yaml
+from planner.fleet import Fleet, Pool
+from planner.io.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 
-from planner.domain import Fleet, Gpu, Pool
+from planner.documents.task import PREFIX_ROUTINGS
+from planner.domain import Gpu
 from planner.errors import InputError
-from planner.files import to_yaml
+from planner.fleet import Fleet, Pool
+from planner.io.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
-from planner.slo import PREFIX_ROUTINGS
 
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shlex
 
-from planner.domain import Fleet, Pool, Role
-from planner.files import to_yaml
+from planner.fleet import Fleet, Pool, Role
+from planner.io.files import to_yaml
 from planner.manifests import engine
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from planner.errors import ExtrapolationError, InputError
 from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, features
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 
 class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]

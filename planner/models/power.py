@@ -7,8 +7,8 @@
 
 A GPU without a step draws its idle share; one with a cap never more than the cap. Decodes are bound by memory
 and draw little, prefills by compute and draw all they may: Splitwise's Fig. 8. The numbers are fitted to its
-measurements on A100 (catalogs/power.yaml, `planner/models/power_fit.py`); on any other GPU they count as the
-same shares of its own limit, which nobody has measured here.
+measurements on A100 (catalogs/power.yaml, `planner/calibrate/power_fit.py`); on any other GPU they count as
+the same shares of its own limit, which nobody has measured here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.domain import Gpu, Llm
 from planner.errors import CatalogError, ExtrapolationError, InputError
-from planner.files import read_yaml, repository_dir
+from planner.io.files import read_yaml, repository_dir
 from planner.models.latency import Array
 from planner.models.memory import active_parameters, active_weight_bytes
 

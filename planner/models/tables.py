@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from planner.csvlines import refuse_long_fields
 from planner.errors import InputError
-from planner.files import open_input
+from planner.io.csvlines import refuse_long_fields
+from planner.io.files import open_input
 from planner.models.latency import Array
 
 COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")

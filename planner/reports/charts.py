@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.domain import Fleet, Limit
+from planner.domain import Limit
+from planner.fleet import Fleet
 from planner.reports.curves import BINS, Curve, busy_share, in_system, load_edges_s
 from planner.reports.drawing import BLUE, GRID, INK, MUTED, PAPER, SOFT, VERMILLION
 from planner.reports.encoding import (
@@ -28,7 +29,7 @@ from planner.reports.encoding import (
     time_unit,
 )
 from planner.simulator.replay import Simulation
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_s
 
 LENGTH_BINS = 40

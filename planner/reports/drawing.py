@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from planner.files import cached_text
+from planner.io.files import cached_text
 
 # As drawn for a light page, and the name of the CSS variable that takes its place in a report.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from planner.files import package_text
+from planner.io.files import package_text
 from planner.reports.drawing import Figure, chart_svg, live_spec, themed, vega_runtime
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.domain import KV_BLOCK_TOKENS, SPOT, Fleet, Pool
+from planner.domain import KV_BLOCK_TOKENS, SPOT
+from planner.fleet import Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
 from planner.plan import Alternative, Plan, served_s
-from planner.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.words import (
     HOURS_PER_MONTH,
@@ -24,6 +24,7 @@ from planner.reports.words import (
 )
 from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import Line, measured
+from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.units import percentile_name, show_s
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]

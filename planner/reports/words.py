@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.domain import Fleet, Limit, Pool
+from planner.domain import Limit
+from planner.fleet import Fleet, Pool
 from planner.manifests.engine import is_capped, running
 from planner.plan import Alternative, Certificate, Plan
 from planner.simulator.metrics import STEADY_FRAC, Line

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Policies, WorkerType
+from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
-from planner.prefixes.tree import block_uses
+from planner.fleet import Fleet, Policies, WorkerType
 from planner.simulator.layout import NONE
-from planner.traces import Trace
+from planner.traffic.prefixes import block_uses
+from planner.traffic.trace import Trace
 
 # orders of the waiting prompts that look at caches or tenants; those of layout.py are below
 LPM, VTC, DLPM, PREBLE = range(4, 8)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Fleet, Llm, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, Llm
+from planner.fleet import Fleet, WorkerType
 from planner.models.power import Power, shipped_power
 from planner.simulator.replay import Simulation
 

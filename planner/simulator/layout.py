@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import MAX_PP
+from planner.fleet import MAX_PP
 
 MIXED, PREFILL, DECODE = np.int64(0), np.int64(1), np.int64(2)  # roles
 TTFT, TBT, TPOT, E2E = np.int64(0), np.int64(1), np.int64(2), np.int64(3)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, MAX_PP, Fleet, Limit, Llm, Network, Policies, Pool, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, Limit, Llm
 from planner.errors import InputError
+from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, WorkerType
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.layout import State
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -38,11 +38,11 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.obliged import Due, Held, held
 from planner.solvers.backend import run
 from planner.solvers.master import Floats, Option, attention_s, is_held, lines
-from planner.traces import Trace
-from planner.workload import Lengths
+from planner.solvers.required_work import Due, Held, held
+from planner.traffic.trace import Trace
+from planner.traffic.workload import Lengths
 
 ROUNDS = 12
 ENOUGH_FRAC = 0.002  # a row violated by less is not worth another round

@@ -8,7 +8,7 @@ Data   r_k    requests of class k in the trace                                  
        b_k    bytes of its prompt's KV blocks                                            [bytes]
        c_j    objective of one worker of j (USD/h, W or GPUs)
        M_j    KV tokens of a worker      H  seconds in which that must be done               [s]
-       B      bytes/s of the link        g  share of requests that the SLO lets go (planner/obliged.py)
+       B      bytes/s of the link        g  share of requests that the SLO lets go (required_work.py)
        a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y what there is
        s_j    share of the whole traffic one worker is expected to carry (from level 0)
        n^q    fleets known to fail
@@ -46,11 +46,12 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import KV_BLOCK_TOKENS, SPOT, Role, WorkerType
+from planner.domain import KV_BLOCK_TOKENS, SPOT
+from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
-from planner.obliged import Obliged
 from planner.solvers.backend import run, whole
-from planner.workload import Lengths, Workload
+from planner.solvers.required_work import Obliged
+from planner.traffic.workload import Lengths, Workload
 
 PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
 Floats = npt.NDArray[np.float64]

@@ -33,8 +33,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from planner.domain import Fleet, Pool
 from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.fleet import Fleet, Pool
 from planner.solvers.backend import cp_solver
 
 if TYPE_CHECKING:

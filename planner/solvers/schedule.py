@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise
-from planner.solvers.windows import Cover, Windows, search
+from planner.solvers.schedule_pricing import Cover, Windows, search
 from planner.solvers.worker_rule import fit_worker_rule
 
 Floats = npt.NDArray[np.float64]

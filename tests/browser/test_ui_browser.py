@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from planner.files import repository_dir
+from planner.io.files import repository_dir
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 for missing, why in (

@@ -32,12 +32,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hostile_names import NAMES, named
 from manifest_commands import EXAMPLES, Command, commands, quantised, spanning
 from plans import mixed, pairs
-from test_manifests_hostile import NAMES, named
 
 from planner import manifests
-from planner.files import write_files
+from planner.io.files import write_files
 from profiling.vllm_install import is_installed, mend_cpu_wheel
 
 if not is_installed():
@@ -135,7 +135,7 @@ def started(argv: list[str], port: int, folder: Path) -> Iterator[None]:
     """A server of its own session, awaited until /health answers and ended with all its children."""
     program = folder / "bin" / "vllm"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m runtime.launch "$@"\n')
+    program.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m planner.runtime.launch "$@"\n')
     program.chmod(0o755)
     environment = os.environ | {
         "PATH": f"{program.parent}:{os.environ['PATH']}",

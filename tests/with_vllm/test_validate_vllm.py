@@ -20,22 +20,23 @@ import aiohttp
 import numpy as np
 import pytest
 
-from planner.catalog import read_catalog
-from planner.domain import Fleet, Network, Policies, Pool, Role, Slo, WorkerType
-from planner.files import to_yaml
-from planner.fleetfile import read_fleet
+from planner.documents.catalog import read_catalog
+from planner.documents.fleet import read_fleet
+from planner.domain import Slo
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.io.files import to_yaml
 from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.tables import read_step_table
-from planner.output import fleet_document
+from planner.reports.output import fleet_document
+from planner.runtime.analysis import Wanted
+from planner.runtime.replay import prompt
+from planner.runtime.router import Router, listening
+from planner.runtime.validate import counted, engine_commands, scrape
+from planner.runtime.workers import CPU_BLOCK_TOKENS, places, started
 from planner.simulator import simulate
-from planner.traces import Trace
+from planner.traffic.trace import Trace
 from profiling.vllm_install import is_installed
-from runtime.analysis import Wanted
-from runtime.replay import prompt
-from runtime.router import Router, listening
-from runtime.validate import counted, engine_commands, scrape
-from runtime.workers import CPU_BLOCK_TOKENS, places, started
 
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)

@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from planner.documents.markets import parse_market
+from planner.documents.task import Task, parse_task
 from planner.errors import InputError, PlannerError
-from planner.files import read_yaml, to_yaml
-from planner.schedulefile import parse_market
-from planner.slo import Task, parse_task
+from planner.io.files import read_yaml, to_yaml
 from planner.units import quantity
 from ui import draw, market, question
 from ui.session import Session, follow, open_session

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from planner.errors import InputError, PlannerError
-from planner.files import read_json
+from planner.io.files import read_json
 from planner.reports import charts
 from planner.reports.drawing import live_spec
 from planner.units import show_s

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from planner import whatif
-from planner.compare import PICTURED
+from planner.documents.slo import METRICS
 from planner.domain import Limit
 from planner.errors import PlannerError
-from planner.promise import METRICS
 from planner.reports import charts
 from planner.reports.curves import Curve
 from planner.reports.drawing import live_spec
+from planner.studies import whatif
+from planner.studies.compare import PICTURED
 from ui import draw, question
 from ui.jobs import result_key
 from ui.question import Asked

@@ -1,0 +1,1 @@
+"""Fits from measured steps and runs."""

@@ -1,0 +1,242 @@
+"""From a step table to a fit on file, in the format of catalogs/latency.
+
+A table that cannot identify the formula of `planner.models.latency` is refused, with what to measure.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.calibrate.measured_runs import Calibrated, Engine, calibrate
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.imports import fields
+from planner.imports.fields import Facts
+from planner.imports.runs import MeasuredRun, parse_runs
+from planner.io.files import to_yaml
+from planner.models.correction import CorrectedFormula
+from planner.models.latency import Array, StepLatency
+from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out_errors
+from planner.models.tables import StepTable, read_step_table
+
+FOLDS = 5
+MANY_STEPS = 30  # distinct ones; fewer are fitted with a remark
+NOT_INCLUDED = "not included"
+MOST_HOST_FRAC = 0.9  # of the quickest step
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Step times of `tp` GPUs, with the errors by regime on steps held out in turn."""
+
+    llm: str
+    gpu: str
+    tp: int
+    source: str
+    latency: StepLatency
+    errors: Mapping[str, Errors]
+    notes: tuple[str, ...] = ()
+    date: str | None = None  # of the measurement
+    families: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)  # all that were tried
+    form: CorrectedFormula | None = None  # what the simulator takes in place of `latency`
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "llm": self.llm,
+            "gpu": self.gpu,
+            "tp": self.tp,
+            "basis": self.latency.basis,
+            "uncertainty_frac": self.latency.uncertainty_frac,
+            "errors": {regime: asdict(errors) for regime, errors in self.errors.items()},
+            "families": {
+                name: {regime: asdict(errors) for regime, errors in family.items()}
+                for name, family in self.families.items()
+            },
+            "notes": list(self.notes),
+        }
+
+
+def fit_table(
+    table: StepTable,
+    facts: Facts,
+    catalog: Catalog,
+    *,
+    where: str,
+    host_overhead_s: float | None = None,
+    choose_family: bool = False,
+) -> Fitted:
+    """Fit `table`; facts come before its `#` lines.
+
+    `host_overhead_s` is the engine's own part of every step. It is taken out of the measured times, or added
+    to those of a table of kernel times. None is what the table measured (the median of its column host_s).
+    With `choose_family` every family of `planner.models.families` is tried and the one that predicts held-out
+    steps best is taken; its times hold the host's part, which is then not told apart.
+    """
+    about = table.about
+    llm, gpu, tp = fields.setup(
+        facts, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
+    )
+    _check_identified(table.X, where)
+    is_kernel_time = about.get("host_overhead") == NOT_INCLUDED or about.get("host_s", "").startswith("0:")
+    if host_overhead_s is None:
+        host_overhead_s = 0.0 if is_kernel_time else _measured_host_s(table)
+    if not 0 <= host_overhead_s < 1:
+        raise InputError(f"{where}: host overhead is {host_overhead_s:g} s, must be >= 0 and below 1 s")
+    source = about.get("source") or where
+    if "engine" in about and "source" not in about:  # of plan profile
+        source = f"{where}, {about['engine']} on {about.get('device', gpu)}"
+    host = "not included" if is_kernel_time else "included"
+    if host_overhead_s:
+        host = f"{host_overhead_s * 1e3:.3g} ms per step, " + ("added" if is_kernel_time else "told apart")
+    model = PiecewiseLinearStepLatency(
+        host_s=0.0 if is_kernel_time else host_overhead_s, basis=f"fitted: {source}; host overhead {host}"
+    )
+    try:
+        errors = held_out_errors(model, table.X, table.y, folds=FOLDS)
+        latency: StepLatency = model.fit(table.X, table.y).latency_
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    notes, families, form = _notes(table), {}, None
+    if choose_family:
+        from planner.models.choice import choose
+
+        choice = choose(table, folds=FOLDS)
+        families, form = dict(choice.held_out), choice.form
+        errors = dict(choice.converted or choice.held_out[choice.family])
+        latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
+        notes = (*notes, str(choice))
+    latency = replace(latency, mape_frac=errors["all"].mape_frac)
+    if is_kernel_time:
+        latency = replace(latency, h_s=host_overhead_s)
+        form = form and replace(form, h_s=host_overhead_s)
+    return Fitted(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families, form)
+
+
+def _measured_host_s(table: StepTable) -> float:
+    """The median of the column host_s, kept below the quickest step; 0 where it was not measured."""
+    if "host_s" not in table.steps.columns:
+        return 0.0
+    host_s = pd.to_numeric(table.steps.host_s, errors="coerce").to_numpy(float)
+    known = host_s[np.isfinite(host_s) & (host_s > 0)]
+    return min(float(np.median(known)), MOST_HOST_FRAC * float(table.y.min())) if known.size else 0.0
+
+
+def _notes(table: StepTable) -> tuple[str, ...]:
+    X, notes = table.X, []
+    if not ((X[:, 2] > 0) & (X[:, 4] > 0)).any():
+        notes.append("no mixed steps: steps with prefill and decode are predicted by the sum of both")
+    if (cells := len(np.unique(X, axis=0))) < MANY_STEPS:
+        notes.append(f"only {cells} distinct steps: the held-out errors are rough")
+    return (*notes, *((str(table.about["note"]),) if table.about.get("note") else ()))
+
+
+def _check_identified(X: Array, where: str) -> None:
+    """Raise InputError, with what to measure, where the steps leave a coefficient open.
+
+    Prefill alone must tell tokens from pairs: [1, N, A_p] of full rank. Decode alone must tell sequences from
+    the tokens they read: [1, D, K] of full rank.
+    """
+    tokens, pairs, decodes, kv_tokens, prefills = X.T
+    prefill, decode = decodes == 0, prefills == 0
+    wanted = []
+    if not _is_full_rank(tokens[prefill], pairs[prefill]):
+        wanted.append("prefills without decodes at three or more prompt lengths (say 128, 512, 2048, 8192)")
+    if not _is_full_rank(decodes[decode], kv_tokens[decode]):
+        wanted.append(
+            "decodes without prefill at two or more batch sizes and contexts (say 1, 16, 128 x 512, 4096)"
+        )
+    cells = len(np.unique(X, axis=0))
+    if not wanted and cells < 2 * FOLDS:
+        wanted.append(f"{2 * FOLDS - cells} more distinct steps, to hold some out")
+    if wanted:
+        raise InputError(
+            f"{where}: {cells} distinct steps do not settle the fit; measure {'; '.join(wanted)}"
+        )
+
+
+def _is_full_rank(first: Array, second: Array) -> bool:
+    if len(first) < 3:
+        return False
+    columns = np.column_stack([np.ones(len(first)), first, second])
+    return int(np.linalg.matrix_rank(columns / columns.max(axis=0).clip(min=1.0), tol=1e-6)) == 3
+
+
+def fit_yaml(fitted: Fitted, *, command: str, date: str | None = None) -> str:
+    """The file: `llm` and `gpu` come first, as the catalog expects."""
+    from profiling.shipped import entry  # the arrow bends: the shipped fits are written by the same lines
+
+    row: dict[str, Any] = entry(fitted.tp, fitted.latency, fitted.errors)
+    if fitted.latency.uncertainty_frac is not None:
+        row["uncertainty_frac"] = round(fitted.latency.uncertainty_frac, 4)
+    if fitted.form is not None:
+        row["simulated"] = {"form": "corrected"} | {
+            name: [float(f"{x:.7g}") for x in value] if isinstance(value, tuple) else value
+            for name, value in asdict(fitted.form).items()
+        }
+    return to_yaml(
+        {
+            "llm": fitted.llm,
+            "gpu": fitted.gpu,
+            "source": fields.one_line(fitted.source),
+            "date": date or fitted.date or datetime.date.today().isoformat(),
+            "command": command,
+            "fits": [row],
+        }
+    )
+
+
+def calibrate_files(
+    paths: Sequence[Path],
+    facts: Facts,
+    catalog: Catalog,
+    *,
+    base: Path | None = None,
+    settings: tuple[int, int, int | None] = (2048, 256, None),
+) -> tuple[Fitted, Calibrated]:
+    """Correct the fit in `base`, or the catalog's, by step tables and runs.json of one engine.
+
+    `settings` are the engine's max_num_batched_tokens, max_num_seqs and KV tokens (None: the memory model's);
+    a run that names its own has those.
+    """
+    steps: list[StepTable] = []
+    runs: list[MeasuredRun] = []
+    setups = set()
+    notes: list[str] = []
+    for path in paths:
+        text = fields.read_text(path)
+        if text.lstrip().startswith(("{", "[")):
+            measured = parse_runs(fields.parse_json(text, path), path)
+            said = {"llm": measured.llm, "gpu": measured.gpu, "tp": measured.tp}
+            runs += measured.runs
+            notes += measured.notes
+        else:
+            table = read_step_table(path)
+            said = {key: table.about.get(key) for key in ("llm", "gpu", "tp")}
+            steps.append(table)
+        setups.add(fields.setup(facts, catalog, path, **said))
+    if len(setups) != 1:
+        found = "; ".join(f"{llm} on {tp} x {gpu}" for llm, gpu, tp in sorted(setups))
+        raise InputError(f"calibrate: the measurements are of different engines ({found}); give those of one")
+    llm_name, gpu_name, tp = setups.pop()
+    llm, gpu = catalog.llm(facts.llm or llm_name), catalog.gpu(gpu_name)
+    latency = (catalog if base is None else _only(catalog, base)).latency(llm, gpu, tp)
+    if base is not None and latency == _only(catalog).latency(llm, gpu, tp):
+        raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
+    budget, seats, kv_tokens = settings
+    engine = Engine(llm, gpu, tp, budget, seats, kv_tokens)
+    result = calibrate(latency, steps=steps, runs=runs, engine=engine)
+    names = ", ".join(path.name for path in paths)
+    source = f"{base.name if base else 'the catalog'}, calibrated by {names}"
+    return Fitted(llm_name, gpu_name, tp, source, result.latency, {}, tuple(notes)), result
+
+
+def _only(catalog: Catalog, *fit_files: Path) -> Catalog:
+    """The catalog with these fits and no others."""
+    return replace(catalog, fit_files=fit_files, _headers={}, _fits={})

@@ -1,0 +1,308 @@
+"""Corrects a fit by a few measurements, and says how sure the result is.
+
+    t' = m f(1) + c (f(N) - f(1)) + c a A_p + m b D + m d K + c e P + h_s + h
+
+c scales the compute-bound part of a step, m the bandwidth-bound part (as `StepLatency.slowed` splits them),
+h is host overhead [s]. Measurements are step times, or latencies of end-to-end runs, which our own simulator
+predicts. With r the logs of predicted over measured,
+
+    min  sum r(c, m, h)^2 / sigma^2  +  (log c)^2 / s^2  +  (log m)^2 / s^2  +  h^2 / s_h^2
+
+so a part that nothing measured stays where it was. sigma, the scatter of a measurement around the corrected
+fit, is estimated along with it, starting at SIGMA. The covariance is the inverse of the Hessian of the sum;
+the standard error of a step time joins it with sigma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from planner.domain import Gpu, Llm
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool, WorkerType
+from planner.imports.runs import MeasuredRun
+from planner.models.latency import Array, StepLatency
+from planner.models.memory import kv_cache_tokens
+from planner.models.tables import StepTable
+from planner.simulator import simulate
+from planner.traffic.trace import Trace
+
+FACTOR_PRIOR = 0.3  # standard deviation of log c and log m
+HOST_PRIOR_S = 5e-3  # of h
+SIGMA, SIGMA_POINTS = 0.05, 2.0  # scatter expected beforehand, and how many points that guess is worth
+SEEDS = (0, 1, 2)  # of arrivals and lengths that were not recorded
+ROUNDS = 3
+RUN_STEP = 0.05  # for derivatives: a simulated percentile jumps where requests swap places
+FACTOR_RANGE = (0.1, 10.0)
+MOST_HOST_S = 1.0
+# Steps over which the standard error is averaged: N, A_p, D, K, P of prefills and of decodes.
+USUAL_STEPS = np.array(
+    [[n, n * (n + 1) / 2, 0, 0, 1] for n in (128, 512, 2048, 8192)]
+    + [[d, 0, d, d * 1024, 0] for d in (1, 8, 32, 128)],
+    dtype=float,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine that was measured; `kv_tokens` None is what the memory model says."""
+
+    llm: Llm
+    gpu: Gpu
+    tp: int
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A corrected fit. `standard_errors` are those of log c, of log m, and of h [s].
+
+    `before_frac` and `after_frac` are root mean squares of the log errors; `errors` has them per measurement
+    of a run, (run, statistic) -> predicted / measured - 1 after the correction.
+    """
+
+    latency: StepLatency
+    compute: float
+    bandwidth: float
+    host_s: float
+    standard_errors: tuple[float, float, float]
+    before_frac: float
+    after_frac: float
+    points: int
+    errors: Mapping[tuple[str, str], float]
+
+    @property
+    def uncertainty_frac(self) -> float:
+        return self.latency.uncertainty_frac or 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        compute, bandwidth, host_s = self.standard_errors
+        return {
+            "compute": self.compute,
+            "compute_standard_error_frac": compute,
+            "bandwidth": self.bandwidth,
+            "bandwidth_standard_error_frac": bandwidth,
+            "host_s": self.host_s,
+            "host_standard_error_s": host_s,
+            "before_frac": self.before_frac,
+            "after_frac": self.after_frac,
+            "uncertainty_frac": self.uncertainty_frac,
+            "points": self.points,
+            "errors": {f"{run}: {name}": error for (run, name), error in self.errors.items()},
+        }
+
+
+def corrected(latency: StepLatency, compute: float, bandwidth: float, host_s: float) -> StepLatency:
+    """The formula at the top of this module."""
+    return replace(
+        latency.slowed(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0), basis=latency.basis
+    )
+
+
+def calibrate(
+    latency: StepLatency,
+    *,
+    steps: Sequence[StepTable] = (),
+    runs: Sequence[MeasuredRun] = (),
+    engine: Engine | None = None,
+) -> Calibrated:
+    """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them."""
+    if not steps and not runs:
+        raise InputError("calibration: nothing was measured; give a step table or a runs.json")
+    if runs and engine is None:
+        raise InputError("calibration: runs need the engine that served them")
+    X = np.vstack([np.empty((0, 5)), *(table.X for table in steps)])
+    y = np.concatenate([np.empty(0), *(table.y for table in steps)])
+    targets = [target for run in runs for target in _targets(run)]
+    weights = np.concatenate([np.ones(len(y)), [target.weight for target in targets]])
+    points = float(np.sum(weights**2))
+
+    def log_errors(z: Array) -> Array:
+        moved = corrected(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
+        logs = [np.log(moved.step_s(*X.T) / y)]
+        for run in runs:
+            assert engine is not None
+            predicted = predict(run, engine, moved)
+            logs.append(np.log([predicted[t.key] / t.measured_s for t in targets if t.run is run]))
+        return np.concatenate(logs)
+
+    def residuals(z: Array, sigma: float) -> Array:
+        prior = [np.log(z[0]) / FACTOR_PRIOR, np.log(z[1]) / FACTOR_PRIOR, z[2] - 1]
+        return np.concatenate([log_errors(z) * weights / sigma, prior])
+
+    # z = c, m, 1 + h / HOST_PRIOR_S: all near 1, so one relative difference suits them all
+    start = np.ones(3)
+    low = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - latency.h_s / HOST_PRIOR_S - 1e-9]
+    high = [FACTOR_RANGE[1], FACTOR_RANGE[1], 1 + MOST_HOST_S / HOST_PRIOR_S]
+    before = log_errors(start)
+    z, sigma, used = start + 1e-6, SIGMA, SIGMA
+    for _ in range(ROUNDS):
+        used = sigma
+        solution = least_squares(
+            residuals,
+            z,
+            bounds=(low, high),
+            args=(used,),
+            xtol=1e-5,
+            ftol=1e-6,
+            jac="3-point",
+            diff_step=RUN_STEP if runs else 1e-4,
+            max_nfev=30,
+        )
+        z = solution.x
+        after = log_errors(z)
+        square = float(np.sum((after * weights) ** 2))
+        sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + square) / (SIGMA_POINTS + points)))
+    jacobian = np.asarray(solution.jac) * np.append(np.full(len(weights), used / sigma), [1.0] * 3)[:, None]
+    covariance = np.linalg.inv(jacobian.T @ jacobian)
+
+    compute, bandwidth = float(z[0]), float(z[1])
+    host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
+    moved = corrected(latency, compute, bandwidth, host_s)
+    uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
+    basis = (
+        f"{latency.basis}; calibrated on {_counted(len(y), 'step')}{' and ' if len(y) and runs else ''}"
+        f"{_counted(len(runs), 'run')}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, host overhead "
+        f"{host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
+    )
+    error = np.sqrt(np.diag(covariance))
+    return Calibrated(
+        latency=replace(moved, basis=basis, uncertainty_frac=uncertainty_frac),
+        compute=compute,
+        bandwidth=bandwidth,
+        host_s=host_s,
+        standard_errors=(float(error[0] / z[0]), float(error[1] / z[1]), float(error[2] * HOST_PRIOR_S)),
+        before_frac=_rms(before, weights),
+        after_frac=_rms(after, weights),
+        points=len(weights),
+        errors={
+            (target.run.name, " ".join(target.key)): float(np.expm1(log))
+            for target, log in zip(targets, after[len(y) :], strict=True)
+        },
+    )
+
+
+def predict(run: MeasuredRun, engine: Engine, latency: StepLatency) -> dict[tuple[str, str], float]:
+    """Our simulator's statistics of a run, by (metric, statistic), for those that were measured."""
+    budget = run.max_num_batched_tokens or engine.max_num_batched_tokens
+    seats = min(run.max_num_seqs or engine.max_num_seqs, budget)
+    kv_tokens = run.kv_tokens or engine.kv_tokens or _kv_tokens(engine, budget, seats)
+    worker = WorkerType(engine.gpu, engine.tp, latency, kv_tokens, budget, seats)
+    fleet = Fleet(engine.llm, (Pool("measured", "mixed", worker, 1),))
+    is_drawn = run.length_spread_frac > 0 or not (run.concurrency or run.arrival_s)
+    of_seeds = []
+    for seed in SEEDS if is_drawn else SEEDS[:1]:
+        trace = _trace(run, seed)
+        simulation = simulate(fleet, trace, closed_loop=run.concurrency or 0)
+        if not (simulation.status == 0).all():
+            raise InputError(
+                f"run {run.name}: {int((simulation.status != 0).sum())} of {run.requests} requests do not "
+                f"fit the {kv_tokens} KV tokens of {engine.tp} x {engine.gpu.name}; give --kv-tokens"
+            )
+        values = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s}
+        gaps = np.maximum(simulation.output_tokens - 1, 0)
+        of_seeds.append({target.key: _statistic(values, gaps, target.key, run) for target in _targets(run)})
+    return {key: float(np.mean([found[key] for found in of_seeds])) for key in of_seeds[0]}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """One measured statistic; the statistics of a metric share one vote."""
+
+    run: MeasuredRun
+    key: tuple[str, str]
+    measured_s: float
+    weight: float
+
+
+def _targets(run: MeasuredRun) -> list[_Target]:
+    """TTFT and TPOT where they were measured, else gaps, else end to end."""
+    usable = {
+        metric: {name: value for name, value in values.items() if not name.endswith("_at_most")}
+        for metric, values in run.latency_s.items()
+    }
+    metrics = [metric for metric in ("ttft", "tpot") if usable.get(metric)]
+    if "tpot" not in metrics and "mean" in usable.get("tbt", {}):
+        metrics.append("tbt")
+        usable["tbt"] = {"mean": usable["tbt"]["mean"]}
+    if len(metrics) < 2 and usable.get("e2e"):
+        metrics.append("e2e")
+    if not metrics:
+        raise InputError(f"run {run.name}: holds neither TTFT, TPOT nor end-to-end times to compare with")
+    return [
+        _Target(run, (metric, name), value, len(usable[metric]) ** -0.5)
+        for metric in metrics
+        for name, value in usable[metric].items()
+    ]
+
+
+def _trace(run: MeasuredRun, seed: int) -> Trace:
+    n, rng = run.requests, np.random.default_rng(seed)
+    lengths = []
+    for values in (run.input_tokens, run.output_tokens):
+        spread = run.length_spread_frac if len(values) < n else 0.0
+        drawn = np.array(values) * (rng.uniform(1 - spread, 1 + spread, n) if spread else np.ones(n))
+        lengths.append(np.maximum(np.rint(drawn), 1).astype(np.int64))
+    if run.concurrency is not None:
+        arrival_s = np.zeros(n)
+    elif run.arrival_s:
+        order = np.argsort(run.arrival_s, kind="stable")
+        arrival_s, lengths = np.array(run.arrival_s)[order], [values[order] for values in lengths]
+    elif run.rate_rps is not None:
+        arrival_s = np.cumsum(rng.exponential(1 / run.rate_rps, n))
+    else:
+        raise InputError(
+            f"run {run.name}: its load is not known; import it again with --concurrency, --rate or --duration"
+        )
+    return Trace(run.name, arrival_s, lengths[0], lengths[1])
+
+
+def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], run: MeasuredRun) -> float:
+    metric, name = key
+    if metric == "tbt":  # every gap counts once, so a request counts as often as it has gaps
+        found = float(np.nansum(values["tpot"] * gaps) / max(gaps.sum(), 1))
+    else:
+        of = values[metric][np.isfinite(values[metric])]
+        if not of.size:
+            raise InputError(f"run {run.name}: {metric} was measured, yet every request has one output token")
+        percent = {"mean": None, "max": 100.0}[name] if name in ("mean", "max") else float(name[1:])
+        found = float(of.mean() if percent is None else np.percentile(of, percent))
+    if not found > 0:
+        raise InputError(f"run {run.name}: {metric} {name} was measured, but is zero in simulation")
+    return found
+
+
+def _kv_tokens(engine: Engine, budget: int, seats: int) -> int:
+    kv_tokens = kv_cache_tokens(
+        engine.llm, engine.gpu, engine.tp, max_num_batched_tokens=budget, max_num_seqs=seats
+    )
+    if kv_tokens == 0:
+        raise InputError(f"{engine.llm.name} does not fit {engine.tp} x {engine.gpu.name}; is --tp right?")
+    return kv_tokens
+
+
+def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
+    """Mean variance of the log of the usual steps' times, from that of z."""
+
+    def logs(at: Array) -> Array:
+        moved = corrected(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)
+        return np.asarray(np.log(moved.step_s(*USUAL_STEPS.T)))
+
+    step = 1e-4
+    gradient = np.column_stack([(logs(z + step * unit) - logs(z)) / step for unit in np.eye(3)])
+    return float(np.mean(np.einsum("ij,jk,ik->i", gradient, covariance, gradient)))
+
+
+def _rms(log_errors: Array, weights: Array) -> float:
+    return float(np.sqrt(np.sum((log_errors * weights) ** 2) / np.sum(weights**2)))
+
+
+def _counted(count: int, noun: str) -> str:
+    return "" if not count else f"{count} {noun}{'s' if count > 1 else ''}"

@@ -1,0 +1,151 @@
+"""Fits Power to measured Watts, and says how far off it is on an (LLM, TP) it has not seen.
+
+Apart from `power.py` because scikit-learn takes most of a second to import and only fitting needs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import least_squares
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from planner.documents.catalog import Catalog
+from planner.errors import ExtrapolationError, InputError
+from planner.io.files import open_input
+from planner.models.latency import Array
+from planner.models.power import Power, utilisations
+
+SPLITWISE_LLMS = {"bloom-176b": "bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
+SPLITWISE_GPU = "a100-80g"  # the only one whose power was measured
+LONGEST_PREFILL_TOKENS = (
+    2048  # beyond, that stack's time bends while its power stays: utilisation says nothing
+)
+LARGEST_PREFILL_SHARE = 0.03  # a run's mean power is its decode's where prefill took no more of the time
+
+
+class StepPower(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Share of the limit  min(top, floor + c * compute utilisation + m * memory utilisation),  all >= 0.
+
+    X (n, 2): utilisation of compute and of memory bandwidth.   y (n,): measured share of the limit, > 0.
+    Fitted on relative error; monotone by its signs.
+    """
+
+    def __init__(self, *, beyond: str = "raise") -> None:
+        self.beyond = beyond  # outside the measured range: "raise" or "extrapolate"
+
+    def fit(self, X: Array, y: Array, sample_weight: Array | None = None) -> Self:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if X.shape[1] != 2:
+            raise InputError(f"power: X has {X.shape[1]} columns, expected compute and memory utilisation")
+        if not (y > 0).all():
+            raise InputError(f"power: measured share is {y.min():g}, must be > 0")
+        weight = np.sqrt(np.ones(len(y)) if sample_weight is None else sample_weight) / y
+        columns = np.column_stack([np.ones(len(y)), X])
+        top = float(y.max())
+
+        def error(p: Array) -> Array:
+            return np.asarray((np.minimum(columns @ p[:3], p[3]) - y) * weight)
+
+        start = np.array([y.min() / 2, 1.0, 1.0, top])
+        self.coef_ = least_squares(error, start, bounds=(np.zeros(4), np.full(4, np.inf))).x
+        self.x_max_ = X.max(axis=0)
+        return self
+
+    def predict(self, X: Array) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        if self.beyond == "raise" and (X > self.x_max_).any():
+            raise ExtrapolationError(
+                f"power: asked for utilisations {X.max(axis=0).tolist()} of compute and memory, measured "
+                f"up to {self.x_max_.tolist()}; measure further, or fit with beyond='extrapolate'"
+            )
+        floor, compute, memory, top = self.coef_
+        return np.asarray(np.minimum(floor + X @ np.array([compute, memory]), top))
+
+    def power(self, idle_frac: dict[str, float], other_idle_frac: float) -> Power:
+        check_is_fitted(self)
+        floor, compute, memory, top = (float(value) for value in self.coef_)
+        return Power(floor, memory, compute, max(top, floor), idle_frac, other_idle_frac)
+
+
+def splitwise_cells(path: Path, catalog: Catalog) -> pd.DataFrame:
+    """Measured power of splitwise-sim's perf_model.csv, one row per cell: `group` is the (LLM, TP), `tokens`
+    the prompts', `peak_frac` and `mean_frac` shares of the limit over a run of which prefill took
+    `prefill_share`; utilisations `compute_p` and `memory_p` of the prefill, `_d` of the decodes.
+    """
+    with open_input(path) as stream:
+        table = pd.read_csv(stream)
+    cell = ["model", "tensor_parallel", "prompt_size", "batch_size", "token_size"]
+    needed = {*cell, "hardware", "peak_power", "average_power", "prompt_time", "token_time", "e2e_time"}
+    if missing := sorted(needed - set(table.columns)):
+        raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}; expected splitwise-sim's table")
+    table = table[(table.peak_power > 0) & (table.average_power > 0)]
+    cells = table.groupby(cell).mean(numeric_only=True).reset_index()
+    gpu = catalog.gpu(SPLITWISE_GPU)
+    rows = []
+    for run in cells.to_dict("records"):
+        llm, tp, batch = catalog.llm(SPLITWISE_LLMS[run["model"]]), run["tensor_parallel"], run["batch_size"]
+        tokens = run["prompt_size"] * batch
+        kv_tokens = batch * (run["prompt_size"] + run["token_size"] / 2)
+        prefill = utilisations(llm, gpu, tp, run["prompt_time"] / 1e3, tokens)
+        decode = utilisations(llm, gpu, tp, run["token_time"] / 1e3, batch, kv_tokens)
+        rows.append(
+            {
+                "group": f"{run['model']} tp{tp}",
+                "tokens": tokens,
+                "peak_frac": run["peak_power"],
+                "mean_frac": run["average_power"],
+                "prefill_share": run["prompt_time"] / run["e2e_time"],
+                "compute_p": float(prefill[0]),
+                "memory_p": float(prefill[1]),
+                "compute_d": float(decode[0]),
+                "memory_d": float(decode[1]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def phases(cells: pd.DataFrame) -> pd.DataFrame:
+    """What the cells say of one phase alone: `frac` is a prefill's peak, or the mean of a run of which
+    prefill took at most LARGEST_PREFILL_SHARE, hence its decodes'.
+    """
+    decoding = cells[cells.prefill_share <= LARGEST_PREFILL_SHARE]
+    parts = [
+        part.rename(columns={f"compute_{p}": "compute", f"memory_{p}": "memory", frac: "frac"}).assign(
+            phase=name
+        )
+        for p, part, frac, name in (
+            ("p", cells, "peak_frac", "prefill"),
+            ("d", decoding, "mean_frac", "decode"),
+        )
+    ]
+    return pd.concat(parts, ignore_index=True)[["group", "phase", "tokens", "compute", "memory", "frac"]]
+
+
+def fit_rows(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which of the rows the shipped fit rests on: decodes, and prefills up to LONGEST_PREFILL_TOKENS."""
+    return np.asarray((rows.phase == "decode") | (rows.tokens <= LONGEST_PREFILL_TOKENS))
+
+
+def fit_power(rows: pd.DataFrame) -> StepPower:
+    """Both phases weigh a half."""
+    share = rows.groupby("phase").phase.transform("size").to_numpy(float)
+    model = StepPower(beyond="extrapolate")
+    return model.fit(rows[["compute", "memory"]].to_numpy(), rows.frac.to_numpy(), sample_weight=1 / share)
+
+
+def held_out(rows: pd.DataFrame) -> Array:
+    """Each row predicted by a fit without its (LLM, TP)."""
+    predicted = np.empty(len(rows))
+    used = fit_rows(rows)
+    for group in rows.group.unique():
+        inside = (rows.group == group).to_numpy()
+        fitted = fit_power(rows[used & ~inside])
+        predicted[inside] = fitted.predict(rows.loc[inside, ["compute", "memory"]].to_numpy())
+    return predicted

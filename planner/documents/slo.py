@@ -1,0 +1,114 @@
+"""The promise: limits of an SLO, in seconds or relative to an idle worker, out of slo.yaml or a catalog."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from planner.domain import Limit, Metric, Slo
+from planner.errors import InputError
+from planner.io.values import is_number, mapping, positive, refuse_unknown, whole
+
+METRICS: tuple[Metric, ...] = get_args(Metric)
+_PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """One line of a relative SLO: at this percentile, at most `factor` times the same request alone."""
+
+    metric: Metric
+    percentile_frac: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdowns:
+    """An SLO relative to a request alone on one worker of `gpu` x `tp` (Splitwise Table VI)."""
+
+    limits: tuple[Slowdown, ...]
+    gpu: str
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
+class SloPreset:
+    """One row of catalogs/slos.yaml: limits in seconds, or relative ones, never both."""
+
+    name: str
+    slo: Slo  # without limits if the preset is relative
+    slowdowns: Slowdowns | None
+    served: str  # what the paper served; not enforced
+    source: str
+    date: str
+
+
+def parse_slo(document: Any, *, where: str) -> Slo:
+    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, and attainment."""
+    lines = mapping(document, where)
+    attainment = lines.get("attainment")
+    if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
+        raise InputError(f"{where}: attainment: expected a share in (0, 1] such as 0.9, found {attainment!r}")
+    limits = tuple(
+        Limit(metric, percentile_frac, positive(value, "s", f"{where}: {metric} {name}"))
+        for metric, percentile_frac, name, value in _percentile_lines(lines, where, also=("attainment",))
+    )
+    return Slo(limits, None if attainment is None else float(attainment))
+
+
+def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
+    """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
+    on = mapping(reference, f"{where}: reference")
+    refuse_unknown(on, ("gpu", "tp"), f"{where}: reference")
+    if not isinstance(on.get("gpu"), str):
+        raise InputError(f"{where}: reference: gpu: expected the name of a GPU, found {on.get('gpu')!r}")
+    limits = []
+    for metric, percentile_frac, name, value in _percentile_lines(mapping(document, where), where):
+        if not is_number(value) or not 1 <= value < float("inf"):
+            raise InputError(f"{where}: {metric} {name}: expected a factor of at least 1, found {value!r}")
+        limits.append(Slowdown(metric, percentile_frac, float(value)))
+    return Slowdowns(tuple(limits), on["gpu"], whole(on.get("tp"), f"{where}: reference: tp", least=1))
+
+
+def _percentile_lines(
+    lines: Mapping[str, Any], where: str, *, also: tuple[str, ...] = ()
+) -> list[tuple[Metric, float, str, Any]]:
+    """(metric, percentile, as written, value) of every line, in the order given."""
+    found: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
+    for key, value in lines.items():
+        if key in also:
+            continue
+        name, _, percentile = str(key).partition("_")
+        if name not in METRICS:
+            refuse_unknown({key: value}, (*METRICS, *also), where)
+        metric = cast(Metric, name)
+        if not percentile and (not isinstance(value, Mapping) or not value):
+            raise InputError(f"{where}: {key}: expected percentiles such as {{p90: 2 s}}, found {value!r}")
+        for written, limit in {percentile: value}.items() if percentile else value.items():
+            frac = _percentile_frac(written, f"{where}: {metric}")
+            if (metric, frac) in found:
+                raise InputError(f"{where}: {metric} {written} is given twice; keep one")
+            found[metric, frac] = (metric, frac, str(written), limit)
+    if not found:
+        raise InputError(f"{where}: no limit found, expected at least one such as ttft: {{p90: 2 s}}")
+    return list(found.values())
+
+
+def _percentile_frac(written: object, where: str) -> float:
+    if str(written).lower() in ("mean", "avg", "average"):
+        raise InputError(
+            f"{where}: {written!r} is refused: a mean hides the slow requests that an SLO is about; "
+            "state a percentile, such as p50 or p90"
+        )
+    match = _PERCENTILE.fullmatch(str(written))
+    if match is not None and 0 < float(match[1]) < 1:
+        meant = f"p{100 * float(match[1]):.10g}"
+        raise InputError(
+            f"{where}: {str(written)!r} is kept where {float(match[1]):g} % of the requests keep it; write "
+            f"{meant} for {100 * float(match[1]):.10g} %"
+        )
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise InputError(f"{where}: expected a percentile in (0, 100] such as p90, found {str(written)!r}")
+    return float(f"{float(match[1]) / 100:.12g}")

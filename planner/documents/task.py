@@ -1,0 +1,474 @@
+"""The question: slo.yaml, read into a `Task`.
+
+    llm: meta-llama/Llama-3.1-70B
+    slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
+    traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}
+    fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s},
+            host_overhead: 2 ms}
+    policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
+    objective: cost
+    limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
+    spare: 1 worker                        # or 1 node
+    robust: {step_times: 10 %, traffic: 10 %}
+
+Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
+is quietly dropped would certify the wrong fleet. Several LLMs on one stock: planner/documents/together.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from planner.documents.catalog import Catalog
+from planner.documents.slo import SloPreset, Slowdowns, parse_slo
+from planner.domain import SPOT, Gpu, Slo
+from planner.errors import CatalogError, InputError
+from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
+from planner.io.files import is_path, read_yaml
+from planner.io.values import (
+    at_least_0,
+    mapping,
+    nearest,
+    one_of,
+    positive,
+    refuse_unknown,
+    share,
+    subsection,
+    whole,
+)
+
+Scale = Literal["superpose", "compress", "thin"]
+Objective = Literal["cost", "power", "gpus", "throughput"]
+LEAST_PRICE_USD_PER_H = 1e-6
+MOST_DOWN_FRAC = 0.5  # of the time that a spot worker may be away; beyond, most of a pool is not there
+SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine and its weights
+SAME_AS_COST = (
+    "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
+)
+QUEUES = ("fcfs", "sjf", "ljf", "srpt")
+ROUTINGS = ("jsq", "least-outstanding", "power-of-two", "round-robin")
+PREFIX_ROUTINGS = ("prefix-affinity", "min-ttft", "cache-aware", "e2", "d2lpm")
+_SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
+TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
+MOST_TOKENS = 2**20  # of a step
+_FLEET_KEYS = ("gpus", "pp", "max_num_batched_tokens", "max_num_seqs", "network", "prices", "host_overhead")
+_PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A GPU on the spot market: a worker is interrupted so often, and is back `restart_s` later."""
+
+    price_usd_per_h: float
+    interruptions_per_h: float
+    restart_s: float = SPOT_RESTART_S
+
+    @property
+    def down_frac(self) -> float:
+        """Share of the time that a worker is down: restart / (mean time up + restart)."""
+        down = self.interruptions_per_h * self.restart_s / 3600
+        return down / (1 + down)
+
+
+@dataclass(frozen=True, slots=True)
+class Robust:
+    """The plan must hold if every step takes this share longer than we think, and at all traffic between
+    `traffic_from_frac` and `traffic_frac` more than we think.
+    """
+
+    step_times_frac: float = 0.0
+    traffic_frac: float = 0.0
+    traffic_from_frac: float = 0.0  # other than 0 only where a study moves what we think
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked: one LLM, one promise, the traffic and the machines we may use.
+
+    Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None meaning as
+    many as it takes. With `slowdowns` the limits of `slo` are still to be derived from the reference worker.
+    A plan runs around the clock, so `prices_usd_per_h` holds the reserved price where there is one.
+    """
+
+    llm: str
+    slo: Slo
+    stock: Mapping[str, int | None]
+    slowdowns: Slowdowns | None = None
+    preset: str | None = None
+    rate_rps: float | None = None  # None: the trace as it is
+    scale: Scale = "superpose"
+    window: str | None = None
+    draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
+    prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
+    reserved: frozenset[str] = frozenset()  # GPUs of which that is the reserved price
+    spot: Mapping[str, Spot] = field(default_factory=dict)
+    network: Network = field(default_factory=Network)
+    host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
+    objective: Objective = "cost"
+    power_limit_w: float | None = None
+    cost_limit_usd_per_h: float | None = None
+    gpu_limit: int | None = None
+    spare_workers: int = 0
+    spare_nodes: int = 0
+    stages: tuple[int, ...] = (1,)  # pipeline stages of a worker that may be chosen
+    max_num_batched_tokens: tuple[int, ...] = TOKEN_BUDGETS  # per step of an engine, that may be chosen
+    max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)  # likewise
+    queues: tuple[str, ...] = ("fcfs",)  # orders of the waiting prompts that may be chosen, best liked first
+    longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
+    routings: tuple[str, ...] = ("jsq",)  # that may be chosen; those that look at prefixes need the caches
+    prefix_cache: bool = False  # hits in prefix caches may be counted on
+    robust: Robust = Robust()
+
+    def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
+        """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
+
+        A GPU with a spot price is there twice, the second time as "h100-80g@spot"; both share one stock.
+        """
+        gpus = [catalog.gpu(name) for name, count in self.stock.items() if count != 0]
+        prices = self.prices_usd_per_h
+        firm = [
+            replace(gpu, price_usd_per_h=prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h)))
+            for gpu in gpus
+        ]
+        on_spot = [
+            replace(gpu, name=gpu.name + SPOT, price_usd_per_h=terms.price_usd_per_h)
+            for gpu in gpus
+            if (terms := self.spot_terms(gpu)) is not None
+        ]
+        return (*firm, *on_spot)
+
+    def policies(self) -> tuple[Policies, ...]:
+        """What may be chosen, best liked first: a fleet that does as well without caches comes first."""
+        blind = [name for name in self.routings if name in ROUTINGS] or ["jsq"]
+        caches = [(False, name) for name in blind]
+        caches += [(True, name) for name in self.routings] if self.prefix_cache else []
+        return tuple(
+            Policies(
+                routing=routing,
+                prefix_cache=is_cached,
+                queue=queue,
+                queue_window_s=math.inf if queue == "fcfs" else self.longest_wait_s,
+            )
+            for is_cached, routing in caches
+            for queue in self.queues
+        )
+
+    def spot_terms(self, gpu: Gpu) -> Spot | None:
+        """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""
+        return self.spot.get(gpu.name.removesuffix(SPOT), self.spot.get(gpu.base))
+
+
+def read_task(path: Path, catalog: Catalog) -> Task:
+    """Read slo.yaml. Raises InputError with the file, the key, what was found and what is valid."""
+    return parse_task(read_document(path, catalog), catalog, where=str(path))
+
+
+def has_several_llms(path: Path) -> bool:
+    """Whether this slo.yaml asks for several LLMs; not for what can be read but once, such as a pipe."""
+    return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113 - silent about any name
+
+
+def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
+    """slo.yaml as a mapping, for `parse_task`; a config.json beside it is given its whole path."""
+    return with_config(read_yaml(path), path.parent, catalog)
+
+
+def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> dict[str, Any]:
+    """The same with the whole path of `llm` where that is a config.json in `folder`, that of slo.yaml."""
+    llm = document.get("llm")
+    if isinstance(llm, str) and llm and llm.lower() not in catalog.llm_aliases:
+        beside = folder / llm
+        if not is_path(llm) and is_path(str(beside)):
+            return {**document, "llm": str(beside)}
+    return dict(document)
+
+
+def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
+    """The same from a mapping, as the UI holds it; `where` opens every error message."""
+    known = ("llm", "slo", "preset", "traffic", "fleet", "policies", "objective", "limits", "spare", "robust")
+    if "llms" in document:
+        raise InputError(
+            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
+            "anything else write one of them into a file of its own, with the fleet it may use"
+        )
+    refuse_unknown(document, known, where)
+    if not isinstance(document.get("llm"), str):
+        found = repr(document["llm"]) if "llm" in document else "nothing"
+        raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")
+    if ("slo" in document) == ("preset" in document):
+        found = "both" if "slo" in document else "neither"
+        raise InputError(
+            f"{where}: found {found} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
+            f"preset: one of {', '.join(catalog.slos)}"
+        )
+    preset = _preset(document["preset"], catalog, where) if "preset" in document else None
+    traffic = subsection(document, "traffic", ("rate", "scale", "window", "draws"), where)
+    fleet = subsection(document, "fleet", _FLEET_KEYS, where)
+    limits = subsection(document, "limits", ("power", "cost", "gpus"), where)
+    policies = subsection(document, "policies", ("queue", "longest_wait", "prefix_cache", "routing"), where)
+    queues, longest_wait_s = _queues(policies, where)
+    routings, prefix_cache = _routings(policies, where)
+    window = traffic.get("window")
+    if window is not None and not isinstance(window, str):
+        raise InputError(
+            f"{where}: traffic: window: expected text such as 'busiest 10 min', found {window!r}"
+        )
+    try:
+        llm = catalog.llm(document["llm"]).name
+        stock = _stock(fleet.get("gpus"), catalog, f"{where}: fleet: gpus")
+        prices, reserved, spot = _prices(fleet.get("prices"), catalog, f"{where}: fleet: prices")
+    except CatalogError as error:
+        raise type(error)(_placed(error, where)) from None
+    spare_workers, spare_nodes = _spare(document.get("spare"), f"{where}: spare")
+    task = Task(
+        llm=llm,
+        slo=preset.slo if preset else parse_slo(document["slo"], where=f"{where}: slo"),
+        stock=stock,
+        slowdowns=preset.slowdowns if preset else None,
+        preset=preset.name if preset else None,
+        rate_rps=_optional(traffic, "rate", "rps", f"{where}: traffic"),
+        scale=cast(
+            Scale, one_of(traffic.get("scale", "superpose"), get_args(Scale), f"{where}: traffic: scale")
+        ),
+        window=window,
+        draws=whole(traffic.get("draws", 1), f"{where}: traffic: draws", least=1),
+        prices_usd_per_h=prices,
+        reserved=reserved,
+        spot=spot,
+        network=_network(fleet.get("network"), f"{where}: fleet: network"),
+        host_overhead_s=_host_overhead_s(fleet.get("host_overhead", 0.0), f"{where}: fleet: host_overhead"),
+        objective=_objective(document.get("objective", "cost"), f"{where}: objective"),
+        power_limit_w=_optional(limits, "power", "w", f"{where}: limits"),
+        cost_limit_usd_per_h=_optional(limits, "cost", "usd_per_h", f"{where}: limits"),
+        gpu_limit=whole(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
+        spare_workers=spare_workers,
+        spare_nodes=spare_nodes,
+        stages=_numbers(fleet.get("pp", 1), f"{where}: fleet: pp", most=MAX_PP),
+        max_num_batched_tokens=_numbers(
+            fleet.get("max_num_batched_tokens", list(TOKEN_BUDGETS)),
+            f"{where}: fleet: max_num_batched_tokens",
+        ),
+        max_num_seqs=_numbers(fleet.get("max_num_seqs", MAX_NUM_SEQS), f"{where}: fleet: max_num_seqs"),
+        queues=queues,
+        longest_wait_s=longest_wait_s,
+        routings=routings,
+        prefix_cache=prefix_cache,
+        robust=_robust(document, where),
+    )
+    if task.objective == "throughput":
+        _check_throughput(task, where)
+    return task
+
+
+def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
+    if not isinstance(name, str) or name not in catalog.slos:
+        hints = nearest(name, catalog.slos) or list(catalog.slos)
+        raise InputError(
+            f"{where}: preset: {name!r} is not in catalogs/slos.yaml; nearest: {', '.join(hints)}"
+        )
+    return catalog.slos[name]
+
+
+def _stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]:
+    if document is None:
+        return dict.fromkeys(catalog.gpus)
+    if isinstance(document, list):
+        document = dict.fromkeys(str(name) for name in document)
+    stock: dict[str, int | None] = {}
+    for asked, count in mapping(document, where).items():
+        name = catalog.gpu(str(asked)).name
+        if name in stock:
+            raise InputError(f"{where}: {asked} is {name}, which is given twice; keep one")
+        is_unlimited = count is None or count == "unlimited"
+        stock[name] = None if is_unlimited else whole(count, f"{where}: {asked}", least=0)
+    if not any(count is None or count > 0 for count in stock.values()):
+        raise InputError(
+            f"{where}: stock of every GPU is 0; allow at least one, or drop fleet: gpus to use all"
+        )
+    return stock
+
+
+def _prices(
+    document: Any, catalog: Catalog, where: str
+) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
+    """Prices of firm workers, the GPUs of which they are the reserved ones, and the terms of spot workers."""
+    prices: dict[str, float] = {}
+    reserved: set[str] = set()
+    spot: dict[str, Spot] = {}
+    seen: set[str] = set()
+    for asked, given in (mapping(document, where) if document is not None else {}).items():
+        name, here = catalog.gpu(str(asked)).name, f"{where}: {asked}"
+        if name in seen:
+            raise InputError(f"{here} is {name}, which is given twice; keep one")
+        seen.add(name)
+        if not isinstance(given, Mapping):
+            prices[name] = _price(given, here)
+            continue
+        refuse_unknown(given, _PRICE_KEYS, here)
+        firm = {
+            kind: _price(given[kind], f"{here}: {kind}")
+            for kind in ("on_demand", "reserved")
+            if kind in given
+        }
+        if firm:
+            kind = min(firm, key=lambda kind: firm[kind])
+            prices[name] = firm[kind]
+            if kind == "reserved":
+                reserved.add(name)
+        if "spot" in given:
+            if "spot_interruptions_per_h" not in given:
+                raise InputError(f"{here}: spot: needs spot_interruptions_per_h too, such as 0.05")
+            spot[name] = Spot(
+                _price(given["spot"], f"{here}: spot"),
+                share(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
+                positive(given["spot_restart"], "s", f"{here}: spot_restart")
+                if "spot_restart" in given
+                else SPOT_RESTART_S,
+            )
+            if (down_frac := spot[name].down_frac) > MOST_DOWN_FRAC:
+                raise InputError(
+                    f"{here}: spot: a worker interrupted so often and away so long is down for "
+                    f"{100 * down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
+                )
+        elif any(key.startswith("spot_") for key in given):
+            raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
+    return prices, frozenset(reserved), spot
+
+
+def _price(value: Any, where: str) -> float:
+    """A price that a solver can tell from 0, or 0."""
+    price_usd_per_h = at_least_0(value, "usd_per_h", where)
+    if 0 < price_usd_per_h < LEAST_PRICE_USD_PER_H:
+        raise InputError(f"{where}: expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more, found {value!r}")
+    return price_usd_per_h
+
+
+def _numbers(asked: object, where: str, *, most: int = MOST_TOKENS) -> tuple[int, ...]:
+    """`pp: [1, 2]`, or one number; in order."""
+    given = asked if isinstance(asked, list) and asked else [asked]
+    numbers = tuple(sorted({whole(number, where, least=1) for number in given}))
+    if numbers[-1] > most:
+        raise InputError(f"{where}: found {numbers[-1]}, at most {most} is possible here")
+    return numbers
+
+
+def _queues(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:
+    """`policies: {queue: [fcfs, sjf], longest_wait: 60 s}`: what may be chosen, and how it is bounded."""
+    queues = _choices(section, "queue", QUEUES, where)
+    longest_wait_s = math.inf
+    if "longest_wait" in section:
+        longest_wait_s = positive(section["longest_wait"], "s", f"{where}: policies: longest_wait")
+        if queues == ("fcfs",):
+            raise InputError(
+                f"{where}: policies: longest_wait: fcfs overtakes nobody; drop it, or queue: [fcfs, sjf]"
+            )
+    return queues, longest_wait_s
+
+
+def _routings(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], bool]:
+    """`policies: {prefix_cache: true, routing: [cache-aware, e2]}`: what may be chosen."""
+    has_cache = section.get("prefix_cache", False)
+    if not isinstance(has_cache, bool):
+        raise InputError(f"{where}: policies: prefix_cache: expected true or false, found {has_cache!r}")
+    if "routing" not in section:
+        return (("cache-aware", "e2") if has_cache else ("jsq",)), has_cache
+    known = ROUTINGS + (PREFIX_ROUTINGS if has_cache else ())
+    asked = section["routing"] if isinstance(section["routing"], list) else [section["routing"]]
+    if "least-waiting" in asked:
+        raise InputError(
+            f"{where}: policies: routing: least-waiting is that of DistServe's program (batching "
+            f"distserve), which `plan simulate` has and no plan; take of {', '.join(known)}"
+        )
+    routings = _choices(section, "routing", ROUTINGS + PREFIX_ROUTINGS, where)
+    aware = [name for name in routings if name in PREFIX_ROUTINGS]
+    if aware and not has_cache:
+        raise InputError(
+            f"{where}: policies: routing: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
+            f"of {', '.join(ROUTINGS)}"
+        )
+    return routings, has_cache
+
+
+def _choices(section: Mapping[str, Any], key: str, known: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """One name or a list of names, each once; the first known one where nothing is said."""
+    asked = section.get(key, known[0])
+    names = asked if isinstance(asked, list) and asked else [asked]
+    chosen = tuple(one_of(name, known, f"{where}: policies: {key}") for name in names)
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"{where}: policies: {key}: found one twice in {asked!r}; name each once")
+    return chosen
+
+
+def _robust(document: Mapping[str, Any], where: str) -> Robust:
+    section = subsection(document, "robust", ("step_times", "traffic"), where)
+    return Robust(
+        share(section.get("step_times", 0.0), f"{where}: robust: step_times"),
+        share(section.get("traffic", 0.0), f"{where}: robust: traffic"),
+    )
+
+
+def _check_throughput(task: Task, where: str) -> None:
+    """The rate is what is looked for, so it must not be given, and something must bound it."""
+    if task.rate_rps is not None:
+        raise InputError(
+            f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
+            "drop one of the two"
+        )
+    limits = (task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    if limits == (None, None, None) and None in task.stock.values():
+        raise InputError(
+            f"{where}: objective throughput has no end without a limit; set limits: {{cost: 500 usd/h}}, or "
+            "a stock of every GPU"
+        )
+
+
+def _host_overhead_s(value: Any, where: str) -> float:
+    return at_least_0(value, "s", where)
+
+
+def _network(document: Any, where: str) -> Network:
+    if document is None:
+        return Network()
+    lines = mapping(document, where)
+    refuse_unknown(lines, ("bandwidth", "latency", "transfer"), where)
+    network = Network()
+    if "bandwidth" in lines:
+        bandwidth = positive(lines["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
+        network = replace(network, bandwidth_bytes_per_s=bandwidth)
+    if "latency" in lines:
+        network = replace(network, latency_s=at_least_0(lines["latency"], "s", f"{where}: latency"))
+    if "transfer" in lines:
+        transfer = one_of(lines["transfer"], ("serialised", "layerwise"), f"{where}: transfer")
+        network = replace(network, transfer=cast(Literal["serialised", "layerwise"], transfer))
+    return network
+
+
+def _objective(value: object, where: str) -> Objective:
+    if value == SAME_AS_COST:
+        return "cost"
+    return cast(Objective, one_of(value, get_args(Objective), where))
+
+
+def _spare(value: object, where: str) -> tuple[int, int]:
+    """(workers, nodes) of which one is 0."""
+    match = _SPARE.fullmatch("0" if value is None else str(value).strip())
+    if match is None or len(match[1]) > 4:
+        raise InputError(
+            f"{where}: expected a number of workers or nodes such as '1 worker' or '1 node', found {value!r}"
+        )
+    count = int(match[1])
+    return (0, count) if (match[2] or "").startswith("node") else (count, 0)
+
+
+def _optional(section: Mapping[str, Any], key: str, unit: str, where: str) -> float | None:
+    return positive(section[key], unit, f"{where}: {key}") if key in section else None
+
+
+def _placed(error: InputError, where: str) -> str:
+    return str(error) if str(error).startswith(where) else f"{where}: {error}"

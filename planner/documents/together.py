@@ -1,0 +1,226 @@
+"""The question of several LLMs on one stock: slo.yaml with `llms:`, read into one `Part` for each of them.
+
+    llms:                                  # or a list of such entries, each with a name
+      chat:
+        llm: meta-llama/Llama-3.1-70B
+        slo: {ttft: {p90: 2 s}}            # or preset; and traffic, policies, spare, robust as for one LLM
+        trace: chat.csv                    # beside this file, or
+        model: chat-prod                   # the value of the column `model` of --trace whose rows these are
+      code: {llm: meta-llama/Llama-3.1-8B, preset: vidur, traffic: {rate: 40}}
+    fleet: {gpus: {a100-80g: 64, h100-80g: 32}}
+    objective: cost
+    limits: {power: 80 kW}
+
+What stands beside `llms` is shared. Two entries may serve the same LLM. Without `model` an entry takes the
+rows that name the entry, else those that name its LLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task, parse_task, with_config
+from planner.errors import InputError, TraceError
+from planner.io.files import read_yaml
+from planner.io.values import refuse_unknown
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
+
+SHARED = ("fleet", "objective", "limits")
+
+OWN = ("llm", "slo", "preset", "traffic", "policies", "spare", "robust")
+
+TRACE = ("trace", "model")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # the name of a folder anywhere
+
+_TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manifests")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One of the LLMs: what is asked for it, within limits that are those of all, and its own requests.
+
+    Stamps of a coarse clock are not spread yet: each draw of the traffic does so by its seed.
+    """
+
+    name: str
+    task: Task
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """The parts in the order of the file; `notes` are what a reader must know of the traces in `files`."""
+
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...]
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that."""
+
+    name: str
+    own: Mapping[str, Any]
+    task: Task
+    trace: Path | None
+    model: str | None
+
+
+def read_question(
+    path: Path, trace: Path | None, catalog: Catalog, *, drop_invalid: bool = False
+) -> Question:
+    """Read slo.yaml with `llms`, and the traces. Raises InputError with the file, the entry and the key."""
+    return _with_traces(
+        entries(read_yaml(path), path, catalog), path, trace, catalog, drop_invalid=drop_invalid
+    )
+
+
+def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
+    """The entries of `llms`, each checked with what is shared; `path` opens every error message."""
+    for key in document:
+        if key in (*OWN, *TRACE):
+            raise InputError(f"{path}: {key} belongs into each entry of llms; beside it: {', '.join(SHARED)}")
+    refuse_unknown(document, ("llms", *SHARED), str(path))
+    if document.get("objective") == "throughput":
+        raise InputError(
+            f"{path}: objective: throughput raises the rate of one LLM; with llms give each its rate"
+        )
+    shared = {key: document[key] for key in SHARED if key in document}
+    # alone with some LLM first, so that what is wrong with it is not said of an entry
+    parse_task(
+        {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}, **shared}, catalog, where=str(path)
+    )
+    return [
+        _entry(name, given, shared, path, catalog)
+        for name, given in _named(document.get("llms"), f"{path}: llms")
+    ]
+
+
+def _named(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The entries with their names, of a mapping or of a list; a name is that of a folder of the answer."""
+    if isinstance(given, list):
+        rows = [(_own_name(row), row) for row in given]
+    elif isinstance(given, Mapping):
+        rows = [(str(name), row) for name, row in given.items()]
+    else:
+        rows = []
+    if not rows:
+        raise InputError(f"{where}: expected an entry per LLM such as chat: {{llm: ...}}, found {given!r}")
+    seen: set[str] = set()
+    for name, row in rows:
+        if not isinstance(row, Mapping):
+            raise InputError(f"{where}: {name}: expected keys and values such as llm: ..., found {row!r}")
+        if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
+            raise InputError(
+                f"{where}: {name!r} names a folder of the answer; take letters, digits, dots and dashes, and "
+                f"none of {', '.join(_TAKEN)}"
+            )
+        if name.lower() in seen:
+            raise InputError(f"{where}: two entries are named {name}; give each a name of its own")
+        seen.add(name.lower())
+    keep = (lambda key: key != "name") if isinstance(given, list) else (lambda key: True)
+    return [(name, {key: value for key, value in row.items() if keep(key)}) for name, row in rows]
+
+
+def _own_name(row: Any) -> str:
+    """Of an entry of a list: its name, else the last part of its LLM's."""
+    if not isinstance(row, Mapping):
+        return str(row)
+    name = row.get("name", str(row.get("llm", "")).rstrip("/").rpartition("/")[2])
+    return str(name)
+
+
+def _entry(
+    name: str, given: Mapping[str, Any], shared: Mapping[str, Any], path: Path, catalog: Catalog
+) -> Entry:
+    where = f"{path}: llms: {name}"
+    for key in given:
+        if key in SHARED:
+            raise InputError(f"{where}: {key} is shared by all LLMs; write it beside llms")
+    refuse_unknown(given, (*OWN, *TRACE), where)
+    for key in TRACE:
+        if key in given and not (isinstance(given[key], str) and given[key]):
+            raise InputError(f"{where}: {key}: expected text, found {given[key]!r}")
+    own = {key: value for key, value in given.items() if key in OWN}
+    task = parse_task({**with_config(own, path.parent, catalog), **shared}, catalog, where=where)
+    trace = path.parent / given["trace"] if "trace" in given else None
+    return Entry(name, own, task, trace, given.get("model"))
+
+
+def _with_traces(
+    asked: list[Entry], path: Path, common: Path | None, catalog: Catalog, *, drop_invalid: bool
+) -> Question:
+    without = [entry.name for entry in asked if entry.trace is None]
+    if without and common is None:
+        raise InputError(
+            f"{path}: llms: {', '.join(without)}: no trace of its own; add trace: FILE there, or give "
+            "--trace FILE with a column `model`"
+        )
+    if common is not None and not without:
+        raise InputError(f"--trace {common}: every entry of llms has a trace of its own; drop one of the two")
+    read: dict[Path, Trace] = {}
+    taken: dict[tuple[Path, str | None], str] = {}
+    parts = []
+    for entry in asked:
+        source = entry.trace or common
+        assert source is not None
+        if source not in read:
+            read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid)
+        name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}")
+        if entry.trace is None and (source, name) in taken:
+            same = f"the rows to {name!r}" if name is not None else "all rows"
+            raise InputError(
+                f"{path}: llms: {taken[source, name]} and {entry.name} both take {same} of {source.name}; "
+                "tell them apart with model:, or give each its trace:"
+            )
+        if entry.trace is None:
+            taken[source, name] = entry.name
+        parts.append(
+            Part(entry.name, entry.task, read[source] if name is None else read[source].of_llm(name))
+        )
+    return Question(tuple(parts), _left_over(read, common, taken), tuple(read))
+
+
+def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str) -> str | None:
+    """Which of the trace's LLMs an entry means; None: all of it."""
+    if entry.model is None and (entry.trace is not None or not trace.llms):
+        return None
+    found = ", ".join(repr(name) for name in trace.llms[:8])
+    if not trace.llms:
+        raise TraceError(f"{where}: model: {trace.name} has no column `model`; drop it, or add the column")
+    wanted = [entry.model] if entry.model is not None else [entry.name, str(entry.own["llm"]), entry.task.llm]
+    for want in wanted:
+        for name in trace.llms:
+            if name.lower() == want.lower():
+                return name
+    if entry.model is None:
+        for name in trace.llms:
+            if catalog.llm_aliases.get(name.lower()) == entry.task.llm:
+                return name
+    raise TraceError(
+        f"{where}: {trace.name} has no row for {wanted[0]!r}: its column `model` holds {found}; name one of "
+        "them with model:"
+    )
+
+
+def _left_over(
+    read: Mapping[Path, Trace], common: Path | None, taken: Mapping[tuple[Path, str | None], str]
+) -> tuple[str, ...]:
+    """What of --trace is nobody's."""
+    if common is None or (common, None) in taken:
+        return ()
+    trace = read[common]
+    left = [name for name in trace.llms if (common, name) not in taken]
+    if not left:
+        return ()
+    rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in left)
+    named = ", ".join(repr(name) for name in left[:5])
+    return (f"{rows} requests of {trace.name} to {named} are not planned: no entry of llms takes them",)

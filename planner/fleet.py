@@ -1,0 +1,203 @@
+"""What serves: worker type, pool, network, policies, fleet. Frozen, units in the names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.domain import Gpu, Llm
+from planner.errors import InputError
+from planner.models.forms import StepForm
+from planner.models.latency import StepLatency
+
+Role = Literal["mixed", "prefill", "decode"]
+MAX_PP = 16  # pipeline stages of a worker
+MAX_NUM_SEQS = 256  # sequences in a step of an engine, unless something else is said
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerType:
+    """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
+
+    One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
+    multiple of the block. `form` are the step times of another program, which the simulator takes instead of
+    `latency`.
+    """
+
+    gpu: Gpu
+    tp: int
+    latency: StepLatency
+    kv_tokens: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    pp: int = 1
+    form: StepForm | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"{self.name}: max_num_batched_tokens is {self.max_num_batched_tokens}, "
+                f"must be at least max_num_seqs ({self.max_num_seqs}), as vLLM demands"
+            )
+
+    @property
+    def name(self) -> str:
+        """For instance 'h100-80g tp4 2048': GPU, TP, PP if there is any, token budget per step; then the
+        sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'.
+        """
+        stages = f" pp{self.pp}" if self.pp > 1 else ""
+        seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
+        return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}{seats}"
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp
+
+    @property
+    def price_usd_per_h(self) -> float:
+        return self.gpus * self.gpu.price_usd_per_h
+
+    @property
+    def power_w(self) -> float:
+        """Provisioned for the GPUs of one worker: the board's limit, or its cap."""
+        return self.gpus * self.gpu.power_w
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`count` identical workers in one role."""
+
+    name: str
+    role: Role
+    type: WorkerType
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The link over which KV blocks move from prefill to decode workers.
+
+    `transfer` is "serialised" (starts when prefill ends) or "layerwise" (overlaps the last prefill step; at
+    least one layer's share remains after it), which prompts shorter than `layerwise_tokens` are not worth
+    (Splitwise section IV-C). The link is one, and carries one transfer after the other, unless it is not
+    `is_shared`: then transfers do not slow each other down. The decode worker pulls: a transfer begins once
+    it has room (DistServe section 4.3).
+    """
+
+    bandwidth_bytes_per_s: float = 50e9
+    latency_s: float = 0.0
+    transfer: Literal["serialised", "layerwise"] = "layerwise"
+    layerwise_tokens: int = 0
+    is_shared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Who decides what in a fleet; every name is a choice of planner/simulator/replay.py.
+
+    `queue` orders the prompts that wait: no prompt is overtaken by one that arrives more than
+    `queue_window_s` later (ageing), and with `queue_batch` > 0 only prompts of one scheduling batch of so
+    many overtake each other (TetriInfer). `admission` lets a sequence join the decodes by the KV cache it is
+    predicted to need. Predictions of output lengths are right for `prediction_accuracy_frac` of the requests,
+    to a bucket of 200 tokens; None: lengths are known. `pools` "flip" lets a worker that was idle for
+    `flip_after_s` change its role.
+
+    For best-fit: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what a worker can hold
+    is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
+    request by faster-transformer, and by orca unless it is 0. A batch of distserve's decodes holds
+    `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
+    lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur.
+
+    With `prefix_cache` workers that prefill keep the blocks of prompts, of traces that name them. The router
+    hears of an eviction `eviction_notice_s` later. Tenants weigh 1 unless `tenant_weights` says otherwise;
+    their service is `extend_weight` per token computed of a prompt and `output_weight` per token of output.
+    dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on every worker;
+    0: twice what a request of the trace costs on average. preble has `priority_groups`. e2 looks back
+    `share_window_s` and sends new prompts to a worker that spent more than `explore_decode_frac` of that on
+    decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. e2
+    and cache-aware balance workers that are more than `balance_ratio` apart, the latter only beyond
+    `balance_requests`, and it follows a match of more than `cache_threshold_frac`.
+    """
+
+    batching: str = "vllm-v1"
+    routing: str = "jsq"
+    decode_routing: str = "jsq"
+    queue: str = "fcfs"
+    queue_window_s: float = math.inf
+    queue_batch: int = 0
+    admission: str = "greedy"
+    prediction_accuracy_frac: float | None = None
+    pools: str = "static"
+    flip_after_s: float = 60.0
+    context_weight: float = 0.5
+    headroom_frac: float = 1.0
+    ttft_s: float = math.inf
+    tbt_s: float = math.inf
+    reserve_tokens: int = 0
+    patience_steps: int = 10
+    decode_batch_tokens: int = 0
+    watermark_frac: float = 0.01
+    vidur_restarts: bool = False
+    prefix_cache: bool = False
+    eviction_notice_s: float = 0.0
+    tenant_weights: tuple[tuple[str, float], ...] = ()
+    extend_weight: float = 1.0
+    output_weight: float = 2.0
+    quantum_tokens: int = 0
+    worker_quantum_tokens: int = 0
+    priority_groups: int = 10
+    share_window_s: float = 180.0
+    explore_decode_frac: float = 1.0
+    balance_ratio: float = 1.5
+    replicate_ratio: float = 2.0
+    balance_requests: int = 64
+    cache_threshold_frac: float = 0.3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Something that happens to a fleet at `time_s`: worker `worker` (counted over all pools) goes "down" or
+    comes "up", its steps take `factor` times as long from now on ("slow"), or transfers do ("link").
+    """
+
+    time_s: float
+    kind: Literal["down", "up", "slow", "link"]
+    worker: int = 0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What `plan simulate` runs and what a plan proposes; `disturbances` are what a simulation does to it."""
+
+    llm: Llm
+    pools: tuple[Pool, ...]
+    policies: Policies = field(default_factory=Policies)
+    network: Network = field(default_factory=Network)
+    disturbances: tuple[Disturbance, ...] = ()
+
+    def __post_init__(self) -> None:
+        roles = {pool.role for pool in self.pools if pool.count}
+        if ("prefill" in roles) != ("decode" in roles):
+            missing = "decode" if "prefill" in roles else "prefill"
+            raise InputError(f"the fleet has no {missing} worker to pair with the others; add one")
+        if not roles:
+            raise InputError("the fleet has no workers; add at least one")
+
+    @property
+    def workers(self) -> int:
+        return sum(pool.count for pool in self.pools)
+
+    @property
+    def gpus(self) -> int:
+        return sum(pool.count * pool.type.gpus for pool in self.pools)
+
+    @property
+    def price_usd_per_h(self) -> float:
+        return sum(pool.count * pool.type.price_usd_per_h for pool in self.pools)
+
+    @property
+    def power_w(self) -> float:
+        return sum(pool.count * pool.type.power_w for pool in self.pools)

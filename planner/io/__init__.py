@@ -1,0 +1,1 @@
+"""Files, values in documents, CSV lines, executors: what touches the machine."""

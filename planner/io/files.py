@@ -1,0 +1,435 @@
+"""The library's only file input and output: reading with checks, writing aside and renaming."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from planner.errors import InputError
+
+MAX_LINE_BYTES = 4 * 2**20
+MAX_JSON_BYTES = 16 * 2**20
+MAX_YAML_BYTES = 16 * 2**20
+MAX_YAML_DEPTH = 64  # the parser recurses, and a stack that overflows takes the process along
+MAX_YAML_VALUES = 200_000  # with every alias written out
+
+
+def repository_dir(name: str) -> Path:
+    """The folder `name` (catalogs, examples) of a checkout, or its copy inside an installed package."""
+    package = Path(__file__).resolve().parents[1]
+    checkout, installed = package.parent / name, package / f"_{name}"
+    return installed if installed.is_dir() else checkout
+
+
+def package_text(name: str) -> str:
+    """A text that lies beside our code, such as reports/page.css."""
+    return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
+
+
+def cached_text(name: str, make: Callable[[], str]) -> str:
+    """What `make` gives, kept in the user's cache under a name that tells all it depends on.
+
+    Without a place to keep it, it is made every time.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home
+        return make()
+    kept = folder / "fleetplan" / name
+    with suppress(OSError, UnicodeDecodeError):
+        return kept.read_text(encoding="utf-8")
+    text = make()
+    with suppress(InputError):
+        write_file(kept, text)
+    return text
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, unpacking .gz, with one clear line for whatever is not a readable file."""
+    if os.path.isdir(path):  # noqa: PTH112 - unlike Path.is_dir, silent about names that no file can have
+        raise InputError(f"{path}: is a directory, expected a file")
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            yield stream  # type: ignore[misc]
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path}: no such file") from None
+    except PermissionError:
+        raise InputError(f"{path}: no permission to read it") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise InputError(f"{path}: is not a whole gzip file; pack it again or drop the .gz ending") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[io.BufferedReader]:
+    """Open UTF-8 text as a stream of bytes, without its byte order mark.
+
+    Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
+    costs no more memory than one that is just too long.
+    """
+    with open_input(path) as stream:
+        yield io.BufferedReader(_TextBytes(path, stream), 2**20)
+
+
+class _TextBytes(io.RawIOBase):
+    """Passes the bytes of `stream` on, block by block, once they are checked."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self.path, self.stream = path, stream
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.lines, self.open_line_bytes, self.is_first = 0, 0, True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self.stream.read(min(len(buffer), 2**20))
+        if self.is_first:
+            block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
+        self._check(block)
+        buffer[: len(block)] = block
+        return len(block)
+
+    def _check(self, block: bytes) -> None:
+        hint = "expected text (pack it as .gz if it is compressed)"
+        if (at := block.find(b"\0")) >= 0:
+            line = self.lines + block.count(b"\n", 0, at) + 1
+            raise InputError(f"{self.path}, line {line}: holds a NUL byte, so it is binary; {hint}")
+        try:
+            self.decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line = self.lines + block.count(b"\n", 0, error.start) + 1
+            raise InputError(f"{self.path}, line {line}: is not UTF-8; {hint}") from None
+        newline = block.find(b"\n")
+        if self.open_line_bytes + (newline if newline >= 0 else len(block)) > MAX_LINE_BYTES:
+            raise InputError(
+                f"{self.path}, line {self.lines + 1}: is longer than {MAX_LINE_BYTES // 2**20} MiB; "
+                "expected one request per line"
+            )
+        if newline >= 0:
+            self.open_line_bytes = len(block) - block.rfind(b"\n") - 1
+        else:
+            self.open_line_bytes += len(block)
+        self.lines += block.count(b"\n")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file whose top level is a mapping."""
+    with open_input(path) as stream:
+        raw = stream.read(MAX_YAML_BYTES + 1)
+    if len(raw) > MAX_YAML_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_YAML_BYTES // 2**20} MiB, which no YAML of ours is")
+    try:
+        text = raw.decode("utf-8-sig")
+        _check_yaml(text)
+        document = yaml.load(text, Loader=_Loader)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text; expected a YAML file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{place}: is not valid YAML ({_first_line(error)})") from None
+    if not isinstance(document, dict):
+        kind = "empty" if document is None else f"a {type(document).__name__}"
+        raise InputError(f"{path}: the top level is {kind}, expected a mapping of keys to values")
+    return document
+
+
+def yaml_value(text: str) -> Any:
+    """One value as YAML files have it; raises InputError for what is none."""
+    try:
+        _check_yaml(text)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{text!r} is no value that YAML can read ({_first_line(error)})") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file whose top level is an object; a key given twice or a number that is none is refused."""
+    with open_text(path) as stream:
+        raw = stream.read(MAX_JSON_BYTES + 1)
+    if len(raw) > MAX_JSON_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_JSON_BYTES // 2**20} MiB, which no JSON of ours is")
+    try:
+        document = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not valid JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: the top level is a {type(document).__name__}, expected an object")
+    return document
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return document
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Safe YAML that refuses a key given twice instead of keeping the last, and values it cannot hold."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
+            value = None
+        else:
+            if isinstance(node, yaml.ScalarNode) and (meant := _misread(node, value)):
+                raise yaml.constructor.ConstructorError(None, None, meant, node.start_mark)
+            if not isinstance(value, int) or abs(value) < 10**100:
+                return value
+        problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]} that can be read"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key in seen and key != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+def _misread(node: yaml.ScalarNode, value: object) -> str:
+    """What to write where YAML 1.1 takes a number for another than people do: 010 for 8, 1:30 for 90."""
+    written = str(node.value)
+    if not isinstance(value, int | float) or isinstance(value, bool) or node.style:
+        return ""
+    if ":" in written:
+        return f"{written!r} would be read as {value}; write the number, or a time with its unit"
+    digits = written.lstrip("+-").replace("_", "")
+    if isinstance(value, int) and len(digits) > 1 and digits[0] == "0" and digits.isdigit():
+        return f"{written!r} would be read as the octal number {value}; write {digits.lstrip('0') or 0}"
+    return ""
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse YAML that is nested too deep, or grows too large once its aliases are written out."""
+    sizes: list[int] = [0]
+    anchors: list[str | None] = [None]
+    known: dict[str | None, int] = {}
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            sizes.append(0)
+            anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = sizes.pop(), anchors.pop()
+            sizes[-1] += size
+            known[anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors:
+                raise _malformed(f"*{event.anchor} refers to what it is a part of", event)
+            sizes[-1] += max(known.get(event.anchor, 1), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[-1] += 1
+        if len(sizes) > MAX_YAML_DEPTH:
+            raise _malformed(f"nested deeper than {MAX_YAML_DEPTH} levels", event)
+        if sizes[-1] > MAX_YAML_VALUES:
+            raise _malformed(f"more than {MAX_YAML_VALUES} values, with aliases written out", event)
+
+
+def _malformed(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
+    mark: Any = event.start_mark  # of the parser in C or of the one in Python
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _first_line(error: Exception) -> str:
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return str(problem)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style, keys in the order given, short lists of numbers on one line, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    flat = all(isinstance(item, int | float) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flat)
+
+
+# text to PyYAML (YAML 1.1), but a number or a truth to readers of YAML 1.2 or of Go's mixture
+_AMBIGUOUS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN]", re.ASCII)
+
+
+def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "'" if _AMBIGUOUS.fullmatch(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(str, _represent_str)
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """YAML text, the same bytes for the same document."""
+    return yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+
+
+def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
+    """Write all `files` (relative path -> content) into `directory`, or none of them.
+
+    Everything is written aside first and then renamed into place; what stood there is put back if that fails.
+    `outdated` are patterns of files an earlier run may have left: those not written now are removed.
+    """
+    check_output_directory(directory)
+    made: list[Path] = []
+    try:
+        _make(directory, made)
+        # inside, not beside: the folder may be a mount of its own, and all that we may write to
+        aside = Path(tempfile.mkdtemp(prefix=".fleetplan-", dir=directory))
+        try:
+            new, old = aside / "new", aside / "old"
+            for name, content in files.items():
+                target = new / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content if isinstance(content, bytes) else _encoded(content))
+            left = {str(path.relative_to(directory)) for glob in outdated for path in directory.glob(glob)}
+            _swap(directory, new, old, list(files), sorted(left - set(files)), made)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except BaseException as error:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
+        raise
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8; what a file's name may hold and UTF-8 cannot is written as \\udcff."""
+    return text.encode(errors="backslashreplace")
+
+
+def _swap(directory: Path, new: Path, old: Path, names: list[str], left: list[str], made: list[Path]) -> None:
+    """Rename `new` into `directory` and what it replaces, with what is `left` over, into `old`; or undo."""
+    undo: list[tuple[Path, Path]] = []
+
+    def move(source: Path, target: Path) -> None:
+        if target.is_dir():
+            raise IsADirectoryError(0, f"{target} is a directory")
+        source.replace(target)
+        undo.append((source, target))
+
+    try:
+        for name in (*names, *left):
+            _make((directory / name).parent, made)
+            if os.path.lexists(directory / name):
+                if (directory / name).is_dir():
+                    raise IsADirectoryError(0, f"{name} is a directory there")
+                (old / name).parent.mkdir(parents=True, exist_ok=True)
+                move(directory / name, old / name)
+            if name in names:
+                move(new / name, directory / name)
+    except BaseException:
+        for source, target in reversed(undo):
+            target.replace(source)
+        raise
+
+
+def _make(directory: Path, made: list[Path]) -> None:
+    """Make `directory` and what leads to it, and note what was not there."""
+    if not directory.is_dir():
+        _make(directory.parent, made)
+        directory.mkdir()
+        made.append(directory)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is.
+
+    Text under a name that ends in .gz is packed, as it would be read; bytes are what they are.
+    """
+    check_output_file(path)
+    raw = content if isinstance(content, bytes) else _encoded(content)
+    if path.suffix == ".gz" and isinstance(content, str):
+        raw = gzip.compress(raw, mtime=0)
+    if not path.exists() or path.is_file():
+        write_files(path.parent, {path.name: raw})
+        return
+    try:
+        path.write_bytes(raw)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def check_output_file(path: Path) -> None:
+    """Refuse a file that `write_file` could not write, before the work rather than after."""
+    if (is_directory := _is_directory(path)) is not None and not is_directory and not path.is_file():
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path}: no permission to write to it; name another file with -o")
+        return  # a pipe or a device: nothing is made beside it
+    check_output_directory(path.parent)
+    if is_directory:
+        raise InputError(f"{path}: is a directory; name a file with -o")
+
+
+def check_output_directory(directory: Path) -> None:
+    """Refuse a place that `write_files` could not write to, before hours of work rather than after."""
+    existing = directory
+    while (is_directory := _is_directory(existing)) is None:
+        if os.path.lexists(existing):
+            raise InputError(f"{directory}: {existing} is a link to nothing; name another one with -o")
+        existing = existing.parent
+    if not is_directory:
+        found = "exists and" if existing == directory else str(existing)
+        raise InputError(f"{directory}: {found} is not a directory; name another one with -o")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
+    probe = existing / f".fleetplan-{os.getpid()}"
+    try:  # what `access` says means nothing to root, and on some file systems
+        with suppress(FileExistsError):
+            probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(
+            f"{directory}: nothing can be written in {existing} ({why}); name another one with -o"
+        ) from None
+
+
+def _is_directory(path: Path) -> bool | None:
+    """None where there is nothing; raises InputError for a name that nothing can have."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); name another one") from None
+
+
+def is_path(name: str) -> bool:
+    """Whether a file or folder of this name exists; a name no file can have is none."""
+    try:
+        return bool(name) and Path(name).exists()
+    except OSError:
+        return False

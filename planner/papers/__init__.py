@@ -1,0 +1,1 @@
+"""The searches of the papers, over the simulator."""

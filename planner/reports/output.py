@@ -1,0 +1,524 @@
+"""A plan as files: plan.yaml, certificate.json, requests.csv, report.html and manifests/.
+
+Equal plans give equal bytes: no dates, no durations of our own, every number rounded in the same way.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from planner import manifests
+from planner.documents.fleet import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
+from planner.domain import Slo
+from planner.fleet import Fleet, Policies
+from planner.io.files import to_yaml
+from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
+from planner.manifests.engine import image as image_of
+from planner.models.latency import StepLatency
+from planner.plan import Plan
+from planner.reports import figures
+from planner.reports.curves import spread
+from planner.reports.drawing import Figure, chart_png
+from planner.reports.prefixes import pool_document, warm_up_json
+from planner.reports.report import render as render_report
+from planner.simulator.energy import ExpectedPower
+from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
+from planner.simulator.replay import STATUS, Simulation
+from planner.solvers.placement import Placement
+from planner.traffic.jsonlines import to_jsonl
+from planner.units import percentile_name
+
+Document = dict[str, Any]
+
+CSV_COLUMNS = (
+    "request_id",
+    "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "prefill_worker",
+    "decode_worker",
+    "queue_s",
+    "ttft_s",
+    "tpot_s",
+    "tbt_max_s",
+    "e2e_s",
+    "preemptions",
+    "status",
+)
+NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
+OUTDATED = (
+    "warm-up.json",
+    "traffic.jsonl",
+    *(f"charts/{name}.png" for name in figures.NAMES),
+    *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
+)
+_CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
+_CSV_CHUNK = 50_000
+
+
+def render(plan: Plan, *, command: str = "") -> dict[str, str]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
+    deployments = manifests.render(plan.fleet, plan.max_model_len).files
+    prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
+    return {
+        "plan.yaml": plan_yaml(plan),
+        "certificate.json": certificate_json(plan, command=command),
+        "requests.csv": requests_csv(plan.simulation),
+        "report.html": render_report(plan, command=command),
+        **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
+        **({"traffic.jsonl": to_jsonl(plan.trace)} if _traffic_name(plan) == "traffic.jsonl" else {}),
+        **{f"manifests/{path}": text for path, text in deployments.items()},
+    }
+
+
+def pictures(found: Iterable[Figure]) -> dict[str, bytes]:
+    """Every chart as a PNG with its caption: path -> content."""
+    return {f"charts/{figure.name}.png": chart_png(figure) for figure in found}
+
+
+def plan_yaml(plan: Plan) -> str:
+    """The plan for people and for `plan simulate --fleet plan.yaml`, which reads the fleet in it."""
+    fleet, trace = plan.fleet, plan.trace
+    header = (
+        f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {fleet.price_usd_per_h:.2f} USD/h.\n"
+        f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
+        "--slo SLO.YAML\n"
+    )
+    document: Document = {
+        "status": plan.status,
+        "llm": fleet.llm.name,
+        "cost_usd_per_h": fleet.price_usd_per_h,
+        "power_w": fleet.power_w,
+        "power": power_document(plan.power),
+        "gpus": fleet.gpus,
+        "usd_per_million": _per_million(plan),
+        **_throughput(plan),
+        "objective": {
+            "name": plan.certificate.objective,
+            "unit": plan.certificate.unit,
+            "value": plan.certificate.value,
+            "bound": plan.certificate.bound,
+        },
+        "slo": slo_document(plan.slo),
+        "simulated": _slo_lines(plan.verdict),
+        **_attainment(plan),
+        "traffic": {
+            "trace": trace.name,
+            "note": plan.traffic_note,
+            "requests": len(trace),
+            "duration_s": trace.duration_s,
+            "rate_rps": trace.rate_rps,
+        },
+        "max_model_len": plan.max_model_len,
+        "engine": {"name": "vllm", "version": VLLM_VERSION, "images": _images(fleet)},
+        "latency": [
+            {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
+            for pool in running(fleet)
+        ],
+        "prices_note": plan.prices_note,
+        "placement": placement_document(plan.placement),
+        **_prefixes(plan),
+    }
+    return header + to_yaml(plain(document) | fleet_document(fleet))
+
+
+def _traffic_name(plan: Plan) -> str:
+    """The file that can be replayed: requests.csv says neither who waits for whom nor what prompts share."""
+    is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache
+    return "traffic.jsonl" if is_more else "requests.csv"
+
+
+def fleet_document(fleet: Fleet) -> Document:
+    """The fleet in fleet.yaml's schema; read_fleet gives an equal fleet back, to the last bit.
+
+    Step times and prices are written out, so that a later catalog does not change what a plan says.
+    """
+    network, policies = fleet.network, fleet.policies
+    return {
+        "llm": fleet.llm.name,
+        "workers": [
+            {
+                "name": pool.name,
+                "role": pool.role,
+                "gpu": pool.type.gpu.name,
+                "tp": pool.type.tp,
+                **({"pp": pool.type.pp} if pool.type.pp > 1 else {}),
+                "count": pool.count,
+                "kv_tokens": pool.type.kv_tokens,
+                "max_num_seqs": pool.type.max_num_seqs,
+                "max_num_batched_tokens": pool.type.max_num_batched_tokens,
+                "latency": _latency_document(pool.type.latency),
+            }
+            for pool in running(fleet)
+        ],
+        "policies": _policies_document(policies),
+        "network": {
+            "bandwidth": _quantity(network.bandwidth_bytes_per_s, 1e9, "GB/s"),
+            "latency": _quantity(network.latency_s, 1e-3, "ms"),
+            "transfer": network.transfer,
+            **({"layerwise_from": network.layerwise_tokens} if network.layerwise_tokens else {}),
+            **({} if network.is_shared else {"shared": False}),
+        },
+        "prices": {
+            gpu.name: _quantity(gpu.price_usd_per_h, 1.0, "usd/h")
+            for gpu in (pool.type.gpu for pool in running(fleet))
+        },
+    }
+
+
+def _policies_document(policies: Policies) -> Document:
+    """The main choices, and whatever else is not as it is by default."""
+    default = Policies()
+    document: Document = {name: getattr(policies, name) for name in ("batching", "routing", "decode_routing")}
+    for name in ("queue", "admission"):
+        if getattr(policies, name) != getattr(default, name):
+            document[name] = getattr(policies, name)
+    for name, field in (POLICY_SECONDS | POLICY_COUNTS | POLICY_SHARES | POLICY_NUMBERS).items():
+        value = getattr(policies, field)
+        if value != getattr(default, field):
+            document[name] = _quantity(value, 1.0, "s") if name in POLICY_SECONDS else value
+    if policies.vidur_restarts:
+        document["vidur_restarts"] = True
+    if policies.tenant_weights:
+        document["tenant_weights"] = dict(policies.tenant_weights)
+    return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}
+
+
+def _per_million(plan: Plan) -> Document:
+    """USD per million tokens of the plan's traffic: prompts and answers, and answers alone."""
+    return {"tokens": plan.usd_per_million_tokens, "output_tokens": plan.usd_per_million_output_tokens}
+
+
+def _throughput(plan: Plan) -> Document:
+    found = plan.throughput
+    return {} if found is None else {"throughput": dataclasses.asdict(found)}
+
+
+def _prefixes(plan: Plan) -> Document:
+    return {"prefixes": [pool_document(found) for found in plan.prefixes]} if plan.prefixes else {}
+
+
+def placement_document(found: Placement | None) -> Document | None:
+    """Which workers share nodes, and how few nodes could do at all."""
+    if found is None:
+        return None
+    return {
+        "nodes": {node.name: [str(part) for part in node.parts] for node in found.nodes},
+        "fewest_nodes": found.bound,
+        "is_optimal": found.is_optimal,
+        "cross_node_kv_frac": found.cross_frac,
+    }
+
+
+def power_document(power: ExpectedPower | None) -> Document | None:
+    """Watts of the fleet's GPUs and Joules of what they did, in the measured window; None if unrecorded."""
+    if power is None:
+        return None
+    document: Document = {
+        "provisioned_w": power.provisioned_w,
+        "expected_w": power.mean_w,
+        "expected_idle_w": power.idle_w,
+        "request_j": power.request_j,
+        "thousand_output_tokens_j": power.thousand_tokens_j,
+        "basis": power.basis,
+    }
+    written: Document = plain(document)
+    return written
+
+
+def slo_document(slo: Slo) -> Document:
+    """The SLO as slo.yaml writes it."""
+    document: Document = {}
+    for limit in slo.limits:
+        lines = document.setdefault(limit.metric, {})
+        lines[percentile_name(limit.percentile_frac)] = f"{_shortest(limit.limit_s)} s"
+    if slo.attainment_frac is not None:
+        document["attainment"] = slo.attainment_frac
+    return document
+
+
+def _latency_document(latency: StepLatency) -> Document:
+    document = dataclasses.asdict(latency)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in document.items()}
+
+
+def _images(fleet: Fleet) -> list[str]:
+    gpus = [pool.type.gpu for pool in running(fleet)]
+    return sorted({image_of(gpu) if is_rocm(gpu) else IMAGE for gpu in gpus})
+
+
+_OWN_UNITS = {"GB/s": "B/s", "ms": "s"}
+
+
+def _quantity(value: float, factor: float, unit: str) -> str:
+    """'50 GB/s' where units.quantity reads the same number from it, else in the library's own unit."""
+    text = _shortest(value / factor)
+    return f"{text} {unit}" if float(text) * factor == value else f"{value!r} {_OWN_UNITS[unit]}"
+
+
+def _shortest(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def certificate_json(plan: Plan, *, command: str = "") -> str:
+    """What was simulated and proved, over what, with which assumptions."""
+    trace, simulation = plan.trace, plan.simulation
+    document = {
+        "status": plan.status,
+        "certificate": _certificate(plan),
+        "fleet": _fleet_summary(plan.fleet),
+        "power": power_document(plan.power),
+        "usd_per_million": _per_million(plan),
+        **_throughput(plan),
+        "placement": placement_document(plan.placement),
+        **_prefixes(plan),
+        "slo": slo_document(plan.slo),
+        "simulated": _verdict(plan.verdict),
+        "alternatives": _alternatives(plan),
+        "traffic": {
+            "trace": trace.name,
+            "note": plan.traffic_note,
+            "requests": len(trace),
+            "duration_s": trace.duration_s,
+            "rate_rps": trace.rate_rps,
+            "dropped": trace.dropped,
+            "notes": trace.notes,
+            "measured_window_s": simulation.window_s,
+        },
+        "latency": {pool.name: _latency_document(pool.type.latency) for pool in running(plan.fleet)},
+        "prices": plan.prices_note,
+        "warnings": plan.warnings,
+        "engine": {"name": "vllm", "version": VLLM_VERSION},
+        "max_model_len": plan.max_model_len,
+        "command": command,
+    }
+    return as_json(document)
+
+
+def to_json(plan: Plan) -> Document:
+    """What `plan --json` prints: one object of plain values."""
+    fleet = plan.fleet
+    document: Document = plain(
+        {
+            "status": plan.status,
+            "llm": fleet.llm.name,
+            "cost_usd_per_h": fleet.price_usd_per_h,
+            "power_w": fleet.power_w,
+            "power": power_document(plan.power),
+            "gpus": fleet.gpus,
+            "usd_per_million": _per_million(plan),
+            **_throughput(plan),
+            "placement": placement_document(plan.placement),
+            **_prefixes(plan),
+            **_fleet_summary(fleet),
+            "slo": slo_document(plan.slo),
+            "certificate": _certificate(plan),
+            "alternatives": _alternatives(plan),
+            "traffic": plan.traffic_note,
+            "prices": plan.prices_note,
+            "warnings": plan.warnings,
+            "max_model_len": plan.max_model_len,
+            "simulation": simulation_summary(plan.simulation, plan.verdict),
+        }
+    )
+    return document
+
+
+def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:
+    """What `plan simulate --json` prints.
+
+    Percentiles are over the requests of the measured window; one that never got its first (or last) token
+    counts as infinite there, which is null, and is left out of the mean. `tbt_s` needs `record=True`.
+    """
+    inside = measured(simulation)
+    several = inside & (simulation.output_tokens > 1)
+    finished = simulation.status == 0
+    start_s = float(simulation.arrival_s[0])
+    span_s = simulation.end_s - start_s
+    output_tokens = float(simulation.output_tokens[finished].sum())
+    input_tokens = float(simulation.input_tokens[finished].sum())
+    document: Document = {
+        "requests": len(simulation.arrival_s),
+        "measured_requests": int(inside.sum()),
+        "window_s": simulation.window_s,
+        "end_s": simulation.end_s,
+        "complete": simulation.complete,
+        **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
+        "preemptions": int(simulation.preemptions.sum()),
+        "queue_s": spread(simulation.queue_s[inside]),
+        "ttft_s": spread(simulation.ttft_s[inside]),
+        "tbt_s": spread(*gaps_s(simulation)) if len(simulation.runs) else None,
+        "tpot_s": spread(simulation.tpot_s[several]),
+        "e2e_s": spread(simulation.e2e_s[inside]),
+        "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
+        "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
+        "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
+        "token_hit_frac": simulation.token_hit_frac,
+        "tenants": _tenants(simulation) if len(simulation.tenants) > 1 else None,
+        "slo": _verdict(verdict) if verdict is not None else None,
+        "workers": [
+            {
+                "name": name,
+                "busy_frac": simulation.worker_busy_s[w] / span_s if span_s > 0 else None,
+                "steps": simulation.worker_steps[w],
+                "tokens": simulation.worker_tokens[w],
+            }
+            for w, name in enumerate(simulation.worker_names)
+        ],
+    }
+    written: Document = plain(document)
+    return written
+
+
+def _tenants(simulation: Simulation) -> Document:
+    """What each tenant got, and how equal that is."""
+    service = tenant_service(simulation)
+    inside = measured(simulation)
+    return {
+        "service_window_s": service.window_s,
+        "jain_index": service.jain_index,
+        "each": [
+            {
+                "tenant": name,
+                "weight": simulation.tenant_weights[u],
+                "requests": int((simulation.tenant == u).sum()),
+                "service_tokens_per_s": service.tokens_per_s[u],
+                "ttft_s": spread(simulation.ttft_s[inside & (simulation.tenant == u)]),
+                "e2e_s": spread(simulation.e2e_s[inside & (simulation.tenant == u)]),
+            }
+            for u, name in enumerate(simulation.tenants)
+        ],
+    }
+
+
+def requests_csv(simulation: Simulation) -> str:
+    """One row per request, by arrival; empty where it never happened. `arrival_s` is exact, for a replay."""
+    names = [_csv_field(name) for name in simulation.worker_names] + [""]  # index -1: no worker
+    cached = (
+        np.zeros_like(simulation.status) if simulation.cached_tokens is None else simulation.cached_tokens
+    )
+    order = np.argsort(simulation.arrival_s, kind="stable")
+    parts = [",".join(CSV_COLUMNS) + "\n"]
+    for start in range(0, len(order), _CSV_CHUNK):
+        rows = order[start : start + _CSV_CHUNK]
+        columns = (
+            simulation.arrival_s[rows].tolist(),
+            simulation.input_tokens[rows].tolist(),
+            simulation.output_tokens[rows].tolist(),
+            cached[rows].tolist(),
+            [names[w] for w in simulation.prefill_worker[rows].tolist()],
+            [names[w] for w in simulation.decode_worker[rows].tolist()],
+            *(
+                values_s[rows].tolist()
+                for values_s in (
+                    simulation.queue_s,
+                    simulation.ttft_s,
+                    simulation.tpot_s,
+                    simulation.tbt_max_s,
+                    simulation.e2e_s,
+                )
+            ),
+            simulation.preemptions[rows].tolist(),
+            [STATUS[status] for status in simulation.status[rows].tolist()],
+        )
+        ids = range(start, start + len(columns[0]))
+        text = "".join([_CSV_ROW % row for row in zip(ids, *columns, strict=True)])
+        # twice, because two neighbours share a comma
+        parts.append(text.replace(",nan,", ",,").replace(",nan,", ",,"))
+    return "".join(parts)
+
+
+def _csv_field(text: str) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([text])
+    return line.getvalue()
+
+
+def _certificate(plan: Plan) -> Document:
+    certificate = plan.certificate
+    return dataclasses.asdict(certificate) | {
+        "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
+        "gap_frac": certificate.gap_frac,
+        "level0_gap_frac": certificate.level0_gap_frac,
+    }
+
+
+def _alternatives(plan: Plan) -> list[Document]:
+    return [
+        {
+            "label": alternative.label,
+            "fleet": _fleet_summary(alternative.fleet) if alternative.fleet is not None else None,
+            "objective": alternative.objective if alternative.is_priced else None,
+            "at_least": alternative.at_least,
+            "bound": alternative.objective if alternative.at_least else None,
+            "note": alternative.note,
+        }
+        for alternative in plan.alternatives
+    ]
+
+
+def _fleet_summary(fleet: Fleet) -> Document:
+    """The fleet without its step times."""
+    document = fleet_document(fleet)
+    workers = [{key: value for key, value in row.items() if key != "latency"} for row in document["workers"]]
+    return {"workers": workers, **{name: document[name] for name in ("policies", "network", "prices")}}
+
+
+def _slo_lines(verdict: Verdict) -> list[Document]:
+    return [
+        {
+            "limit": line.limit.name,
+            "limit_s": line.limit.limit_s,
+            "simulated_s": line.value_s,
+            "kept_frac": line.kept_frac,
+            "holds": line.holds,
+        }
+        for line in verdict.lines
+    ]
+
+
+def _attainment(plan: Plan) -> Document:
+    """The simulated share of requests that keep all limits at once, where one is promised (under slo:)."""
+    if plan.slo.attainment_frac is None:
+        return {}
+    return {"simulated_attainment_frac": plan.verdict.attainment_frac}
+
+
+def _verdict(verdict: Verdict) -> Document:
+    return {
+        "holds": verdict.holds,
+        "lines": _slo_lines(verdict),
+        "attainment_frac": verdict.attainment_frac,
+        "attainment_holds": verdict.attainment_holds,
+        "is_steady": verdict.is_steady,
+        "patient_frac": verdict.patient_frac,
+        "patience_s": verdict.patience_s,
+        "rejected": verdict.rejected,
+    }
+
+
+def as_json(document: Document) -> str:
+    """JSON text of plain values, the same bytes for the same document."""
+    return json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Plain Python values: ten significant digits, null for what is not finite, lists for tuples."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return float(f"{value:.10g}") if math.isfinite(value) else None
+    return value

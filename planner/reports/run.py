@@ -1,0 +1,40 @@
+"""What became of a fleet on its requests: simulated to the end, judged, summed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.domain import Slo
+from planner.fleet import Fleet
+from planner.reports import output
+from planner.simulator import Simulation, Verdict, judge, simulate
+from planner.simulator.energy import ExpectedPower, expected_power
+from planner.traffic.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """`verdict` is None where nothing was promised, `power` where no step ran."""
+
+    simulation: Simulation
+    verdict: Verdict | None
+    power: ExpectedPower | None
+
+    def summary(self) -> output.Document:
+        """What `plan simulate --json` prints: plain values, null for what never happened."""
+        power = output.power_document(self.power)
+        return output.simulation_summary(self.simulation, self.verdict) | {"power": power}
+
+
+def outcome(
+    fleet: Fleet, requests: Trace, slo: Slo | None = None, *, seed: int = 0, closed_loop: int = 0
+) -> Outcome:
+    """Simulate `requests` on `fleet` with every step recorded; arguments as for `simulate`.
+
+    `seed` is added to that of the fleet's policies.
+    """
+    fleet = replace(fleet, policies=replace(fleet.policies, seed=fleet.policies.seed + seed))
+    limits = slo.limits if slo is not None else ()
+    simulation = simulate(fleet, requests, limits=limits, record=True, closed_loop=closed_loop)
+    verdict = judge(simulation, slo) if slo is not None else None
+    return Outcome(simulation, verdict, expected_power(fleet, simulation))

@@ -1,0 +1,271 @@
+"""A plan for several LLMs as files: plan.yaml, certificate.json and report.html of the whole, and per LLM a
+folder with all that a plan for one LLM writes, so that every command works on it.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from planner.io.files import to_yaml
+from planner.reports import charts, figures, output
+from planner.reports.drawing import Figure
+from planner.reports.output import Document
+from planner.reports.page import bullets, chart, headline, page, section, table
+from planner.reports.words import (
+    HOURS_PER_MONTH,
+    Rows,
+    amount,
+    counted,
+    describe,
+    level0_proof,
+    listed,
+    percent,
+    promise,
+    usd,
+)
+from planner.search.together import SharedPlan
+
+NAMES = ("plan.yaml", "certificate.json", "report.html")
+
+
+def render(plan: SharedPlan, *, command: str = "", png: bool = False) -> dict[str, str | bytes]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
+    folders: dict[str, dict[str, str | bytes]] = {
+        name: {**output.render(one, command=command), **(output.pictures(figures.every(one)) if png else {})}
+        for name, one in plan.plans.items()
+    }
+    return {
+        "plan.yaml": _header(plan) + to_yaml(summary(plan)),
+        "certificate.json": output.as_json(_certificate(plan)),
+        "report.html": _report(plan),
+        **{f"{name}/{path}": content for name, files in folders.items() for path, content in files.items()},
+    }
+
+
+def outdated(plan: SharedPlan) -> list[str]:
+    """Patterns of files that an earlier run may have left: a plan for one LLM, or one for these."""
+    folders = ("", *(f"{name}/" for name in plan.plans))
+    left = [folder + glob for folder in folders for glob in output.OUTDATED]
+    return [*left, "requests.csv", "manifests/README.md"]
+
+
+def summary(plan: SharedPlan) -> Document:
+    """What plan.yaml holds, and what `plan --json` prints."""
+    document: Document = {
+        "status": plan.status,
+        "llms": {
+            name: {
+                "plan": f"{name}/plan.yaml",
+                "llm": one.fleet.llm.name,
+                "fleet": describe(one.fleet),
+                "cost_usd_per_h": one.fleet.price_usd_per_h,
+                "power_w": one.fleet.power_w,
+                "gpus": one.fleet.gpus,
+                "value": one.certificate.value,
+                "value_alone": plan.alone[name],
+                "keeps_slo": one.verdict.holds,
+            }
+            for name, one in plan.plans.items()
+        },
+        **_totals(plan),
+        "objective": {
+            "name": plan.objective,
+            "unit": plan.unit,
+            "value": plan.value,
+            "bound": plan.bound,
+            "level0": plan.level0,
+            "level0_bound": plan.level0_bound,
+        },
+        "limits": {used.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": plan.binding,
+        "warnings": plan.warnings,
+        "placement": output.placement_document(plan.placement),
+    }
+    plain: Document = output.plain(document)
+    return plain
+
+
+def _totals(plan: SharedPlan) -> Document:
+    fleets = plan.fleets
+    return {
+        "cost_usd_per_h": sum(fleet.price_usd_per_h for fleet in fleets),
+        "power_w": sum(fleet.power_w for fleet in fleets),
+        "gpus": sum(fleet.gpus for fleet in fleets),
+    }
+
+
+def _header(plan: SharedPlan) -> str:
+    total = _totals(plan)
+    name = next(iter(plan.plans))
+    return (
+        f"# {plan.status}: {counted(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
+        f"{total['cost_usd_per_h']:.2f} USD/h.\n"
+        "# Each has a plan of its own, which every command takes:\n"
+        f"#   plan manifests {name}/plan.yaml --target kubernetes -o deploy/\n"
+    )
+
+
+def _certificate(plan: SharedPlan) -> Document:
+    return {
+        "status": plan.status,
+        "objective": plan.objective,
+        "unit": plan.unit,
+        "value": plan.value,
+        "bound": plan.bound,
+        "gap_frac": plan.gap_frac,
+        "level0": plan.level0,
+        "level0_bound": plan.level0_bound,
+        "level0_exact": plan.is_exact,
+        "level0_exhausted": plan.is_exhausted,
+        "llms": {
+            name: {"value": one.certificate.value, "alone": plan.alone[name]}
+            for name, one in plan.plans.items()
+        },
+        "limits": {used.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": plan.binding,
+        "assumptions": plan.assumptions,
+        "warnings": plan.warnings,
+        "rounds": plan.rounds,
+        "simulations": plan.simulations,
+        "seed": plan.seed,
+        "placement": output.placement_document(plan.placement),
+    }
+
+
+def proof_lines(plan: SharedPlan) -> list[str]:
+    """What was found and what bounds it, in sentences."""
+    value, least, bound = (amount(each, plan.unit) for each in (plan.value, plan.level0_bound, plan.bound))
+    if plan.level0 is None:
+        level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
+    else:
+        level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
+        level0 += f"{amount(plan.level0, plan.unit)} {plan.unit}"
+        if not plan.is_exhausted:
+            level0 += f", none has less than {least}; the search was stopped"
+        elif not plan.is_exact:
+            level0 += ", by a search that rests on the assumptions of the LLMs' certificates"
+    return [
+        f"Plan: {value} {plan.unit}. Status: {plan.status}.",
+        f"With one worker type per pool for every LLM, {level0}.",
+        f"Lower bound over all fleets of these worker types, under any policies: {bound} {plan.unit}, a gap "
+        f"of {percent(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
+        f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "
+        f"{plan.seed}.",
+    ]
+
+
+def answer(plan: SharedPlan) -> str:
+    """All fleets in one sentence."""
+    total = _totals(plan)
+    month = total["cost_usd_per_h"] * HOURS_PER_MONTH
+    names = listed(list(plan.plans))
+    return (
+        f"{names} on {counted(total['gpus'], 'GPU')}: {usd(total['cost_usd_per_h'])} per hour, about "
+        f"{month:,.0f} USD per month."
+    )
+
+
+def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
+    """The figures one asks for first: name, value, note."""
+    total = _totals(plan)
+    kept = sum(one.verdict.holds for one in plan.plans.values())
+    proof = level0_proof(is_exact=plan.is_exact, is_exhausted=plan.is_exhausted)
+    return [
+        (
+            "Cost",
+            usd(total["cost_usd_per_h"]) + "/h",
+            f"{total['cost_usd_per_h'] * HOURS_PER_MONTH:,.0f} USD per month",
+        ),
+        ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
+        ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
+        ("Promises", f"{kept} of {len(plan.plans)}", "kept in the simulations"),
+        (
+            "Certificate",
+            proof if plan.is_exhausted else "not closed",
+            "best with one worker type per pool"
+            if plan.is_exhausted
+            else f"gap to the bound {percent(plan.gap_frac)}",
+        ),
+    ]
+
+
+def comparison(plan: SharedPlan) -> Figure:
+    """What each LLM takes, beside what it would take with all of the fleet for itself."""
+    bars = []
+    for name, one in plan.plans.items():
+        bars += [
+            charts.Bar(name, one.certificate.value, is_plan=True),
+            charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]),
+        ]
+    caption = f"{plan.unit} of each LLM, and what it would take with all of the fleet for itself."
+    return Figure("llms", charts.bars_chart(bars, plan.unit), caption)
+
+
+def fleet_rows(plan: SharedPlan) -> Rows:
+    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict."""
+    head = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}", "SLO")
+    return head, [
+        (
+            f"{name} ({one.fleet.llm.name})",
+            describe(one.fleet),
+            str(one.fleet.gpus),
+            amount(one.certificate.value, plan.unit),
+            amount(plan.alone[name], plan.unit),
+            "kept" if one.verdict.holds else "missed",
+        )
+        for name, one in plan.plans.items()
+    ]
+
+
+def limit_rows(plan: SharedPlan) -> Rows:
+    """Limit, used, of how much; stocks and GPUs are counts, power is in W and cost in USD/h."""
+    units = {"power": " W", "cost": " USD/h"}
+    return ("Limit", "Used", "Of"), [
+        (each.name, *(f"{value:,.6g}{units.get(each.name, ' GPUs')}" for value in (each.used, each.amount)))
+        for each in plan.limits
+    ]
+
+
+def node_rows(plan: SharedPlan) -> Rows:
+    """Node, GPUs used, workers."""
+    nodes = plan.placement.rows() if plan.placement else []
+    return ("Node", "GPUs used", "Workers"), [
+        (str(row["node"]), str(row["GPUs used"]), str(row["workers"])) for row in nodes
+    ]
+
+
+def _report(plan: SharedPlan) -> str:
+    links = "".join(
+        f'<li><a href="{name}/report.html">{name}</a>: {escape(promise(one))}</li>'
+        for name, one in plan.plans.items()
+    )
+    nodes = node_rows(plan)
+    body = [
+        f"<header><p class=eyebrow>Fleet plan for {counted(len(plan.plans), 'LLM')} on one stock</p>",
+        f"<h1>{escape(answer(plan))}</h1>",
+        *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
+        "</header>",
+        headline(figures_of(plan)),
+        section(
+            "Fleets",
+            table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))
+            + chart(comparison(plan), wide=True),
+        ),
+        section("What was promised, with the report of each", f"<ul>{links}</ul>"),
+        section(
+            "Shared limits",
+            table(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))
+            + f"<div class=below>{bullets(plan.binding)}</div>",
+        ),
+        section(
+            "What was found, and what bounds it",
+            bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions),
+        ),
+        *([section("Nodes", table(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
+    ]
+    return page(
+        "Fleet plan for several LLMs",
+        "\n".join(body),
+        f"Written by fleetplan, seed {plan.seed}. Each LLM's folder has its plan.yaml, certificate.json, "
+        "requests.csv, report.html and manifests/.",
+    )

@@ -1,0 +1,162 @@
+"""What a validation was to measure, and all there is to say about what was measured.
+
+compare, own_clock, stepfits, replanned  ->  analyse  ->  document  ->  report  ->  validate
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from planner.calibrate.fitting import Fitted
+from planner.domain import SPOT, Slo
+from planner.fleet import Fleet
+from planner.manifests.engine import running
+from planner.reports.output import fleet_document
+from planner.runtime.compare import Comparison, Measurement, Tolerances, compare
+from planner.runtime.enginelog import read_step_logs
+from planner.runtime.own_clock import undisturbed
+from planner.runtime.replanned import Replanned, replanned
+from planner.runtime.replay import JournalFile
+from planner.runtime.stepfits import Correction, Steps, as_run, by_machine, corrected, corrections, steps
+from planner.traffic.trace import Trace
+
+EngineKind = Literal["vllm", "rehearsal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to validate: a fleet, what it is to serve, and how its engines are started.
+
+    `plan` are the fleet and the traffic of which these are a slice; None where they are all.
+    """
+
+    fleet: Fleet
+    trace: Trace
+    slo: Slo
+    max_model_len: int
+    engine: EngineKind = "vllm"
+    config: Path | None = None
+    real_weights: bool = False
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+    plan: tuple[Fleet, Trace] | None = None
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the plan counts on prefix caches: prompts then share what the trace's do, else nothing."""
+        return self.fleet.policies.prefix_cache
+
+    def identity(self) -> dict[str, Any]:
+        """What two runs must share for one to go on where the other ended."""
+        digest = hashlib.sha256(json.dumps(fleet_document(self.fleet), sort_keys=True).encode())
+        trace = self.trace
+        columns = [trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.after, trace.think_s]
+        if self.shares_prefixes:
+            columns += [trace.prefix_offsets, trace.prefix_ids]
+        for column in columns:
+            digest.update(np.ascontiguousarray(column).tobytes())
+        if self.config is not None:
+            file = self.config / "config.json" if self.config.is_dir() else self.config
+            digest.update(file.read_bytes() if file.exists() else b"")  # a missing one is refused later
+        return {
+            "sha256": digest.hexdigest(),
+            "engine": self.engine,
+            "config": str(self.config or ""),
+            "real_weights": self.real_weights,
+            "seed": self.seed,
+            "max_model_len": self.max_model_len,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Validation:
+    """All there is to say about a run. `as_run` is the fleet with fits as the wall saw them, `undisturbed`
+    the comparison on the engines' own clocks, both None where they keep none. `by_client` compares by the
+    client's clock, None where `comparison` does. `after` is the comparison with corrected fits, on the
+    engines' own clocks where they keep some; `fits` the corrected fits for a catalog, by file name.
+    """
+
+    wanted: Wanted
+    measurement: Measurement
+    comparison: Comparison
+    steps: tuple[Steps, ...]
+    corrections: tuple[Correction, ...]
+    as_run: Fleet | None
+    after: Comparison | None
+    undisturbed: Comparison | None
+    by_client: Comparison | None
+    replanned: Replanned | None
+    fits: Mapping[str, Fitted]
+    records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
+
+    @property
+    def machine(self) -> Mapping[str, str]:
+        """Where the last part was measured, which need not be where it is compared; empty if not noted."""
+        found: Mapping[str, str] = self.records[-1].get("machine", {}) if self.records else {}
+        return found
+
+    @property
+    def plan_fleet(self) -> Fleet:
+        """The whole plan's, where a slice of it was validated."""
+        return self.wanted.plan[0] if self.wanted.plan else self.wanted.fleet
+
+    @property
+    def slo_holds(self) -> bool:
+        """Of what was measured; a request that failed kept no promise."""
+        return self.comparison.measured_verdict.holds
+
+
+def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
+    """The comparison of what lies in `out`."""
+    file = JournalFile(out / "journal.jsonl", wanted.identity())
+    logs = {}
+    for pool in running(wanted.fleet):
+        for name in (f"{pool.name}-{i}" for i in range(pool.count)):
+            log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
+            if len(log.steps):
+                logs[name] = log
+    run = Measurement(wanted.fleet, wanted.trace, file.read(), logs)
+    comparison = compare(run, wanted.fleet, wanted.slo, tolerances)
+    measured_steps = steps(run, wanted.fleet)
+    found = corrections(measured_steps, wanted.fleet)
+    after, again = None, None
+    if found:
+        fixed = corrected(wanted.fleet, found)
+        after = undisturbed(run, fixed, wanted.slo, tolerances) or compare(run, fixed, wanted.slo, tolerances)
+        whole, traffic = wanted.plan or (wanted.fleet, wanted.trace)
+        again = replanned(whole, corrected(whole, found), traffic, wanted.slo)
+    records = tuple(file.records())
+    by_client = None
+    if run.is_timed_by_engines:
+        by_client = compare(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
+    return Validation(
+        wanted=wanted,
+        measurement=run,
+        comparison=comparison,
+        steps=tuple(measured_steps),
+        corrections=tuple(found),
+        as_run=as_run(run, wanted.fleet),
+        after=after,
+        undisturbed=undisturbed(run, wanted.fleet, wanted.slo, tolerances),
+        by_client=by_client,
+        replanned=again,
+        fits=_for_catalog(measured_steps, wanted.fleet, records[-1]["date"] if records else None),
+        records=records,
+    )
+
+
+def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, Fitted]:
+    """One fit for each GPU and TP, by the steps of all pools on them."""
+    source = "plan validate: the plan's fit, calibrated"
+    found = {}
+    for (gpu, tp), latency in by_machine(measured, fleet).items():
+        name = gpu.removesuffix(SPOT)
+        found[f"{name}-tp{tp}.yaml"] = Fitted(fleet.llm.name, name, tp, source, latency, {}, date=date)
+    return found

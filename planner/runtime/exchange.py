@@ -1,0 +1,177 @@
+"""What a client asks, and what goes back to it: requests read or refused, answers passed on."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from planner.fleet import Fleet
+from planner.runtime.launch import WORKER_HEADER
+from planner.runtime.prefixes import CHARACTERS_PER_TOKEN, blocks_of, words_of
+from planner.runtime.routing import LiveFleet, priority
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+TENANT_HEADER = "X-Tenant"
+TENANT_CHARACTERS = 256
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+OUTPUT_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's, where a request names none
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as far as routing needs it."""
+
+    id: str
+    path: str
+    body: dict[str, Any] = field(repr=False)
+    raw: bytes = field(repr=False)
+    input_tokens: int
+    output_tokens: int
+    blocks: Sequence[int] = field(default=(), repr=False)  # of the prompt, where the fleet keeps prefixes
+    tenant: str = field(default="", repr=False)
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+def read_request(
+    request: web.Request, raw: bytes, fleet: Fleet, live: LiveFleet, longest_tokens: int
+) -> Asked:
+    """What `raw`, the body of `request`, asks of `fleet`; refuses what no engine could be asked."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise refusal(400, "the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise refusal(400, "the body is not a JSON object")
+    if body.get("model", fleet.llm.name) != fleet.llm.name:
+        raise refusal(404, "no such model here; GET /v1/models lists the one there is")
+    if "kv_transfer_params" in body:
+        raise refusal(400, "kv_transfer_params are the router's to set: they name hosts to fetch from")
+    prompt = body.get("prompt" if request.path == PATHS[0] else "messages")
+    inputs = _input_tokens(prompt)
+    outputs = body.get("max_completion_tokens", body.get("max_tokens", DEFAULT_OUTPUT_TOKENS))
+    if outputs is None:
+        outputs = DEFAULT_OUTPUT_TOKENS
+    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
+        raise refusal(400, "max_tokens must be a whole number of at least 1")
+    if not live.fits(inputs + outputs):
+        raise refusal(400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache")
+    given = request.headers.get("X-Request-Id", "")
+    name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    if fleet.policies.queue != "fcfs":
+        body["priority"] = priority(fleet.policies, inputs, outputs, time.monotonic(), longest_tokens)
+        raw = json.dumps(body).encode()
+    blocks = blocks_of(prompt) if live.keeps_prefixes else ()
+    tenant = _tenant(request, body) if live.is_by_tenant else ""
+    return Asked(name, request.path, body, raw, inputs, outputs, blocks, tenant)
+
+
+def _input_tokens(prompt: object) -> int:
+    """Exact for token ids, a guess for words."""
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return len(prompt)
+    if words := words_of(prompt):
+        return -(-len(words) // CHARACTERS_PER_TOKEN)
+    raise refusal(400, "expected one prompt, as text or as a list of token ids (or messages in a chat)")
+
+
+def _tenant(request: web.Request, body: dict[str, Any]) -> str:
+    """Who asks: what a gateway says in a header, else OpenAI's field `user`; '' where nobody says."""
+    tenant = request.headers.get(TENANT_HEADER) or body.get("user")
+    if tenant is None:
+        return ""
+    if not isinstance(tenant, str) or len(tenant) > TENANT_CHARACTERS:
+        raise refusal(400, f"user must be text of at most {TENANT_CHARACTERS} characters")
+    return tenant
+
+
+class Answer:
+    """What goes back to the client; `response` is None until it has begun. `tokens` have come so far, by the
+    events of the stream or the count in a whole answer."""
+
+    def __init__(self, request: web.Request, asked: Asked, start_s: float) -> None:
+        self.request, self.asked, self.start_s = request, asked, start_s
+        self.response: web.StreamResponse | None = None
+        self.prefilled_by = ""
+        self.seat = -1
+        self.tokens = 0
+
+    def _headers(self, worker: str) -> dict[str, str]:
+        workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
+        return {"X-Request-Id": self.asked.id, WORKER_HEADER: workers}
+
+    async def begin(self, worker: str) -> None:
+        headers = {"Content-Type": "text/event-stream", **self._headers(worker)}
+        self.response = web.StreamResponse(headers=headers)
+        with _client():
+            await self.response.prepare(self.request)
+
+    async def write(self, chunk: bytes) -> None:
+        assert self.response is not None
+        with _client():
+            await self.response.write(chunk)
+
+    async def finish(self) -> None:
+        assert self.response is not None
+        with _client():
+            await self.response.write_eof()
+
+    async def end_with_error(self, message: str) -> None:
+        """The last event of a stream whose worker failed."""
+        event = {"error": {"message": message, "type": "worker_failed", "code": 502}}
+        await self.write(f"data: {json.dumps(event)}\n\n".encode())
+        await self.finish()
+
+    async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str) -> None:
+        """A whole answer that is no stream, with its status."""
+        body = await upstream.read()
+        if upstream.status == 200:
+            told = OUTPUT_TOKENS.search(body)
+            self.tokens = int(told[1]) if told else self.asked.output_tokens
+        self.response = web.Response(
+            body=body,
+            status=upstream.status,
+            content_type=upstream.content_type,
+            headers=self._headers(worker),
+        )
+
+
+@contextmanager
+def _client() -> Iterator[None]:
+    """Errors of the client's connection, which aiohttp names like those of a worker's."""
+    try:
+        yield
+    except ConnectionError:
+        raise ClientGoneError from None
+
+
+def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
+    """An HTTP error in the shape OpenAI's clients know."""
+    kinds: dict[int, type[web.HTTPException]] = {
+        400: web.HTTPBadRequest,
+        401: web.HTTPUnauthorized,
+        404: web.HTTPNotFound,
+        429: web.HTTPTooManyRequests,
+        502: web.HTTPBadGateway,
+        503: web.HTTPServiceUnavailable,
+    }
+    text = json.dumps({"error": {"message": message, "type": "refused", "code": status}})
+    headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
+    if status == 413:
+        return web.HTTPRequestEntityTooLarge(
+            max_size=0, actual_size=0, text=text, content_type="application/json"
+        )
+    kind = kinds.get(status, web.HTTPBadRequest)
+    return kind(text=text, content_type="application/json", headers=headers)

@@ -1,0 +1,279 @@
+"""An engine that only keeps time: `vllm serve`'s endpoints, each step as long as a fit says.
+
+    python -m planner.runtime.rehearsal --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
+
+It batches as vLLM v1 does (decodes first, then prompts in order of arrival, in chunks, while seats and KV
+last; no preemption: a request reserves its prompt and output) and writes the same step log. With a prefix
+cache it computes nothing of a prompt that it has computed before and still holds. With it the router, the
+replay and the comparison are tested, and a plan rehearsed, on a machine without GPU or vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from collections import OrderedDict, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.models.latency import StepLatency
+from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, end_with_parent
+from planner.runtime.prefixes import blocks_of
+from planner.runtime.steplog import StepLog
+
+TOKEN_IDS = 997  # every token's id is its place in the request's context, modulo this
+DONE = None
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    is_transferred: bool  # its KV comes from a prefill worker: one token is left to compute
+    names: list[int] = field(default_factory=list)  # of its prompt's blocks, where they are cached
+    computed: int = 0
+    generated: int = 0
+    tokens: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
+
+    @property
+    def blocks(self) -> int:
+        return -(-(self.prompt_tokens + self.output_tokens) // KV_BLOCK_TOKENS)
+
+
+class Engine:
+    """The step loop. Its clock is the wall's, but a step that the machine is late for is caught up.
+
+    With `prefix_cache` prompts are kept as long as they fit beside what requests reserve, a block in use once
+    more, and leave least recently used first, each from its end.
+    """
+
+    def __init__(
+        self,
+        latency: StepLatency,
+        *,
+        kv_tokens: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        log: StepLog | None,
+        prefix_cache: bool = False,
+    ) -> None:
+        self.latency, self.log, self.prefix_cache = latency, log, prefix_cache
+        self.cached: OrderedDict[int, None] = OrderedDict()
+        self.queried_tokens = self.hit_tokens = 0
+        self.seats, self.budget = max_num_seqs, max_num_batched_tokens
+        self.free_blocks = kv_tokens // KV_BLOCK_TOKENS
+        self.blocks = self.free_blocks
+        self.waiting: deque[_Request] = deque()
+        self.running: list[_Request] = []
+        self.came = asyncio.Event()
+        self.now_s = 0.0
+        self.prompt_tokens = self.output_tokens = 0
+
+    def add(self, request: _Request) -> None:
+        if self.log:
+            self.log.queued(request.name, request.prompt_tokens, time.monotonic())
+        self.waiting.append(request)
+        self.came.set()
+
+    def drop(self, request: _Request) -> None:
+        """The client is gone."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.running:
+            self.running.remove(request)
+            self.free_blocks += request.blocks
+        if self.log:
+            self.log.forget(request.name)
+
+    async def run(self) -> None:
+        while True:
+            if not self.running and not self.waiting:
+                self.came.clear()
+                await self.came.wait()
+                self.now_s = max(self.now_s, time.monotonic())
+            chunks = self._schedule()
+            start_s = self.now_s
+            self.now_s += self._step_s(chunks)
+            await asyncio.sleep(max(self.now_s - time.monotonic(), 0.0))
+            self._finish(chunks, start_s)
+
+    def _schedule(self) -> list[tuple[_Request, int]]:
+        budget = self.budget
+        chunks = []
+        for request in self.running:
+            new = min(request.prompt_tokens - request.computed, budget) if not request.generated else 1
+            if new and budget:
+                chunks.append((request, new))
+                budget -= new
+        while self.waiting and budget and len(self.running) < self.seats:
+            request = self.waiting[0]
+            if request.blocks > self.free_blocks:
+                break
+            self.waiting.popleft()
+            self.free_blocks -= request.blocks
+            self.running.append(request)
+            found = self._found(request) if self.prefix_cache and not request.is_transferred else 0
+            request.computed = request.prompt_tokens - 1 if request.is_transferred else found
+            if self.log:
+                self.log.scheduled(request.name, self.now_s, found)
+            new = min(request.prompt_tokens - request.computed, budget)
+            chunks.append((request, new))
+            budget -= new
+        return chunks
+
+    def _found(self, request: _Request) -> int:
+        """Tokens of its prompt that are cached, but for the last; what no longer fits has left before."""
+        while len(self.cached) > self.free_blocks:
+            self.cached.popitem(last=False)
+        hits = next(
+            (k for k, name in enumerate(request.names) if name not in self.cached), len(request.names)
+        )
+        hit_tokens = KV_BLOCK_TOKENS * min(hits, (request.prompt_tokens - 1) // KV_BLOCK_TOKENS)
+        self.queried_tokens += request.prompt_tokens
+        self.hit_tokens += hit_tokens
+        return hit_tokens
+
+    def _keep(self, request: _Request) -> None:
+        for name in reversed(request.names):
+            self.cached[name] = None
+            self.cached.move_to_end(name)
+
+    def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
+        decodes = [r for r, new in chunks if new == 1 and r.computed >= r.prompt_tokens - 1 > 0]
+        prefills = [(r, new) for r, new in chunks if r not in decodes]
+        pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)
+        tokens = sum(new for _, new in chunks)
+        attended = sum(r.computed + 1 for r in decodes)
+        return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills)))
+
+    def _finish(self, chunks: list[tuple[_Request, int]], start_s: float) -> None:
+        if self.log:
+            self.log.step(start_s, self.now_s, [(r.name, new, r.computed) for r, new in chunks])
+        for request, new in chunks:
+            request.computed += new
+            if request.computed < request.prompt_tokens or request not in self.running:
+                continue
+            if request.generated == 0:
+                self._keep(request)
+            request.generated += 1
+            request.tokens.put_nowait(request.computed % TOKEN_IDS)
+            self.output_tokens += 1
+            if self.log:
+                self.log.token(request.name, 1, self.now_s)
+            if request.generated == request.output_tokens:
+                self.running.remove(request)
+                self.free_blocks += request.blocks
+                self.prompt_tokens += request.prompt_tokens
+                request.tokens.put_nowait(DONE)
+                if self.log:
+                    self.log.finished(request.name)
+
+
+class Server:
+    """/v1/completions of token ids, /health and the metrics that runtime/ reads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.identity = os.environ.get(IDENTITY, "")
+        self.app = web.Application(client_max_size=64 * 2**20)
+        self.app.on_response_prepare.append(self._sign)
+        self.app.add_routes(
+            [
+                web.post("/v1/completions", self._complete),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+
+    async def _sign(self, _: web.Request, answer: web.StreamResponse) -> None:
+        answer.headers[IDENTITY_HEADER] = self.identity
+
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        body = json.loads(await http.read())
+        transfer = body.get("kv_transfer_params") or {}
+        name = f"cmpl-{http.headers.get('X-Request-Id', 'x')}-0"
+        is_here = bool(transfer.get("do_remote_prefill"))
+        request = _Request(name, len(body["prompt"]), body["max_tokens"], is_here)
+        if self.engine.prefix_cache:
+            request.names = blocks_of(body["prompt"])
+        if request.blocks > self.engine.blocks:
+            return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
+        self.engine.add(request)
+        try:
+            if body.get("stream"):
+                return await self._stream(http, request)
+            ids = []
+            while (token := await request.tokens.get()) is not DONE:
+                ids.append(token)
+        except BaseException:
+            self.engine.drop(request)
+            raise
+        answer: dict[str, Any] = {"choices": [{"index": 0, "text": "", "token_ids": ids}]}
+        if transfer.get("do_remote_decode"):
+            answer["kv_transfer_params"] = {"do_remote_prefill": True, "do_remote_decode": False}
+        return web.json_response(answer)
+
+    async def _stream(self, http: web.Request, request: _Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        while (token := await request.tokens.get()) is not DONE:
+            await response.write(b'data: {"choices":[{"index":0,"text":"","token_ids":[%d]}]}\n\n' % token)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        engine, labels = self.engine, '{engine="0",model_name="rehearsal"}'
+        blocks, block = engine.blocks + 1, KV_BLOCK_TOKENS
+        return web.Response(
+            text=f"vllm:prompt_tokens_total{labels} {engine.prompt_tokens}\n"
+            f"vllm:generation_tokens_total{labels} {engine.output_tokens}\n"
+            f"vllm:prefix_cache_queries_total{labels} {engine.queried_tokens}\n"
+            f"vllm:prefix_cache_hits_total{labels} {engine.hit_tokens}\n"
+            f"vllm:kv_cache_usage_perc{labels} {1 - engine.free_blocks / engine.blocks}\n"
+            f'vllm:cache_config_info{{block_size="{block}",num_gpu_blocks="{blocks}"}} 1.0\n'
+        )
+
+
+async def serve(told: dict[str, Any], port: int) -> None:
+    fit: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in told["latency"].items()}
+    latency = StepLatency(**fit)
+    path = os.environ.get(STEP_LOG)
+    engine = Engine(
+        latency,
+        kv_tokens=told["kv_tokens"],
+        max_num_seqs=told["max_num_seqs"],
+        max_num_batched_tokens=told["max_num_batched_tokens"],
+        log=StepLog(Path(path)) if path else None,
+        prefix_cache=told["prefix_cache"],
+    )
+    runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    steps = asyncio.ensure_future(engine.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, steps.cancel)
+    with suppress(asyncio.CancelledError):
+        await steps
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    logging.disable(logging.CRITICAL)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("told", type=json.loads)
+    arguments = parser.parse_args()
+    asyncio.run(serve(arguments.told, arguments.port))

@@ -1,0 +1,86 @@
+"""What the plan would be with the corrected fits: does its fleet still keep the SLO, and the fewest workers.
+
+Both are simulated on the whole traffic that was given, with its sessions, prefixes and tenants, and on the
+whole fleet where a slice of it was validated. The fewest are found by the plan's own fits in the same way, so
+that nothing but the fits lies between the two. Counts of the plan's own pools alone are tried; other GPUs and
+settings are for `plan --catalog DIR/catalog`, which holds the corrected fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from planner.domain import Slo
+from planner.fleet import Fleet
+from planner.manifests.engine import running
+from planner.simulator import judge
+from planner.simulator.replay import Requests, keeps
+from planner.traffic.trace import Trace
+
+MOST = 16  # times the plan's workers, then it is given up
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """By the plan's own fits and by the corrected ones: does the plan's fleet keep the SLO in simulation, and
+    the fewest workers of its pools that do; None where MOST times as many do not."""
+
+    kept_before: bool
+    kept_after: bool
+    fewest_before: Fleet | None
+    fewest_after: Fleet | None
+
+    @property
+    def is_exact(self) -> bool:
+        """With several pools no pool can do with fewer workers, but other mixes may be cheaper."""
+        found = self.fewest_after or self.fewest_before
+        return found is not None and len(running(found)) == 1
+
+
+def replanned(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | None:
+    """`before` and `after` are the plan's fleet with either fits; None where nothing was promised."""
+    if not slo.limits:
+        return None
+    requests, before, after = Requests(trace), _times(before, 1), _times(after, 1)
+
+    @cache
+    def holds(fleet: Fleet) -> bool:
+        simulation = keeps(fleet, trace, slo.limits, requests)
+        return simulation is not None and judge(simulation, slo, values=False).holds
+
+    return Replanned(holds(before), holds(after), fewest(before, holds), fewest(after, holds))
+
+
+def fewest(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
+    """All pools grow alike until the fleet holds; then each, the dearest first, shrinks while it does.
+
+    More workers are taken never to hurt, as everywhere in a plan.
+    """
+    times = 1
+    while not holds(grown := _times(fleet, times)):
+        times *= 2
+        if times > MOST:
+            return None
+    dearest = sorted(running(grown), key=lambda pool: pool.type.price_usd_per_h, reverse=True)
+    for name in [pool.name for pool in dearest]:
+        most = next(pool.count for pool in grown.pools if pool.name == name)
+        fails = 0
+        while most - fails > 1:
+            middle = (most + fails) // 2
+            if holds(fewer := _with_count(grown, name, middle)):
+                grown, most = fewer, middle
+            else:
+                fails = middle
+    return grown
+
+
+def _times(fleet: Fleet, times: int) -> Fleet:
+    pools = tuple(replace(pool, count=times * pool.count) for pool in running(fleet))
+    return replace(fleet, pools=pools, disturbances=())
+
+
+def _with_count(fleet: Fleet, name: str, count: int) -> Fleet:
+    pools = tuple(replace(pool, count=count) if pool.name == name else pool for pool in fleet.pools)
+    return replace(fleet, pools=pools)

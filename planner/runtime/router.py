@@ -1,0 +1,378 @@
+"""One address in front of all workers, with OpenAI's API: chooses, forwards, retries, refuses, counts.
+
+A request goes to a mixed worker, or to a prefill worker and then, with the KV transfer parameters that this
+one answers, to a decode worker (vLLM's KV connectors); planner/runtime/routing.py decides which. Until the
+first byte of an answer is on its way to the client, a worker that fails costs nothing but time: the request
+is sent to another one. After that the stream ends with an error event, never in silence; nothing is generated
+twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import io
+import ipaddress
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+from aiohttp import web
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.runtime.exchange import PATHS, Answer, Asked, ClientGoneError, read_request, refusal
+from planner.runtime.launch import IDENTITY_HEADER
+from planner.runtime.routing import LiveFleet
+
+LOG = logging.getLogger("fleetplan.router")
+MAX_BODY_BYTES = 32 * 2**20
+QUEUES = ("fcfs", "sjf", "ljf", "srpt")  # that vLLM can be told
+EVENT = b"data: {"  # of a stream, with a token
+TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+class Backend(Protocol):
+    """A worker as the router uses it: where it listens, and by what the answers of this start are known."""
+
+    name: str
+    url: str
+    identity: str
+    is_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`max_in_flight` requests at most; `retries` other workers are tried; `patience_s` a request waits for
+    some worker to come (back) up. `keys` are the API keys; none is needed on loopback. `longest_tokens` has
+    the longest request that the engines take."""
+
+    max_in_flight: int = 20_000
+    retries: int = 3
+    patience_s: float = 30.0
+    max_body_bytes: int = MAX_BODY_BYTES
+    longest_tokens: int = 131_072
+    keys: tuple[str, ...] = field(default=(), repr=False)
+
+
+class WorkerError(Exception):
+    """A worker did not answer, or answered that it cannot."""
+
+
+class Router:
+    """Forwards requests for the fleet's LLM to `backends`, the fleet's workers in its order; `app` is the
+    aiohttp application that does. `lengths` are those of a `LiveFleet`."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        fleet: Fleet,
+        settings: Settings | None = None,
+        *,
+        lengths: tuple[float, float] | None = None,
+    ) -> None:
+        self.fleet, self.settings = fleet, settings or Settings()
+        if fleet.policies.queue not in QUEUES:
+            raise InputError(
+                f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of "
+                f"{', '.join(QUEUES)}"
+            )
+        self.live = LiveFleet(fleet, lengths=lengths)
+        self.backends = list(backends)
+        self.up: list[str | None] = [None] * len(self.backends)  # identities of those that were last seen up
+        self.in_flight = 0
+        self.outcomes: Counter[str] = Counter()
+        self.ttft_counts: Counter[float] = Counter()
+        self.ttft_sum_s = 0.0
+        self.digests = [hashlib.sha256(key.encode()).digest() for key in self.settings.keys]
+        self.app = web.Application(client_max_size=self.settings.max_body_bytes, middlewares=[self._guard])
+        self.app.add_routes([web.post(path, self._complete) for path in PATHS])
+        self.app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/v1/models", self._models),
+            ]
+        )
+        self.app.cleanup_ctx.append(self._session)
+
+    async def _session(self, _: web.Application) -> AsyncIterator[None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self.client:
+            yield
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Keys, and every refusal as a JSON error, counted and logged without what the request held."""
+        try:
+            if self.digests and request.path != "/health" and not self._is_allowed(request):
+                raise refusal(401, "the API key is missing or wrong")
+            answer: web.StreamResponse = await handler(request)
+            return answer
+        except web.HTTPException as refused:
+            if refused.status == 413:
+                refused = refusal(413, f"the body is larger than {self.settings.max_body_bytes} bytes")
+            elif refused.content_type != "application/json":
+                refused = refusal(refused.status, refused.reason)
+            self.outcomes[f"refused_{refused.status}"] += 1
+            LOG.warning("%s refused: %s", request.method, refused.status)
+            raise refused from None
+
+    def _is_allowed(self, request: web.Request) -> bool:
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        given = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
+        return kind.lower() == "bearer" and any(hmac.compare_digest(given, own) for own in self.digests)
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if self.in_flight >= self.settings.max_in_flight:
+            raise refusal(429, f"{self.in_flight} requests are in flight; try again later", retry_after_s=1)
+        self.in_flight += 1
+        outcome = "client_gone"
+        try:
+            raw = await request.read()
+            asked = read_request(request, raw, self.fleet, self.live, self.settings.longest_tokens)
+            answer = Answer(request, asked, _now_s())
+            with suppress(ClientGoneError):
+                outcome = await self._try_workers(answer)
+            return answer.response or web.Response(status=499)
+        except web.HTTPException:
+            outcome = ""  # the guard counts it
+            raise
+        finally:
+            self.in_flight -= 1
+            if outcome:
+                self.outcomes[outcome] += 1
+
+    async def _try_workers(self, answer: Answer) -> str:
+        """Serve the request, on another worker where one fails before the answer began; its outcome."""
+        asked, failed = answer.asked, set[int]()
+        answer.seat = self.live.ask(
+            asked.input_tokens, asked.output_tokens, answer.start_s, names=asked.blocks, tenant=asked.tenant
+        )
+        try:
+            for attempt in range(self.settings.retries + 1):
+                try:
+                    await self._serve(answer, failed)
+                    return "answered"
+                except WorkerError as error:
+                    LOG.warning("request %s: %s (try %d)", asked.id, error, attempt + 1)
+                    if answer.response is not None:
+                        await answer.end_with_error(str(error))
+                        return "broken"
+                    self.outcomes["retries"] += 1
+        finally:
+            self.live.gone(answer.seat)
+        names = ", ".join(sorted(self.backends[w].name for w in failed))
+        raise refusal(502, f"{self.settings.retries + 1} tries failed on {names}")
+
+    async def _serve(self, answer: Answer, failed: set[int]) -> None:
+        raw = answer.asked.raw
+        w = await self._choose(self.live.send, answer, failed)
+        with self._at(w, answer, failed):
+            if self.live.roles[w] == "mixed":
+                await self._forward(self.backends[w], answer, raw)
+                return
+            parameters = await self._prefill(self.backends[w], answer)
+        if parameters is None:
+            return
+        raw = json.dumps({**answer.asked.body, "kv_transfer_params": parameters}).encode()
+        w = await self._choose(self.live.hand_off, answer, failed)
+        with self._at(w, answer, failed):
+            await self._forward(self.backends[w], answer, raw)
+
+    @contextmanager
+    def _at(self, w: int, answer: Answer, failed: set[int]) -> Iterator[None]:
+        """The request is on worker `w` to the end of the block, whatever happens."""
+        try:
+            yield
+        except WorkerError:
+            failed.add(w)
+            raise
+        finally:
+            self.live.left(answer.seat, _now_s(), answer.tokens)
+
+    async def _choose(
+        self, choose: Callable[[int, float, Collection[int]], int | None], answer: Answer, failed: set[int]
+    ) -> int:
+        """The policy's worker among those that are up; one that has failed this request before only where
+        there is no other. Waits for a worker to come up."""
+        deadline_s = _now_s() + self.settings.patience_s
+        while True:
+            now_s = _now_s()
+            self._see_who_is_up(now_s)
+            w = choose(answer.seat, now_s, failed)
+            if w is None and failed:
+                w = choose(answer.seat, now_s, ())
+            if w is not None:
+                return w
+            if now_s > deadline_s:
+                raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
+            await asyncio.sleep(0.05)
+
+    def _see_who_is_up(self, now_s: float) -> None:
+        """A worker that has another identity than before was down in between."""
+        up = [backend.identity if backend.is_up else None for backend in self.backends]
+        if up == self.up:
+            return
+        for w, (before, now) in enumerate(zip(self.up, up, strict=True)):
+            if before != now and before is not None:
+                self.live.down(w, now_s)
+            if now is not None:
+                self.live.up(w)
+        self.up = up
+
+    async def _prefill(self, worker: Backend, answer: Answer) -> Any:
+        """Have the prompt's KV computed; what the decode worker needs to fetch it, None if the worker refused
+        the request and the client knows."""
+        asked = answer.asked
+        body = {key: value for key, value in asked.body.items() if key != "stream_options"}
+        body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": REMOTE_DECODE}
+        body |= {key: 1 for key in ("min_tokens", "max_completion_tokens") if key in body}
+        async with self._post(worker, asked, json.dumps(body).encode()) as upstream:
+            if upstream.status != 200:
+                await answer.pass_on(upstream, worker.name)
+                return None
+            found = json.loads(await upstream.read())
+        if not isinstance(found, dict) or not found.get("kv_transfer_params"):
+            raise WorkerError(f"{worker.name} has prefilled without a KV connector")
+        answer.prefilled_by = worker.name
+        self.live.computed(answer.seat, _now_s())
+        return found["kv_transfer_params"]
+
+    async def _forward(self, worker: Backend, answer: Answer, raw: bytes) -> None:
+        """Send the request and pass the answer on as it comes."""
+        name, seat = worker.name, answer.seat
+        async with self._post(worker, answer.asked, raw) as upstream:
+            if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
+                await answer.pass_on(upstream, name)
+                if answer.tokens:
+                    self.live.computed(seat, _now_s())
+                return
+            told = 0  # tokens that the fleet knows of
+            async for chunk in upstream.content.iter_any():
+                if answer.response is None:
+                    now_s = _now_s()
+                    self.live.computed(seat, now_s)
+                    await answer.begin(name)
+                    self._note_ttft(now_s - answer.start_s)
+                answer.tokens += chunk.count(EVENT)
+                if answer.tokens >= told + KV_BLOCK_TOKENS:
+                    told = answer.tokens
+                    self.live.grew(seat, told, _now_s())
+                await answer.write(chunk)
+            if answer.response is None:
+                raise WorkerError(f"{name} answered nothing")
+            await answer.finish()
+
+    @asynccontextmanager
+    async def _post(self, worker: Backend, asked: Asked, raw: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = {"Content-Type": "application/json", "X-Request-Id": asked.id}
+        try:
+            # a file, because aiohttp warns of bytes that are large
+            body, identity = io.BytesIO(raw), worker.identity  # a restart gives it another one
+            async with self.client.post(worker.url + asked.path, data=body, headers=headers) as upstream:
+                is_ours = upstream.headers.get(IDENTITY_HEADER, "") == identity
+                if not is_ours or upstream.status >= 500:
+                    upstream.close()  # it may never read the rest of the body
+                    what = f" answered {upstream.status}" if is_ours else ": another server is on its port"
+                    raise WorkerError(f"{worker.name}{what}")
+                yield upstream
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
+
+    def _note_ttft(self, ttft_s: float) -> None:
+        edge = next((edge for edge in TTFT_EDGES_S if ttft_s <= edge), float("inf"))
+        self.ttft_counts[edge] += 1
+        self.ttft_sum_s += ttft_s
+
+    async def _health(self, _: web.Request) -> web.Response:
+        """200 while a request could be served: a mixed worker, or one of each kind of a pair, is up."""
+        workers = zip(self.backends, self.live.roles, strict=True)
+        roles = {role for backend, role in workers if backend.is_up}
+        is_up = "mixed" in roles or {"prefill", "decode"} <= roles
+        return web.json_response(
+            {"status": "ok" if is_up else "no worker is up"}, status=200 if is_up else 503
+        )
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self.fleet.llm.name, "object": "model"}]})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        workers = self.live.workers
+        lines = ["# TYPE fleetplan_requests_total counter"]
+        lines += [
+            f'fleetplan_requests_total{{outcome="{outcome}"}} {count}'
+            for outcome, count in sorted(self.outcomes.items())
+        ]
+        lines += ["# TYPE fleetplan_in_flight gauge", f"fleetplan_in_flight {self.in_flight}"]
+        for name, values in (
+            ("up", [backend.is_up for backend in self.backends]),
+            ("requests", workers["assigned"]),
+            ("pending_prompt_tokens", workers["pending_tokens"]),
+        ):
+            lines.append(f"# TYPE fleetplan_worker_{name} gauge")
+            lines += [
+                f"fleetplan_worker_{name}{{worker={json.dumps(backend.name)}}} {value:.0f}"
+                for backend, value in zip(self.backends, values, strict=True)
+            ]
+        lines.append("# TYPE fleetplan_first_byte_seconds histogram")
+        below = 0
+        for edge in (*TTFT_EDGES_S, float("inf")):
+            below += self.ttft_counts[edge]
+            le = "+Inf" if edge == float("inf") else f"{edge:g}"
+            lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {below}')
+        lines += [
+            f"fleetplan_first_byte_seconds_sum {self.ttft_sum_s:.6f}",
+            f"fleetplan_first_byte_seconds_count {below}",
+        ]
+        return web.Response(
+            text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application, host: str, port: int, *, has_keys: bool = False
+) -> AsyncIterator[str]:
+    """Serve `app`; yields its URL. Refuses an address beyond this machine without API keys."""
+    if not is_loopback(host) and not has_keys:
+        raise InputError(f"--host {host}: reachable from outside, so API keys are needed; give --api-keys")
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise InputError(f"{host}:{port} cannot be listened on ({error.strerror or error})") from None
+        name, bound = runner.addresses[0][:2]
+        yield f"http://{f'[{name}]' if ':' in name else name}:{bound}"
+    finally:
+        await runner.cleanup()
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

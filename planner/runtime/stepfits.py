@@ -1,0 +1,156 @@
+"""What the engines' steps say of the fits: their errors, and the fits corrected by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.calibrate.measured_runs import Calibrated, calibrate
+from planner.fleet import Fleet, WorkerType
+from planner.manifests.engine import running
+from planner.models.correction import CorrectedFormula
+from planner.models.latency import StepLatency
+from planner.models.step_fit import errors_by_regime
+from planner.models.tables import COLUMNS, StepTable
+from planner.runtime.compare import Measurement
+
+Floats = npt.NDArray[np.float64]
+ON_WALL = "; by steps as long as they took on the wall"  # ends the basis of fits that count what others took
+LEAST_STEPS = 20  # of a pool, to calibrate its fit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Measured steps of one pool: `X`, `y` as in a step table, and the fit's errors on them."""
+
+    pool: str
+    table: StepTable
+    predicted_s: Floats
+    errors: Mapping[str, float]  # kind of step -> mean relative error
+    bias_frac: float  # of all their seconds together
+
+
+def steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
+    """Per pool, every step its engines logged while the traffic ran, against its fit; on the engines' own
+    clocks where they keep one, unless `on_wall`."""
+    found = []
+    parts = run.journal.parts
+    for pool in running(fleet):
+        logs = [
+            run.logs[name] for name in (f"{pool.name}-{i}" for i in range(pool.count)) if name in run.logs
+        ]
+        frames = []
+        for log in logs if parts else ():
+            start_s = parts[0].start_s
+            if log.has_cpu and not on_wall:
+                log, start_s = log.on_its_own_clock(start_s)
+            frames.append(log.steps[(log.steps.start_s >= start_s) & (log.steps.t_s > 0)])
+        frames = [frame for frame in frames if len(frame)]
+        if not frames:
+            continue
+        table = StepTable(pd.concat(frames, ignore_index=True))
+        predicted_s = _predicted_s(pool.type, table)
+        errors = {
+            kind: error.mape_frac for kind, error in errors_by_regime(table.X, table.y, predicted_s).items()
+        }
+        bias_frac = float(predicted_s.sum() / table.y.sum() - 1)
+        found.append(Steps(pool.name, table, predicted_s, errors, bias_frac))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A pool's fit, corrected by its measured steps, each with the median of those that are alike.
+    `held_out`: mean relative error of such steps in the second half of the run, before and after a correction
+    by those of the first half alone."""
+
+    pool: str
+    calibrated: Calibrated
+    held_out_before_frac: float
+    held_out_after_frac: float
+
+
+def corrections(measured_steps: Iterable[Steps], fleet: Fleet) -> list[Correction]:
+    """One per pool with enough steps."""
+    types = {pool.name: pool.type for pool in running(fleet)}
+    found = []
+    for one in measured_steps:
+        frame = one.table.steps
+        if len(frame) < 2 * LEAST_STEPS:
+            continue
+        is_late = (frame.start_s > frame.start_s.median()).to_numpy()
+        early, late = _typical(frame[~is_late]), _typical(frame[is_late])
+        kind = types[one.pool]
+        half = replace(kind, latency=calibrate(kind.latency, steps=[early]).latency, form=None)
+        before, after = (float(np.mean(np.abs(_predicted_s(t, late) / late.y - 1))) for t in (kind, half))
+        whole = calibrate(kind.latency, steps=[_typical(frame)])
+        found.append(Correction(one.pool, whole, before, after))
+    return found
+
+
+def by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple[str, int], StepLatency]:
+    """Corrected fits by (GPU, TP), each by the steps of all pools on these together; not with stages (PP)."""
+    found: dict[tuple[str, int], list[Steps]] = {}
+    types = {pool.name: pool.type for pool in running(fleet)}
+    for one in measured_steps:
+        kind = types[one.pool]
+        if kind.pp == 1 and len(one.table.y) >= 2 * LEAST_STEPS:
+            found.setdefault((kind.gpu.name, kind.tp), []).append(one)
+    return {
+        key: calibrate(
+            types[group[0].pool].latency, steps=[_typical(one.table.steps) for one in group]
+        ).latency
+        for key, group in found.items()
+    }
+
+
+def _typical(frame: pd.DataFrame) -> StepTable:
+    """The steps with the median time of those that are alike: same prefills and decodes, tokens and context
+    within a factor of 1.4. A step that the machine interrupted says nothing about the engine.
+    """
+    wide = ("prefill_tokens", "prefill_pairs", "kv_tokens")
+    alike = [frame[name] for name in ("n_prefill", "n_decode")]
+    alike += [np.round(2 * np.log2(1.0 + frame[name])) for name in wide]
+    return StepTable(frame.assign(t_s=frame.t_s.groupby(alike).transform("median"))[[*COLUMNS]])
+
+
+def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:
+    """The fleet with those fits, in place of any other form of step times."""
+    return _with_fits(fleet, {one.pool: one.calibrated.latency for one in found})
+
+
+def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
+    """The fleet with fits corrected by every step as the wall saw it, so that what else runs on the machine
+    is in them; None where engines keep no clock of their own, whose `corrections` are the wall's already."""
+    if not any(log.has_cpu for log in run.logs.values()):
+        return None
+    fits = {pool.name: pool.type.latency for pool in running(fleet)}
+    seen = [one for one in steps(run, fleet, on_wall=True) if len(one.table.y) >= LEAST_STEPS]
+    found = {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen}
+    return _with_fits(fleet, {pool: replace(fit, basis=fit.basis + ON_WALL) for pool, fit in found.items()})
+
+
+def counts_others(fleet: Fleet) -> bool:
+    """Whether a fit of the fleet is one of `as_run`'s."""
+    return any(pool.type.latency.basis.endswith(ON_WALL) for pool in running(fleet))
+
+
+def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
+    pools = tuple(
+        replace(pool, type=replace(pool.type, latency=fits[pool.name], form=None))
+        if pool.name in fits
+        else pool
+        for pool in fleet.pools
+    )
+    return replace(fleet, pools=pools)
+
+
+def _predicted_s(kind: WorkerType, table: StepTable) -> Floats:
+    """What the simulator takes steps to last, where that is a formula; else what the fit beside it says."""
+    if isinstance(kind.form, CorrectedFormula):
+        return kind.form.step_s(table.X)
+    return np.asarray(kind.latency.step_s(*table.X.T))

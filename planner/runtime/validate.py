@@ -1,0 +1,319 @@
+"""`plan validate`: start the plan's engines, send them the traffic, and say how far the prediction was off.
+
+In DIR: journal.jsonl (what was sent and what came back, while it runs), engines/ (logs and step logs), then
+validation.json, requests.csv, report.html, and corrected.yaml and catalog/, the fleet and the fits as the
+measured steps correct them. A run that was interrupted goes on with the requests that are missing; one that
+is complete is compared again without starting anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InputError, PlannerError
+from planner.fleet import Fleet, Policies
+from planner.io import files
+from planner.manifests.engine import running
+from planner.reports.output import pictures
+from planner.runtime.analysis import Validation, Wanted, analyse
+from planner.runtime.compare import Tolerances
+from planner.runtime.replay import JournalFile, prompt, replay
+from planner.runtime.report import figures, render
+from planner.runtime.router import Router, Settings, listening
+from planner.runtime.workers import (
+    Commands,
+    Worker,
+    Workers,
+    model_folder,
+    places,
+    rehearsal_commands,
+    started,
+    visible_gpus,
+    vllm_commands,
+)
+from planner.simulator import simulate
+from planner.traffic.sessions import sessions
+from planner.traffic.trace import Trace
+
+WARM_UPS = 4  # requests per worker before the traffic
+_METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+_COUNTED = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+)
+
+
+class InterruptedRunError(PlannerError):
+    """The run was stopped before every request had ended."""
+
+
+def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
+    """One worker of each pool, and the requests that the simulator sends to these; what that leaves out.
+
+    A prefill and a decode worker share the requests of whichever serves fewer: the other one carries less
+    than in the plan. Where requests wait for others whole sessions are chosen: those of which these workers
+    serve most, with as many tokens in all.
+    """
+    pools = running(fleet)
+    simulation = simulate(fleet, trace)
+    firsts = np.cumsum([0, *(pool.count for pool in pools)])[:-1]
+    share = {pool.name: simulation.prefill_worker == first for pool, first in zip(pools, firsts, strict=True)}
+    for pool, first in zip(pools, firsts, strict=True):
+        if pool.role == "decode":
+            share[pool.name] = simulation.decode_worker == first
+    note = ""
+    mixed = [pool for pool in pools if pool.role == "mixed"]
+    fronts, backs = ([p for p in pools if p.role == role] for role in ("prefill", "decode"))
+    chosen = np.zeros(len(trace), dtype=bool)
+    for pool in mixed:
+        chosen |= share[pool.name]
+    if fronts:
+        front, back = (np.any([share[p.name] for p in side], axis=0) for side in (fronts, backs))
+        fewer = front if front.sum() <= back.sum() else back
+        chosen |= fewer
+        note = (
+            f"; a pair carries {int(fewer.sum())} requests, where the plan gives its prefill worker "
+            f"{int(front.sum())} and its decode worker {int(back.sum())}"
+        )
+    if trace.after.size:
+        chosen = _whole_sessions(trace, chosen)
+        note += f"; {len(np.unique(sessions(trace)[chosen]))} sessions, all of them whole"
+    if not chosen.any():
+        raise InputError("the slice would serve no request; give a longer trace")
+    one = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
+    what = (
+        f"slice: {one.workers} of {fleet.workers} workers, {int(chosen.sum())} of {len(trace)} requests{note}"
+    )
+    return one, trace.select(chosen), what
+
+
+def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Sessions with as many tokens as the chosen requests: those first of which most is chosen."""
+    session, tokens = sessions(trace), trace.input_tokens + trace.output_tokens
+    size = np.bincount(session, tokens)
+    wanted = np.bincount(session, tokens * chosen)
+    anyhow = np.random.default_rng(0).permutation(len(size))  # among equals not the earliest
+    order = np.lexsort((anyhow, -wanted / size))
+    taken = int(np.abs(np.cumsum(size[order]) - wanted.sum()).argmin()) + 1
+    return np.isin(session, order[:taken])
+
+
+def validate(
+    wanted: Wanted,
+    out: Path,
+    *,
+    tolerances: Tolerances | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    png: bool = False,
+) -> Validation:
+    """Measure what `out` lacks, compare, and write all files; with `png` every chart as a picture too.
+
+    Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
+    """
+    files.check_output_directory(out)
+    if wanted.fleet.disturbances:
+        raise InputError(
+            "disturbances: a validation does not make them happen on the engines, so no prediction with them "
+            "could be compared; leave them out of the fleet"
+        )
+    journal = JournalFile(out / "journal.jsonl", wanted.identity())
+    missing = journal.read().missing(wanted.trace)
+    if missing:
+        measuring = _measure(wanted, out, journal, missing, progress)
+        try:
+            asyncio.run(until_signalled(measuring))
+        except asyncio.CancelledError:
+            pass
+        if left := len(journal.read().missing(wanted.trace)):
+            raise InterruptedRunError(
+                f"interrupted: {left} of {len(wanted.trace)} requests have not ended; the same command goes "
+                f"on with them ({journal.path})"
+            )
+    progress("comparing")
+    found = analyse(wanted, out, tolerances or Tolerances())
+    files.write_files(out, {**render(found), **(pictures(figures(found)) if png else {})})
+    return found
+
+
+async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that it stops its engines."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    await task
+
+
+async def _measure(
+    wanted: Wanted, out: Path, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
+) -> None:
+    """Start everything, send the missing requests, write down how it went."""
+    from profiling.machine import describe
+
+    commands, devices = engine_commands(wanted, out)
+    spots = places(wanted.fleet, out / "engines", devices)
+    part = len(journal.read().parts)
+    progress(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
+    async with started(spots, commands) as group:
+        router = Router(
+            group.workers,
+            wanted.fleet,
+            Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
+            lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
+        )
+        async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
+            progress("warming up")
+            await _warm_up(wanted, client, url, len(spots))
+            before = await scrape(client, group)
+            load = os.getloadavg()[0]
+            ranks = sum(len(spot.devices) for spot in spots)
+            try:
+                await replay(
+                    wanted.trace,
+                    missing,
+                    url,
+                    wanted.fleet.llm.name,
+                    journal,
+                    part=part,
+                    seed=wanted.seed,
+                    shares_prefixes=wanted.shares_prefixes,
+                    progress=progress,
+                )
+            finally:
+                record = {
+                    "part": part,
+                    "events": group.events,
+                    "router": dict(router.outcomes),
+                    "load_average": [load, os.getloadavg()[0]],
+                    "date": time.strftime("%Y-%m-%d"),
+                    "machine": describe(),
+                    "spare_cores": None if devices else len(os.sched_getaffinity(0)) - ranks,
+                    "engines": [],
+                }
+                with suppress(asyncio.CancelledError):
+                    record["engines"] = counted(before, await scrape(client, group))
+                journal.write({"record": record})
+
+
+def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
+    """How to start an engine, and how many GPUs there are for them (None: they need none)."""
+    from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
+
+    policies = wanted.fleet.policies
+    ours = Policies(
+        routing=policies.routing,
+        decode_routing=policies.decode_routing,
+        queue=policies.queue,
+        prefix_cache=policies.prefix_cache,
+    )
+    for name, value in asdict(policies).items():
+        if isinstance(value, str | bool) and value != (own := getattr(ours, name)):
+            raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
+    if wanted.engine == "rehearsal":
+        return rehearsal_commands(prefix_cache=policies.prefix_cache), None
+    if not is_installed():
+        raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")
+    model = wanted.fleet.llm.name
+    if wanted.config is not None:
+        model = model_folder(wanted.config, out / "engines")
+    elif not wanted.real_weights and Path(model).exists():
+        model = model_folder(Path(model), out / "engines")
+    is_cpu = is_cpu_build()
+    devices = [str(core) for core in sorted(os.sched_getaffinity(0))] if is_cpu else visible_gpus()
+    commands = vllm_commands(
+        wanted.fleet,
+        wanted.max_model_len,
+        model=model,
+        is_dummy=not wanted.real_weights,
+        is_cpu=is_cpu,
+        devices=devices,
+    )
+    return commands, None if is_cpu else len(devices)
+
+
+async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:
+    """Requests of the trace's median length, all at once so that the policy spreads them."""
+    trace = wanted.trace
+    tokens = int(np.median(trace.input_tokens))
+    body = {"model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+
+    async def one(number: int) -> None:
+        asked = {**body, "prompt": prompt(tokens, number, wanted.seed + 1)}
+        async with client.post(f"{url}/v1/completions", json=asked) as answer:
+            if answer.status != 200:
+                raise InputError(f"warm-up: HTTP {answer.status}: {(await answer.text())[:300]}")
+
+    await asyncio.gather(*(one(number) for number in range(WARM_UPS * workers)))
+
+
+async def scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
+    """Counters of each engine that answers."""
+    return {worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.is_up}
+
+
+async def _metrics(client: aiohttp.ClientSession, worker: Worker) -> dict[str, float]:
+    found: dict[str, float] = {}
+    try:
+        async with client.get(f"{worker.url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as answer:
+            text = await answer.text()
+    except (aiohttp.ClientError, TimeoutError):
+        return found
+    for name, labels, value in _METRIC.findall(text):
+        if name == "cache_config_info":
+            sizes = {key: int(n) for key, n in re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', labels)}
+            if len(sizes) == 2:
+                found["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
+        elif name == "prompt_tokens_by_source_total" and "external_kv_transfer" in labels:
+            found["transferred_tokens"] = float(value)
+        elif name in _COUNTED:
+            found[name.removesuffix("_total")] = float(value)
+        elif name == "nixl_bytes_transferred_sum":
+            found["transferred_bytes"] = float(value)
+    return found
+
+
+def counted(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """Counters of the traffic alone; sizes and gauges as they are at the end."""
+    as_is = ("kv_tokens", "kv_cache_usage_perc")
+    return [
+        {"worker": worker}
+        | {
+            name: value if name in as_is else value - before.get(worker, {}).get(name, 0.0)
+            for name, value in values.items()
+        }
+        for worker, values in after.items()
+    ]
+
+
+async def serve(
+    wanted: Wanted, out: Path, *, host: str, port: int, keys: tuple[str, ...], say: Callable[[str], None]
+) -> None:
+    """The plan's engines behind its router, until a signal ends it."""
+    commands, devices = engine_commands(wanted, out)
+    spots = places(wanted.fleet, out / "engines", devices)
+    say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
+    async with started(spots, commands) as group:
+        limits = Settings(keys=keys, longest_tokens=wanted.max_model_len)
+        router = Router(group.workers, wanted.fleet, limits)
+        async with listening(router.app, host, port, has_keys=bool(keys)) as url:
+            say(f"{wanted.fleet.llm.name} at {url}/v1 ({len(spots)} workers); Ctrl-C ends it")
+            await asyncio.Event().wait()

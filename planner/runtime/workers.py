@@ -1,0 +1,400 @@
+"""Keeps a plan's workers alive: one engine process each, on a port of its own, watched and restarted.
+
+A worker that exits, or whose /health does not answer three times in a row, is killed with all its children
+and started again on another port, after a pause that doubles with every failure; one that fails too often
+in a row is given up. Every start of an engine has a name of its own, which all its answers bear: what another
+server answers on the same port counts for nothing. Engines are sessions of their own: Ctrl-C in the terminal
+reaches only us, and we stop them; if we are killed ourselves, the kernel ends them
+(planner/runtime/launch.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool
+from planner.manifests import engine
+from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, PARENT, STEP_CPU, STEP_LOG
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+STEADY_S = 60.0  # up for this long: earlier failures are forgotten
+LAST_LINES = 3
+CPU_BLOCK_TOKENS = 128  # what vLLM takes by itself on a CPU; its attention there needs multiples of 32
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for what, in seconds, and how often."""
+
+    start_s: float = engine.START_S
+    stop_s: float = 15.0
+    health_every_s: float = 2.0
+    health_timeout_s: float = 5.0
+    health_failures: int = 3
+    backoff_s: float = 1.0
+    longest_backoff_s: float = 30.0
+    failures: int = 5  # in a row, and the worker is given up
+    failures_at_start: int = 2  # one may be a port that was taken; more are a mistake in the settings
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one worker runs: its `devices` among those the machine has, and its `folder` for logs."""
+
+    name: str
+    pool: Pool
+    devices: tuple[int, ...]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A process to start; `environment` comes on top of ours."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+
+
+Commands = Callable[[Place, int], Command]  # (place, port) -> how to start an engine there
+
+
+def places(fleet: Fleet, folder: Path, devices: int | None) -> list[Place]:
+    """Every worker of `fleet` on this machine's `devices` GPUs, in order; None: they share what there is."""
+    taken, found = 0, []
+    for pool in engine.running(fleet):
+        if not _NAME.fullmatch(pool.name):
+            raise InputError(
+                f"pool {pool.name[:80]!r}: its logs bear its name; use up to 64 letters, digits, - and _"
+            )
+        for number in range(pool.count):
+            width = pool.type.gpus
+            if devices is not None and taken + width > devices:
+                raise InputError(
+                    f"the fleet needs {fleet.gpus} GPUs, this machine has {devices}; validate a slice of it "
+                    "with --slice, one worker of each type with its share of the traffic"
+                )
+            name = f"{pool.name}-{number}"
+            found.append(Place(name, pool, tuple(range(taken, taken + width)), folder))
+            taken += width
+    return found
+
+
+def free_port() -> int:
+    """A port of this machine nobody listens on now; it may be taken before an engine binds it, which is one
+    more failed start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Worker:
+    """One engine and what the router needs of it; `run` keeps it alive until it is cancelled."""
+
+    def __init__(
+        self, place: Place, commands: Commands, patience: Patience, note: Callable[[str, str], None]
+    ):
+        self.place, self.commands, self.patience, self.note = place, commands, patience, note
+        self.name = place.name
+        self.is_up = False
+        self.url = ""
+        self.identity = ""  # of this start: its answers bear it
+        self.stranger = ""  # what answered without it
+        self.starts = 0
+        self.gave_up = ""
+        self.settled = asyncio.Event()  # up for the first time, or given up
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.place.folder / f"{self.place.name}.log"
+
+    async def run(self) -> None:
+        failures = 0
+        try:
+            while True:
+                await self._start()
+                why = await self._until_up()
+                if not why:
+                    up_s = time.monotonic()
+                    self.is_up = True
+                    self.settled.set()
+                    self.note(self.place.name, f"up after start {self.starts}")
+                    why = await self._until_down()
+                    self.is_up = False
+                    failures = failures if time.monotonic() - up_s < STEADY_S else 0
+                await self._kill()
+                failures += 1
+                self.note(self.place.name, why)
+                most = self.patience.failures if self.settled.is_set() else self.patience.failures_at_start
+                if failures >= most:
+                    self.gave_up = f"{why}, {failures} times in a row{self._last_words()}"
+                    self.note(self.place.name, "given up")
+                    self.settled.set()
+                    return
+                pause_s = self.patience.backoff_s * 2 ** (failures - 1)
+                await asyncio.sleep(min(pause_s, self.patience.longest_backoff_s))
+        finally:
+            self.is_up = False
+            await self._stop()
+
+    async def _start(self) -> None:
+        self.starts += 1
+        port = free_port()
+        self.url, self.identity, self.stranger = f"http://127.0.0.1:{port}", secrets.token_hex(16), ""
+        command = self.commands(self.place, port)
+        steps = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
+        environment = {
+            **os.environ,
+            **command.environment,
+            STEP_LOG: str(steps),
+            PARENT: str(os.getpid()),
+            IDENTITY: self.identity,
+        }
+        with self.log.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    async def _until_up(self) -> str:
+        """Empty once the engine answers, else why it never did."""
+        deadline_s = time.monotonic() + self.patience.start_s
+        async with self._client() as client:
+            while time.monotonic() < deadline_s:
+                if self._exit is not None:
+                    return f"did not start ({_ending(self._exit)})"
+                if await self._is_healthy(client):
+                    return ""
+                if self.stranger:
+                    return self.stranger
+                await asyncio.sleep(min(0.1 * self.patience.health_every_s, 0.25))
+        return f"did not answer /health within {self.patience.start_s:g} s"
+
+    async def _until_down(self) -> str:
+        """Why the engine is no longer fit to serve."""
+        misses = 0
+        assert self.process is not None
+        exit_task = asyncio.ensure_future(self.process.wait())
+        try:
+            async with self._client() as client:
+                while True:
+                    await asyncio.wait([exit_task], timeout=self.patience.health_every_s)
+                    if exit_task.done():
+                        return f"died ({_ending(exit_task.result())})"
+                    misses = 0 if await self._is_healthy(client) else misses + 1
+                    if self.stranger:
+                        return self.stranger
+                    if misses >= self.patience.health_failures:
+                        return f"did not answer /health {misses} times"
+        finally:
+            exit_task.cancel()
+
+    @property
+    def _exit(self) -> int | None:
+        return None if self.process is None else self.process.returncode
+
+    def _client(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self.patience.health_timeout_s))
+
+    async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
+        try:
+            async with client.get(self.url + "/health") as answer:
+                if answer.headers.get(IDENTITY_HEADER) != self.identity:
+                    self.stranger = (
+                        f"another server answers on its port ({self.url}), not the engine started there"
+                    )
+                return answer.status == 200 and not self.stranger
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _stop(self) -> None:
+        """Ask the engine to end, then make it."""
+        if self.process is not None and self._exit is None:
+            self._signal(signal.SIGTERM)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), self.patience.stop_s)
+        await self._kill()
+
+    async def _kill(self) -> None:
+        """The whole session: an engine core may outlive the server that started it."""
+        self._signal(signal.SIGKILL)
+        if self.process is not None:
+            await self.process.wait()
+
+    def _signal(self, number: int) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+    def _last_words(self) -> str:
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return f"; {self.log} ends: {' | '.join(lines[-LAST_LINES:])}" if lines else ""
+
+
+@dataclass
+class Workers:
+    """All workers of a fleet. `events`: (seconds since the start, worker, what happened)."""
+
+    workers: list[Worker]
+    start_s: float = field(default_factory=time.monotonic)
+    events: list[tuple[float, str, str]] = field(default_factory=list)
+
+    def note(self, name: str, what: str) -> None:
+        self.events.append((round(time.monotonic() - self.start_s, 3), name, what))
+
+
+@asynccontextmanager
+async def started(
+    spots: Sequence[Place], commands: Commands, patience: Patience | None = None
+) -> AsyncIterator[Workers]:
+    """Start all engines, wait until each is up, and stop them at the end, whatever ends it.
+
+    Raises InputError with the last lines of its log for an engine that cannot be started.
+    """
+    group = Workers([])
+    for spot in spots:
+        spot.folder.mkdir(parents=True, exist_ok=True)
+        group.workers.append(Worker(spot, commands, patience or Patience(), group.note))
+    tasks = [asyncio.ensure_future(worker.run()) for worker in group.workers]
+    try:
+        for worker in group.workers:
+            await worker.settled.wait()
+            if worker.gave_up:
+                raise InputError(f"{worker.place.name}: {worker.gave_up}")
+        yield group
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+
+
+def _ending(code: int) -> str:
+    """'signal 9' or 'exit code 1'."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def vllm_commands(
+    fleet: Fleet, max_model_len: int, *, model: str, is_dummy: bool, is_cpu: bool, devices: Sequence[str]
+) -> Commands:
+    """`vllm serve` as the manifests write it (planner.manifests.engine), on a loopback port.
+
+    `model` is a folder with a config.json where weights are dummies, else what vLLM finds weights by;
+    `devices` are GPUs, or CPU cores. What a CPU needs besides: eager mode, one core per rank, and as many KV
+    blocks as the plan says, since no GPU's memory limits them.
+    """
+
+    def command(place: Place, port: int) -> Command:
+        told = engine.settings(place.pool, fleet, max_model_len)
+        environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
+        more: list[str] = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--disable-uvicorn-access-log",
+            "--middleware",
+            "planner.runtime.launch.Signed",
+        ]
+        if is_dummy:
+            more += ["--load-format", "dummy", "--skip-tokenizer-init"]
+            environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if "kv-transfer-config" in told:
+            environment |= {
+                "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            }
+        if is_cpu:
+            told, cpu_environment = _on_cpu(told, place, fleet, devices)
+            environment |= cpu_environment
+            more.append("--enforce-eager")
+        else:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[number] for number in place.devices)
+        argv = [sys.executable, "-m", "planner.runtime.launch", "serve", model, *engine.to_args(told), *more]
+        return Command(argv, environment)
+
+    return command
+
+
+def _on_cpu(
+    told: dict[str, engine.Setting], place: Place, fleet: Fleet, cores: Sequence[str]
+) -> tuple[dict[str, engine.Setting], dict[str, str]]:
+    kv_tokens = place.pool.type.kv_tokens
+    told = {
+        **told,
+        "block-size": CPU_BLOCK_TOKENS,
+        "num-gpu-blocks-override": kv_tokens // CPU_BLOCK_TOKENS + 1,  # vLLM keeps one block for itself
+    }
+    if isinstance(transfer := told.get("kv-transfer-config"), dict):
+        told["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
+    own = [cores[device % len(cores)] for device in place.devices]
+    kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
+    # one rank in the engine core's own process: a worker process would poll shared memory for all it can
+    in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", STEP_CPU: "1"}
+    return told, in_process | {
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(own),
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(max(kv_gib, 1)),
+    }
+
+
+def rehearsal_commands(*, prefix_cache: bool = False) -> Commands:
+    """Engines that only keep time, as each pool's fit predicts: planner/runtime/rehearsal.py."""
+
+    def command(place: Place, port: int) -> Command:
+        kind = place.pool.type
+        told: dict[str, Any] = {
+            "kv_tokens": kind.kv_tokens,
+            "max_num_seqs": kind.max_num_seqs,
+            "max_num_batched_tokens": kind.max_num_batched_tokens,
+            "latency": asdict(kind.latency),
+            "prefix_cache": prefix_cache and place.pool.role != "decode",
+        }
+        argv = [sys.executable, "-m", "planner.runtime.rehearsal", "--port", str(port), json.dumps(told)]
+        return Command(argv, {})
+
+    return command
+
+
+def model_folder(config: Path, folder: Path) -> str:
+    """A folder that holds `config` (a config.json, or a folder with one) alone, for dummy weights."""
+    file = config / "config.json" if config.is_dir() else config
+    if not file.is_file():
+        raise InputError(f"{file}: no such file; expected a Hugging Face config.json")
+    target = folder / "model"
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, target / "config.json")
+    return str(target)
+
+
+def visible_gpus() -> list[str]:
+    """GPUs this process may use, as CUDA_VISIBLE_DEVICES names them: those it has now, else the driver's."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [device.strip() for device in visible.split(",") if device.strip()]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return [str(device) for device in range(count)]

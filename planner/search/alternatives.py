@@ -1,0 +1,184 @@
+"""What other kinds of fleets would cost: simpler ones, and every GPU type alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from planner.plan import Alternative
+from planner.search.evidence import costs_more
+from planner.search.fleets import Counts, largest_below
+from planner.search.level0 import Level0
+from planner.search.one_pool import least_that_holds
+from planner.search.oracle import side_by_side
+from planner.search.problem import Problem, on_all_draws
+from planner.solvers.master import Option
+
+ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
+
+ALONE_REQUESTS = 2_000_000  # simulated requests that the GPU types alone may cost together
+
+ALONE_LEAST = 4  # simulations of each at least,
+
+ALONE_FAILED = 0.2  # of which one that fails is such a share: it stops early
+
+_PRICE_STEP = 1.3
+
+
+def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
+    """The best of simpler kinds, and the cheapest of every GPU type alone in one mixed pool.
+
+    Each is a fleet that holds, with its price, or is said to be not priced. The plan itself is none of them.
+    """
+    asked, search = on_all_draws(problem), level0.search
+    oracle, rows = asked.oracle, []
+    alone = _mixed_alone(asked, level0, best, value)
+    is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
+    is_mixed = all(option.role == "mixed" for option, _ in best)
+    kinds: list[tuple[str, Counts | None, float]] = []
+    if not is_one_gpu:
+        of_one = [(found.cost, found.counts) for found in alone.values() if found.counts]
+        if (counts := level0.one_gpu[0]) and len({option.type.gpu.name for option, _ in counts}) == 1:
+            of_one.append((level0.one_gpu[1], counts))
+        cost, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
+        kinds.append(("one GPU type only", cheapest, cost))
+    if not is_mixed:
+        cost, cheapest = min(
+            ((found.cost, found.counts) for found in alone.values()),
+            key=lambda row: row[0],
+            default=(math.inf, None),
+        )
+        kinds.append(("mixed pools only", cheapest, cost))
+    kinds.append(("one worker type per pool (level 0)", search.best, search.value))
+    for label, counts, cost in kinds:
+        if counts == best:
+            continue
+        if counts is None:
+            note = "none of one worker type per pool was found; mixes of several were not searched for it"
+            rows.append(Alternative(label, None, math.inf, note))
+        elif oracle.holds([counts])[0]:
+            rows.append(Alternative(label, oracle.fleet(counts), cost, costs_more(cost, value)))
+        else:
+            note = "its best fails on another draw or rate of the traffic"
+            rows.append(Alternative(label, None, cost, note, at_least=True))
+    for gpu, found in alone.items():
+        label = f"{gpu}, mixed"
+        if found.counts is None:
+            rows.append(Alternative(label, None, found.least, found.note, at_least=True))
+        elif found.counts != best:
+            note = "; ".join(filter(None, (costs_more(found.cost, value), found.note)))
+            rows.append(Alternative(label, oracle.fleet(found.counts), found.cost, note))
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """The cheapest mixed pool of one GPU type, if one was found; else what none costs less than, and why."""
+
+    counts: Counts | None
+    cost: float
+    least: float
+    note: str
+
+
+def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -> dict[str, _Alone]:
+    """Of each GPU type, by its name; searched side by side, each with its share of the effort."""
+    groups: dict[str, list[Option]] = {}
+    for option in level0.options:
+        if option.role == "mixed":
+            groups.setdefault(option.type.gpu.name, []).append(option)
+    found: dict[str, _Alone] = {}
+    effort = ALONE_REQUESTS // max(len(groups), 1)
+
+    def look(gpu: str) -> None:
+        found[gpu] = _cheapest_mixed(problem, level0, groups[gpu], best, value, effort)
+
+    problem.progress("the other GPU types, each alone")
+    side_by_side([lambda gpu=gpu: look(gpu) for gpu in groups])  # type: ignore[misc]
+    return {gpu: found[gpu] for gpu in groups}
+
+
+def _cheapest_mixed(
+    problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
+) -> _Alone:
+    """One mixed pool of one of these options, up to ALONE_TIMES the plan's value and `effort` requests.
+
+    Where none is known, all sizes of worker are tried at one price, which grows until one of them holds; then
+    every option is tried below that.
+    """
+    oracle, search = problem.oracle, level0.search
+    left = max(effort / (len(problem.trace) + sum(map(len, problem.draws))), ALONE_LEAST)
+    failed = {
+        option.name: max(search.beyond.get(option.name, 0), level0.bounded[option.name].least - 1)
+        for option in options
+    }
+    counts: Counts | None = None
+    ceiling, note = ALONE_TIMES * value, ""
+
+    def holds(option: Option, count: int) -> bool:
+        nonlocal left
+        answer = oracle.holds([((option, count),)])[0]
+        left -= 1 if answer else ALONE_FAILED
+        if not answer:
+            failed[option.name] = max(failed[option.name], count)
+        return answer
+
+    def most(option: Option, price: float) -> int:
+        """Workers of this option for less than `price`, as many as there are; 0 where all of them fail."""
+        count = min(level0.bounded[option.name].most, largest_below(option, price))
+        return int(count) if failed[option.name] < count < math.inf else 0
+
+    gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
+
+    def expected(option: Option) -> tuple[bool, float, int]:
+        """Whether a full step would break the tightest limit on gaps; then by what is likely to do."""
+        budget = option.type.max_num_batched_tokens
+        is_late = float(option.type.latency.step_s(budget)) > 0.9 * min(gaps_s, default=math.inf)
+        count = search.smallest.get(option.name, level0.bounded[option.name].likely)
+        return is_late and option.name not in search.smallest, count * option.objective, -budget
+
+    def has_stopped() -> bool:
+        return left <= 0 or problem.out_of_time()
+
+    ordered = sorted(options, key=expected)
+    known = [option for option in ordered if option.name in search.smallest]
+    if len(best) == 1 and best[0][0] in options:
+        counts, ceiling = best, value
+    elif known and holds(known[0], count := search.smallest[known[0].name]):
+        counts, ceiling = ((known[0], count),), count * known[0].objective
+    sizes = {(option.type.tp, option.type.pp): option for option in reversed(ordered)}.values()
+    price = max(_least(options, failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
+    while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
+        for option in sizes if price < ceiling else ordered:
+            if (count := most(option, min(price, ceiling))) and holds(option, count):
+                counts, ceiling = ((option, count),), count * option.objective
+                break
+        price *= _PRICE_STEP
+    for option in ordered if counts else ():
+        if not (count := most(option, ceiling)):
+            continue
+        if has_stopped():
+            note = "perhaps not the cheapest, as not all of its settings were tried"
+            break
+        item = level0.bounded[option.name]
+        found = least_that_holds(partial(holds, option), failed[option.name] + 1, count, item)
+        if found is not None:
+            counts, ceiling = ((option, found),), found * option.objective
+    if counts is not None:
+        return _Alone(counts, ceiling, 0.0, note)
+    least = max(_least(options, failed), search.value if search.is_exhausted else 0.0)
+    note = "the effort ended" if has_stopped() else _none_alone(level0, options, failed)
+    return _Alone(None, math.inf, least, note)
+
+
+def _least(options: Sequence[Option], failed: Mapping[str, int]) -> float:
+    """What one pool of one of these options costs at least, after these counts failed."""
+    return min((failed[option.name] + 1) * option.objective for option in options)
+
+
+def _none_alone(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> str:
+    if all(failed[option.name] >= level0.bounded[option.name].most for option in options):
+        return "all that are in stock or within the limits are too few"
+    return f"none holds up to {ALONE_TIMES:g} times the plan"

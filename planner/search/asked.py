@@ -1,0 +1,84 @@
+"""The traffic that is asked for: a trace rescaled, cut, and drawn as often as the task says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.documents.task import Task
+from planner.errors import InputError
+from planner.traffic.scaling import rescale, same_requests, window
+from planner.traffic.sessions import nominal
+from planner.traffic.trace import Trace, spread
+from planner.units import show_s
+
+RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interval of traffic
+
+RATES_LEAST, RATES_MOST = 5, 41
+
+
+def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:
+    """The requests that must be served, and a sentence on how they came out of the trace.
+
+    Stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them, are spread by the seed as well.
+    Of an interval of traffic (robust) it is the upper end; `further_traffic` has the rest.
+    """
+    return _asked_at(trace, task, task.robust.traffic_frac, seed=seed)
+
+
+def further_traffic(trace: Trace, task: Task, requests: Trace, *, seed: int) -> tuple[Trace, ...]:
+    """What must be served beside `requests`, which is `asked_traffic` of this seed: `task.draws` draws, and
+    of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
+    """
+    found, last = [], requests
+    for draw in range(task.draws):
+        for frac in reversed(rates_frac(task, requests)):
+            at, _ = _asked_at(trace, task, frac, seed=seed + draw)
+            if draw == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
+                raise InputError(
+                    f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
+                    "same; leave draws out, or ask for a rate that is not the trace's"
+                )
+            if not same_requests(at, last):
+                found.append(at)
+            last = at
+    return tuple(found)
+
+
+def rates_frac(task: Task, requests: Trace) -> tuple[float, ...]:
+    """The rates that stand for an interval of traffic, evenly from end to end, as shares more than expected.
+
+    A fleet may hold at both ends and fail between them: each rate draws other requests.
+    """
+    lowest, highest = task.robust.traffic_from_frac, task.robust.traffic_frac
+    if lowest == highest:
+        return (highest,)
+    points = int(np.clip(RATES_REQUESTS // len(requests), RATES_LEAST, RATES_MOST))
+    return tuple(np.linspace(lowest, highest, points).tolist())
+
+
+def _asked_at(trace: Trace, task: Task, more_frac: float, *, seed: int) -> tuple[Trace, str]:
+    asked = spread(trace, seed=seed)
+    note = trace.name
+    rate_rps = task.rate_rps
+    if more_frac:
+        rate_rps = (asked.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+    if rate_rps is not None:
+        asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
+        note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
+    asked = window(asked, task.window or "whole")
+    if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
+        note += (
+            f", up to {100 * robust.traffic_frac:g} % more than expected (robust: sampled at "
+            f"{len(rates_frac(task, asked))} rates, this is the highest)"
+        )
+    elif more_frac:
+        note += f", {abs(100 * more_frac):g} % {'more' if more_frac > 0 else 'less'} than expected"
+    if asked.after.size:
+        asked = nominal(asked)  # a clock that was turned is off by its last bit
+    note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
+    if not asked.duration_s > 0:
+        instant = "one instant, if answers took no time" if asked.after.size else "one instant"
+        raise InputError(
+            f"{trace.name}: {len(asked)} request(s) at {instant}; a plan needs traffic over time"
+        )
+    return asked, note

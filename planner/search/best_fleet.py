@@ -1,0 +1,159 @@
+"""The best fleet under each choice of policies: level 0, then beyond it.
+
+A search may start from fleets that are known, and know what other searches simulated
+(planner/studies/whatif.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.domain import Gpu
+from planner.errors import InfeasibleError
+from planner.fleet import Fleet, Policies
+from planner.search.beyond import search_beyond
+from planner.search.fleets import Counts, objective
+from planner.search.infeasible import infeasible
+from planner.search.level0 import Level0, search_level0
+from planner.search.one_pool import Search
+from planner.search.oracle import Oracle, stripped
+from planner.search.problem import Problem, with_policies
+from planner.search.router_fit import fitted
+from planner.solvers.master import Option
+from planner.traffic.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best fleet, and how far the search came."""
+
+    best: Counts
+    value: float
+    level0: Level0
+    cuts: int
+    beyond_exact: bool
+
+
+def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False) -> Found:
+    """The best fleet. Those of `start` that still hold are what others must beat.
+
+    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. Raises
+    InfeasibleError if no fleet within the limits was found, which says whether that is proved.
+    """
+    level0 = search_level0(problem, start, prove=prove)
+    if level0.search.best is not None and not problem.out_of_time():
+        _prefer_uncapped(problem, level0)
+        _check_minimal(level0.search, problem.oracle)
+    beyond = search_beyond(problem, level0)
+    if beyond.best is None:
+        raise infeasible(problem, level0, beyond)
+    return Found(beyond.best, beyond.value, level0, beyond.cuts, beyond.is_exact)
+
+
+def search_policies(
+    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
+) -> list[tuple[Problem, Found]]:
+    """`search` under each choice of policies there is, where it finds a fleet.
+
+    Of the draws on which the SLO must be kept, only those count on which a best fleet failed: the search
+    begins anew with them. It asks for less than all draws do, so its answer, once it holds on all of them, is
+    the best for all. Raises InfeasibleError if no choice finds a fleet.
+    """
+    while True:
+        answers = _each_policy(problem, start, prove=prove)
+        chosen, found = best_of(answers)
+        failed = next(
+            (draw for draw in problem.draws if not _holds_on(chosen.oracle, found.best, draw)), None
+        )
+        if failed is None:
+            return answers
+        draws = (*problem.oracle.draws, failed)
+        problem.progress(
+            f"the best fleet fails on another draw or rate of the traffic; now with {len(draws)} more"
+        )
+        problem = replace(problem, oracle=replace(problem.oracle, draws=draws))
+
+
+def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
+    return (
+        any(draw is known for known in oracle.draws) or replace(oracle, trace=draw, draws=()).holds([best])[0]
+    )
+
+
+def _each_policy(problem: Problem, start: Sequence[Fleet], *, prove: bool) -> list[tuple[Problem, Found]]:
+    """Each choice's search begins with the best fleets of those before."""
+    answers: list[tuple[Problem, Found]] = []
+    errors: list[InfeasibleError] = []
+    choices = problem.task.policies()
+    for policies in choices:
+        asked = with_policies(problem, policies)
+        if policies.prefix_cache and answers:  # its settings are fitted to the best fleet so far
+            asked = with_policies(problem, fitted(asked.oracle, best_of(answers)[1].best))
+        if len(choices) > 1:
+            problem.progress(policies_label(policies, choices))
+        known = [*start, *(asked.oracle.fleet(found.best) for _, found in answers)]
+        try:
+            answers.append((asked, search(asked, known, prove=prove)))
+        except InfeasibleError as error:
+            errors.append(error)
+    if not answers:
+        raise errors[0]
+    return answers
+
+
+def policies_label(policies: Policies, choices: Sequence[Policies]) -> str:
+    """What sets these policies apart from the other choices: "queue sjf", "prefix caches, routing e2"."""
+    parts = []
+    if len({each.prefix_cache for each in choices}) > 1:
+        parts.append("prefix caches" if policies.prefix_cache else "no prefix caches")
+    parts += [
+        f"{name} {getattr(policies, name)}"
+        for name in ("routing", "queue")
+        if len({getattr(each, name) for each in choices}) > 1
+    ]
+    return ", ".join(parts)
+
+
+def best_of(answers: Sequence[tuple[Problem, Found]]) -> tuple[Problem, Found]:
+    """The cheapest answer, of equal ones the first."""
+    return min(answers, key=lambda answer: answer[1].value)
+
+
+def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
+    """Of equal offers take the GPUs without a power cap: they are never slower, and cost the same."""
+    search = level0.search
+    assert search.best is not None
+    named = {option.name: option for option in level0.options}
+    counts = tuple(
+        (named.get(f"{option.role} {replace(option.type, gpu=uncapped).name}", option), count)
+        if (uncapped := _uncapped(option, level0)) is not None
+        else (option, count)
+        for option, count in search.best
+    )
+    is_equal = abs(objective(counts) - search.value) <= 1e-9 * search.value
+    if counts == search.best or not is_equal:
+        return
+    if problem.limits.broken([(option.type, count) for option, count in counts]) is None:
+        if problem.oracle.holds([counts])[0]:
+            search.best = counts
+
+
+def _uncapped(option: Option, level0: Level0) -> Gpu | None:
+    """The GPU of which this option's is a capped variant, if it may be used as well."""
+    base = option.type.gpu.base
+    gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}
+    return gpus.get(base) if base != option.type.gpu.name else None
+
+
+def _check_minimal(search: Search, oracle: Oracle) -> None:
+    """Hold the best fleet of level 0 against its smaller neighbours.
+
+    If one of them holds, more workers have hurt somewhere: the search cannot claim to be exact.
+    """
+    assert search.best is not None
+    smaller = stripped(search.best, oracle)
+    if objective(smaller) < search.value * (1 - 1e-9):
+        search.offer(smaller)
+        search.is_exhausted = False
+        search.refuted["monotonicity"] = "a fleet holds although a larger one of its kind does not"

@@ -1,0 +1,216 @@
+"""Beyond level 0: fleets of several worker types per pool, by the master with cuts and by local moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.search.fleets import Counts, largest_below, objective
+from planner.search.level0 import WALK_EFFORT, Level0
+from planner.search.one_pool import least_that_holds
+from planner.search.options import by_hardware
+from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
+from planner.search.problem import Problem, Standing
+from planner.search.walk import every_mix
+from planner.solvers.master import Option, promising
+
+BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
+
+BEYOND_MOST = 24  # fleets it may try at most
+
+MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
+
+ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
+
+ANY_MOST = 100  # of which so many are tried at most,
+
+ANY_SHARE = 0.6  # and none that is expected to carry less of the traffic
+
+BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What fleets of any mix brought: the best fleet, None if none was found, and how the search ended.
+
+    `is_exact`: every fleet that is within the limits and cheaper was simulated. `is_exhausted`: every fleet
+    of the options that took part is below one that failed. `is_hopeless`: what is left is expected to carry
+    far less than the traffic. None of them: time or effort was spent.
+    """
+
+    best: Counts | None
+    value: float
+    cuts: int
+    is_exact: bool
+    is_exhausted: bool
+    is_hopeless: bool
+
+
+def search_beyond(problem: Problem, level0: Level0) -> Beyond:
+    """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
+
+    Each GPU and TP degree takes part with the settings that did best. The master proposes the fleet expected
+    to carry most for less than the incumbent; a fleet that fails is cut away with everything below it, one
+    that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted in simulated
+    requests, not in seconds, so that the answer does not depend on the machine.
+    """
+    oracle = problem.oracle
+    best, value = level0.search.best, level0.search.value
+    if best is None and any(math.isinf(problem.limits.most(worker)) for worker in problem.types):
+        return Beyond(None, math.inf, 0, False, False, False)  # there may be any number, and none is enough
+    capacities = _stock_bound_counts(problem, level0)
+    options = _best_settings(problem, level0, capacities)
+    shares = [expected_share(option, level0, capacities) for option in options]
+    cuts: list[tuple[int, ...]] = []
+    is_exhausted = is_hopeless = False
+    tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST)), 0
+    tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), 4, ANY_MOST))
+    while not problem.out_of_time():
+        if wasted == (tries if best is not None else tries_for_any):
+            break
+        wasted += 1
+        problem.progress(f"beyond level 0: {len(cuts)} cuts, best {value:.6g}")
+        below = value * (1 - 1e-6) if math.isfinite(value) else None
+        proposal = promising(options, shares, problem.limits, below=below, cuts=cuts)
+        if proposal is None:
+            is_exhausted = True
+            break
+        counts, share = proposal
+        if share < (BEYOND_SHARE if best is not None else ANY_SHARE):
+            is_hopeless = True
+            break
+        fleet = tuple(zip(options, counts, strict=True))
+        if oracle.holds([fleet])[0]:
+            wasted = wasted if best is not None else 0
+            best = stripped(fleet, oracle)
+            value = objective(best)
+        else:
+            cuts.append(counts)
+        problem.watch(Standing(value if best is not None else None, problem.lower, oracle.simulations))
+    if best is not None:
+        best = _moved(problem, tuple((option, count) for option, count in best if count), options, tries)
+    best, is_exact = _every_mix(problem, level0, best)
+    value = math.inf if best is None else objective(best)
+    return Beyond(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
+
+
+def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
+    """Simulate every cheaper fleet of any mix, where they are few; the best, and whether all were."""
+    oracle = problem.oracle
+    budget = WALK_EFFORT if best is None else MIX_EFFORT
+    value = math.inf if best is None else objective(best)
+    fleets = every_mix(level0.options, problem.limits, value, most=budget // LEAST_EFFORT)
+    if fleets is None or problem.out_of_time():
+        return best, False
+    problem.progress(f"beyond level 0: all {len(fleets)} cheaper fleets, one by one")
+    before = oracle.effort()
+    for counts in sorted(fleets, key=objective):  # the first that holds is the cheapest
+        if problem.out_of_time() or oracle.effort() - before > budget:
+            return best, False
+        if oracle.holds([counts])[0]:
+            return counts, True
+    return best, True
+
+
+def _moved(problem: Problem, best: Counts, options: Sequence[Option], tries: int) -> Counts:
+    """Exchange one worker for a cheaper one of its role, the largest saving first, as long as that holds."""
+    oracle = problem.oracle
+    failed: set[frozenset[tuple[str, int]]] = set()
+    while tries > 0 and not problem.out_of_time():
+        swaps = sorted(
+            (
+                (old.objective - new.objective, old, new)
+                for old, _ in best
+                for new in options
+                if new.role == old.role and new.objective < old.objective * (1 - 1e-9)
+            ),
+            key=lambda swap: (-swap[0], swap[1].name, swap[2].name),
+        )
+        for _, old, new in swaps:
+            counts = {option: count for option, count in best}
+            counts[old] -= 1
+            counts[new] = counts.get(new, 0) + 1
+            fleet = tuple((option, count) for option, count in counts.items() if count)
+            known = frozenset((option.name, count) for option, count in fleet)
+            within = problem.limits.broken([(option.type, count) for option, count in fleet]) is None
+            if known in failed or not within:
+                continue
+            tries -= 1
+            if oracle.holds([fleet])[0]:
+                best = stripped(fleet, oracle)
+                break
+            failed.add(known)
+            if tries <= 0 or problem.out_of_time():
+                return best
+        else:
+            return best
+    return best
+
+
+def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
+    """Least counts that hold, by option, of mixed workers of which there are too few to serve all alone.
+
+    They are simulated as if there were more: their share of a fleet of several types follows from that, and
+    which settings suit them.
+    """
+    search, limits = level0.search, problem.limits
+    if not limits.rows():
+        return {}
+    found: dict[str, int] = {}
+    for alike in by_hardware(option for option in level0.options if option.role == "mixed").values():
+        most = limits.most(alike[0].type)
+        if any(o.name in search.smallest for o in alike) or not 1 <= most < math.inf:
+            continue
+        if largest_below(alike[0], search.value) <= most:
+            continue  # it is the price that leaves it out
+        least = math.inf
+        for option in sorted(alike, key=lambda o: rank_late(problem, o)):
+            if problem.out_of_time():
+                return found
+            item = replace(level0.bounded[option.name], most=math.inf)
+            failed = max(item.least - 1, search.beyond.get(option.name, 0))
+            n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, item)
+            if n is not None:
+                found[option.name], least = n, n
+    return found
+
+
+def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
+    return lambda count: oracle.holds([((option, count),)])[0]
+
+
+def _best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
+    """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known.
+
+    Where nothing is known, the largest steps that keep the limits on gaps.
+    """
+    smallest = level0.search.smallest
+
+    def rank(option: Option) -> tuple[float, bool, int]:
+        known = smallest.get(option.name, capacities.get(option.name, math.inf))
+        return known, *rank_late(problem, option)
+
+    return [min(alike, key=rank) for alike in by_hardware(level0.options).values()]
+
+
+def rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
+    """Whether a full step of a mixed worker breaks the tightest limit on gaps; larger budgets first."""
+    gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric in ("tbt", "tpot")]
+    worker = option.type
+    full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
+    is_late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
+    return is_late and option.role == "mixed", -worker.max_num_batched_tokens
+
+
+def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]) -> float:
+    """Share of the traffic one worker is expected to carry, from what level 0 learned."""
+    search, bounded = level0.search, level0.bounded
+    if (known := search.smallest.get(option.name, capacities.get(option.name))) is not None:
+        return 1.0 / known
+    ratios = [search.smallest[name] / bounded[name].likely for name in search.smallest]
+    typical = float(np.median(ratios)) if ratios else 1.5
+    least = max(typical * bounded[option.name].likely, search.beyond.get(option.name, 0) + 0.5)
+    return 1.0 / least

@@ -1,0 +1,190 @@
+"""From a question to a certified plan: the search (best_fleet.py), then what speaks for it (evidence.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
+from planner.plan import Certificate, Plan, Refuted, Throughput
+from planner.search import assumed, draws, evidence
+from planner.search.alternatives import alternatives
+from planner.search.assumptions import assumptions
+from planner.search.best_fleet import Found, best_of, search_policies
+from planner.search.bounds import checked_bound, lower_bound, shadow_prices
+from planner.search.most_traffic import at_rate, most_traffic
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.prefix_placing import pool_prefixes
+from planner.search.problem import Problem, Progress, Watch, on_all_draws, silent, unwatched
+from planner.simulator.repeats import Repeats
+from planner.traffic.trace import Trace
+
+PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
+
+
+def plan(
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Progress = silent,
+    watch: Watch = unwatched,
+    answers: Answers | None = None,
+    asked: tuple[Trace, str] | None = None,
+    prove: bool = False,
+) -> Plan:
+    """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
+
+    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
+    `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
+    clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow.
+    `answers` and `asked` as for `pose`. With `prove` every cheaper fleet of level 0 is simulated.
+    """
+    deadline = time.monotonic() + time_limit_s
+    answers, throughput = answers or Answers(), None
+    if task.objective == "throughput":
+        throughput = most_traffic(task, trace, catalog, answers, seed, deadline, progress)
+        task = at_rate(task, trace, throughput.rate_rps, seed)
+    problem = pose(
+        task,
+        trace,
+        catalog,
+        seed=seed,
+        deadline=deadline,
+        progress=progress,
+        watch=watch,
+        answers=answers,
+        asked=asked,
+    )
+    progress("lower bound over all fleets")
+    lower = 0.0 if problem.out_of_time() else lower_bound(problem)
+    problem = replace(problem, lower=lower, bounded=True)
+    return certified(search_policies(problem, prove=prove), trace, catalog, seed=seed, throughput=throughput)
+
+
+def certified(
+    searched: Sequence[tuple[Problem, Found]],
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    throughput: Throughput | None = None,
+    deadline: float | None = None,
+) -> Plan:
+    """The best of what searches found, with what speaks for it; `trace` is the whole one, as it was read.
+
+    What would be simulated beyond `deadline`, by default that of the search, is left out, and said to be.
+    """
+    problem, found = best_of(searched)
+    task, progress = problem.task, problem.progress
+    level0, best, oracle = found.level0, found.best, problem.oracle
+    searches = [each.level0.search for _, each in searched]
+    simplest = min(searches, key=lambda search: search.value)  # under any of the policies
+    is_exhausted = all(search.is_exhausted for search in searches)
+    is_exact = is_exhausted and all(search.is_exact for search in searches)
+    fleet = oracle.fleet(best)
+    progress("simulating the plan and its neighbours")
+    began = time.monotonic()
+    simulation, verdict = oracle.verdict(fleet, record=True)
+    deadline = problem.deadline if deadline is None else deadline
+    clock = evidence.Clock(deadline - (time.monotonic() - began))  # others take as long
+    other_policies = evidence.other_policies(searched, clock)
+    asked = on_all_draws(problem)  # the search asked of as few draws as would do
+    neighbours, binding = evidence.neighbours(asked, best, clock)
+    one_more, one_more_warnings = evidence.one_more(asked, best, clock)
+    if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet, clock)
+    insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
+    spot, spot_warnings = evidence.on_spot(problem, found, clock)
+    progress("simulating the plan on other draws of its traffic")
+    repeats: list[Repeats | None] = []
+    is_drawn = clock.allows(draws.OTHER_DRAWS)
+    if is_drawn:
+        repeats.append(
+            draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
+        )
+    if oracle.spot and clock.allows(draws.HISTORIES):
+        repeats.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    prices = shadow_prices(replace(problem, deadline=deadline))
+    left_s = max(deadline - time.monotonic(), 0.0)
+    certificate = Certificate(
+        objective=task.objective,
+        unit=OBJECTIVE_UNITS[task.objective],
+        value=found.value,
+        bound=checked_bound(problem.lower, found.value),
+        level0=simplest.value,
+        level0_exact=is_exact,
+        beyond_exact=found.beyond_exact,
+        universe=tuple(option.name for option in level0.options),
+        refuted=(
+            *(Refuted(item.name, item.reason) for item in problem.left),
+            *(Refuted(name, reason) for name, reason in sorted(level0.search.refuted.items())),
+        ),
+        neighbours=neighbours,
+        binding=(
+            *binding,
+            *evidence.used_up(problem.limits, best),
+            *evidence.duals(prices, task.objective),
+            *([if_longer] if if_longer else []),
+            *insured,
+            *spot,
+            *evidence.prefix_savings(searched),
+            *one_more,
+            *(each.sentence() for each in repeats if each is not None),
+            *([draws.SAME] if is_drawn and repeats[0] is None else []),
+        ),
+        assumptions=assumptions(problem, simulation, level0.search),
+        simulations=sum(each.oracle.simulations for each, _ in searched)
+        + (0 if asked is problem else asked.oracle.simulations),
+        cuts=found.cuts,
+        seed=seed,
+        shadow_prices=prices,
+        repeats=tuple(each for each in repeats if each is not None),
+        level0_exhausted=is_exhausted,
+        cheaper=simplest.cheaper,
+        cheaper_simulated=simplest.cheaper_simulated,
+        assumed=assumed.sentences(set().union(*(search.assumed for search in searches)), problem.oracle.told),
+    )
+    return Plan(
+        status="certified" if is_exhausted else "best found",
+        fleet=fleet,
+        slo=problem.slo,
+        trace=problem.trace,
+        traffic_note=problem.traffic_note,
+        simulation=simulation,
+        verdict=verdict,
+        certificate=certificate,
+        alternatives=(*alternatives(problem, level0, best, found.value), *other_policies, *insurance),
+        max_model_len=problem.longest_tokens,
+        prices_note=evidence.prices_note(task, catalog, problem.gpus),
+        warnings=(
+            *trace.warnings,
+            *evidence.warnings(fleet, simulation, problem.slo, verdict),
+            *clock.warnings(),
+            *([] if is_robust else [if_longer]),
+            *spot_warnings,
+            *draws.warnings(certificate.repeats),
+            *evidence.shared_copies(problem),
+            *evidence.dying_away(problem, simulation),
+            *one_more_warnings,
+            *uninsured,
+        ),
+        throughput=throughput,
+        placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),
+        prefixes=pool_prefixes(
+            fleet,
+            simulation,
+            problem.trace,
+            time_limit_s=min(left_s, PREFIXES_S),
+            rng=np.random.default_rng(seed),
+        )
+        if left_s > 0
+        else (),
+    )

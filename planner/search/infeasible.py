@@ -1,0 +1,204 @@
+"""Why no fleet was found, what binds, and the smallest relaxation with which one was."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.documents.task import Objective
+from planner.domain import Limit, Llm
+from planner.errors import InfeasibleError
+from planner.search.beyond import Beyond, search_beyond
+from planner.search.fleets import Counts
+from planner.search.level0 import Level0, search_level0
+from planner.search.options import floor_s
+from planner.search.problem import Problem, on_all_draws, with_policies
+from planner.solvers.master import Limits
+from planner.solvers.required_work import obliged
+from planner.units import show_s
+
+RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below, tried in turn
+
+RELAX_S = 20.0  # for so long at most
+
+
+def no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
+    reasons = "; ".join(f"{getattr(item, 'name', '')}: {getattr(item, 'reason', '')}" for item in left[-4:])
+    return InfeasibleError(
+        f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
+        "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)",
+        kind="capacity",
+        constraint="memory of one worker",
+        relaxation="a GPU with more memory",
+    )
+
+
+def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+    """Limits that nothing keeps, and how far they must be relaxed for a fleet to be found.
+
+    `floors` are what an idle worker needs, mostly more than the limit.
+    """
+    limit, best_s, name = floors[0]
+    also = (
+        f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
+    )
+    found_s = _relaxed_s(problem, floors)
+    enough = " and ".join(f"{other} to {show_s(limit_s)}" for other, limit_s in found_s.items())
+    least = show_s(max(best_s, limit.limit_s))
+    help_ = (
+        f"relax {enough}, with which a fleet was found"
+        if found_s
+        else f"relax {limit.name} to {least} or more (how much more was not found)"
+    )
+    why = (
+        f"is below what any worker can do even when idle: the fastest ({name}) needs {show_s(best_s)}{also}"
+        if best_s > limit.limit_s
+        else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
+    )
+    changes = [f"{other} >= {limit_s:.9g} s" for other, limit_s in found_s.items()]
+    return InfeasibleError(
+        f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
+        "or add a faster GPU",
+        kind="latency",
+        constraint=limit.name,
+        relaxation=" and ".join(changes) or f"{limit.name} > {best_s:.6g} s, how much more is unknown",
+    )
+
+
+def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
+    """Of every limit what its percentile is at least if each request has an idle worker, and of which type.
+
+    Those that are above their limit, else all.
+    """
+    floors: list[tuple[Limit, float, str]] = []
+    for limit in problem.slo.limits:
+        of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
+        floors.append((limit, *min(of_types)))
+    return [each for each in floors if each[1] > each[0].limit_s] or floors
+
+
+def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
+    """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
+    deadline = min(problem.deadline, time.monotonic() + RELAX_S)
+    for more in RELAXED:
+        relaxed_s = {
+            limit.name: _rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
+        }
+        slo = replace(
+            problem.slo,
+            limits=tuple(
+                replace(limit, limit_s=relaxed_s.get(limit.name, limit.limit_s))
+                for limit in problem.slo.limits
+            ),
+        )
+        problem.progress("out of reach; looking for what is not")
+        oracle = replace(problem.oracle, slo=slo)
+        wider = replace(
+            problem, slo=slo, oracle=oracle, obliged=obliged(slo, problem.trace), deadline=deadline
+        )
+        wider = on_all_draws(wider)
+        asked = [with_policies(wider, policies) for policies in problem.task.policies()]
+        if any(search_level0(each, any_will_do=True).search.best is not None for each in asked):
+            return relaxed_s
+        if wider.out_of_time():
+            break
+    return {}
+
+
+def _rounded_up(seconds: float) -> float:
+    """To three digits, so that it can be written down."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return float(f"{math.ceil(seconds / unit - 1e-9) * unit:.6g}")
+
+
+def infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleError:
+    """Name what binds and the smallest relaxation, and say whether that no fleet holds is proved.
+
+    Each limit is lifted alone, and the fleet that needs least of it looked for; if no single one is enough,
+    all are lifted. What is found is a fleet that was simulated, so the question with that much more has a
+    plan. Proved is what the bound over all fleets proves; else the searches say it that came to their end.
+    """
+    rows = problem.limits.rows()
+    names = ", ".join(name for name, _ in rows)
+    is_proved = problem.lower is None and problem.bounded
+    has_ended = level0.search.is_exhausted and (
+        beyond.is_exact
+        # what a fleet carries after a loss, the master does not know
+        or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
+    )
+    ways, constraints = _relaxations(problem) if is_proved or has_ended else ([], [])
+    if not ways:
+        if not is_proved and not beyond.is_exact:
+            return _not_found(problem, level0, names)
+        return out_of_reach(problem, _floors(problem))
+    relaxation = ", or ".join(dict.fromkeys(ways))
+    how = (
+        "not even the least work that the SLO obliges fits within the limits"
+        if is_proved
+        else "every fleet was simulated"
+        if beyond.is_exact
+        else f"all {problem.oracle.simulations} fleets that were simulated miss it, of one worker type per "
+        "pool and of several"
+    )
+    return InfeasibleError(
+        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {relaxation}",
+        kind="capacity",
+        constraint=", ".join(dict.fromkeys(constraints)),
+        relaxation=relaxation,
+    )
+
+
+def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
+    """Neither a fleet was found nor that there is none."""
+    within = f"within the limits ({names}) " if names else ""
+    if problem.out_of_time():
+        why, help_ = "the time limit came first", "raise --time-limit"
+    else:
+        failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
+        why = f"nothing proves that there is none ({failing})"
+        help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
+    return InfeasibleError(
+        f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
+        f"{why}; {help_}",
+        kind="capacity" if names else "latency",
+        constraint=names or ", ".join(limit.name for limit in problem.slo.limits),
+        relaxation=f"unknown: {help_}",
+        is_proved=False,
+    )
+
+
+def _relaxations(problem: Problem) -> tuple[list[str], list[str]]:
+    """The least more of each limit alone, else of all, with which a fleet was found; and which limits."""
+    rows = problem.limits.rows()
+    lifted = [(problem.limits.without(name), name) for name, _ in rows]
+    if len(rows) > 1:
+        lifted.append((Limits({name: None for name in problem.limits.stock}), "cost"))
+    ways: list[str] = []
+    constraints: list[str] = []
+    for limits, name in lifted:
+        if (ways and limits.rows() == []) or problem.out_of_time():
+            break
+        problem.progress("infeasible; looking for the smallest relaxation")
+        wanted: Objective = "power" if name == "power" else "cost" if name == "cost" else "gpus"
+        wider = replace(problem, limits=limits, task=replace(problem.task, objective=wanted))
+        level0 = search_level0(wider)
+        best = search_beyond(wider, level0).best
+        if best is None:
+            continue
+        broken = _beyond_limits(problem.limits, best)
+        constraints += [limit for limit, _ in broken]
+        ways.append(" and ".join(change for _, change in broken))
+    return ways, constraints
+
+
+def _beyond_limits(limits: Limits, best: Counts) -> list[tuple[str, str]]:
+    """The limits that a fleet exceeds: their names, and "power from 2000 to 5600 W"."""
+    changes = []
+    for name, amount in limits.rows():
+        used = sum(limits.use(name, option.type) * count for option, count in best)
+        if used > amount:
+            unit = {"power": " W", "cost": " USD/h"}.get(name, "")
+            changes.append((name, f"{name} from {amount:g} to {used:g}{unit}"))
+    return changes

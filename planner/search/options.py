@@ -1,0 +1,292 @@
+"""What a fleet may be built of: every GPU in stock x TP x PP x settings of the engine, in every role."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.documents.task import TOKEN_BUDGETS
+from planner.domain import Gpu, Limit, Llm, Slo
+from planner.fleet import MAX_NUM_SEQS, WorkerType
+from planner.models.latency import StepLatency
+from planner.models.memory import kv_cache_tokens
+from planner.models.parallel import pipelined
+from planner.simulator.metrics import percentile_s
+from planner.simulator.replay import measured_window
+from planner.solvers.master import Floats, Option, attention_s
+from planner.solvers.required_work import steady
+from planner.traffic.sessions import waiting
+from planner.traffic.trace import IntArray, Trace
+from planner.traffic.workload import Lengths
+
+
+def hardware(option: Option) -> tuple[str, int, int]:
+    """GPU, TP and PP: what a worker type is but for its engine settings."""
+    return option.type.gpu.name, option.type.tp, option.type.pp
+
+
+def by_hardware(options: Iterable[Option]) -> dict[tuple[str, tuple[str, int, int]], list[Option]]:
+    groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.role, hardware(option)), []).append(option)
+    return groups
+
+
+OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A GPU and TP degree that cannot serve all of this traffic, and why.
+
+    `workers` hold the weights, but not the longest request: they can serve the others.
+    """
+
+    name: str
+    reason: str
+    workers: tuple[WorkerType, ...] = ()
+
+
+def worker_types(
+    llm: Llm,
+    gpus: Iterable[Gpu],
+    catalog: Catalog,
+    longest_tokens: int,
+    budgets: Iterable[int] = TOKEN_BUDGETS,
+    host_overhead_s: float = 0.0,
+    longer_frac: float = 0.0,
+    stages: Iterable[int] = (1,),
+    node_bytes_per_s: float | None = None,
+    seats: Iterable[int] = (MAX_NUM_SEQS,),
+) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
+    """Every engine that holds the weights and the longest request, and what was left out.
+
+    A plan turns no request away, so it is made of the first alone; a lower bound over all fleets counts on
+    those too that hold the weights but not the longest request (`Left.workers`).
+
+    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
+    `host_overhead_s` is added to each step of a fit, and every step then takes `longer_frac` longer.
+    `stages` are the depths of pipelines to consider; activations cross from node to node at
+    `node_bytes_per_s` where a worker has more GPUs than a node.
+    """
+    types: list[WorkerType] = []
+    left: list[Left] = []
+    settings = list(dict.fromkeys((budget, min(n, budget)) for budget in budgets for n in seats))
+    for gpu, pp in itertools.product(gpus, stages):
+        tp = 1
+        while tp <= gpu.gpus_per_node:
+            name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
+            if llm.heads % tp:
+                left.append(Left(name, f"{llm.heads} attention heads cannot be shared by {tp} GPUs"))
+            elif pp > llm.layers:
+                left.append(Left(name, f"{llm.layers} layers cannot be cut into {pp} stages"))
+            else:
+                between = node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
+                latency: StepLatency | None = None
+                small: list[WorkerType] = []
+                no_room: list[int] = []
+                for budget, most_seqs in settings:
+                    kv_tokens = kv_cache_tokens(
+                        llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most_seqs
+                    )
+                    if kv_tokens == 0:
+                        no_room.append(budget)
+                        continue
+                    if latency is None:
+                        latency = pipelined(
+                            catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
+                        )
+                        latency = replace(latency, h_s=latency.h_s + host_overhead_s)
+                        if longer_frac:
+                            basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
+                            latency = replace(latency.longer(longer_frac), basis=basis)
+                    worker = WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp)
+                    (types if kv_tokens >= longest_tokens else small).append(worker)
+                if len(no_room) == len(settings):
+                    left.append(Left(name, f"the weights ({llm.weight_bytes / 1e9:.0f} GB) do not fit"))
+                elif no_room:
+                    left.append(Left(f"{name} {min(no_room)}", "no room for KV beside so large a step"))
+                if small:
+                    most = max(small, key=lambda worker: worker.kv_tokens)
+                    left.append(
+                        Left(
+                            f"{name} {most.max_num_batched_tokens}",
+                            f"room for {most.kv_tokens} KV tokens, the longest request has {longest_tokens}",
+                            tuple(small),
+                        )
+                    )
+            tp *= 2
+    return tuple(types), tuple(left)
+
+
+def weight(worker: WorkerType, objective: str) -> float:
+    """What one worker adds to the objective."""
+    return {"cost": worker.price_usd_per_h, "power": worker.power_w, "gpus": float(worker.gpus)}[objective]
+
+
+def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    return [Option("mixed", worker, weight(worker, objective)) for worker in types]
+
+
+def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    """One per GPU, TP, PP and token budget: what is prefilled leaves, so it is the budget that binds."""
+    most: dict[tuple[str, int, int, int], WorkerType] = {}
+    for worker in types:
+        key = (worker.gpu.name, worker.tp, worker.pp, worker.max_num_batched_tokens)
+        if key not in most or worker.max_num_seqs > most[key].max_num_seqs:
+            most[key] = worker
+    return [Option("prefill", worker, weight(worker, objective)) for worker in most.values()]
+
+
+def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    """One per GPU, TP, PP and sequences: it prefills only what was preempted, its token budget is idle."""
+    first: dict[tuple[str, int, int, int], WorkerType] = {}
+    for worker in types:
+        key = (worker.gpu.name, worker.tp, worker.pp, worker.max_num_seqs)
+        if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
+            first[key].max_num_batched_tokens - 2048
+        ):
+            first[key] = worker
+    return [Option("decode", worker, weight(worker, objective)) for worker in first.values()]
+
+
+def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:
+    """Seconds to the first token of prompts alone on an idle worker.
+
+    What other prompts share may have been computed for them, whatever the order in which they are served.
+    """
+    latency, n = worker.latency, input_tokens
+    own = np.maximum(n - shared_tokens, 1)
+    ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
+    if worker.pp > 1:  # the chunks follow each other through the stages, then the last one is under way alone
+        ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
+    return np.asarray(ttft_s)
+
+
+def floor_s(limit: Limit, worker: WorkerType, lengths: Lengths) -> float:
+    """The limit's percentile if every request had an idle worker of its own: the reference of slowdowns."""
+    n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
+    latency, percentile_frac = worker.latency, limit.percentile_frac
+    ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
+    gaps = output - 1
+    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
+    several = gaps > 0
+    if limit.metric == "ttft":
+        return percentile_s(ttft_s, percentile_frac, requests)
+    if limit.metric == "e2e":
+        return percentile_s(ttft_s + decoding_s, percentile_frac, requests)
+    if limit.metric == "tpot":
+        return percentile_s(decoding_s[several] / gaps[several], percentile_frac, requests[several])
+    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
+    return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """Whom a judge counts whatever the fleet, as distinct lengths (U,): a floor may rest on them alone.
+
+    `perhaps` more wait for others and are nominally of the warm-up, `perhaps_decoded` of these have more than
+    one token: a fleet may have them count, and keep every limit with them. `has_gaps`: some gap is counted on
+    any fleet that passes the backlog test and turns nobody away.
+    """
+
+    input_tokens: Floats
+    output_tokens: Floats
+    shared_tokens: Floats
+    requests: Floats
+    is_cached: bool
+    perhaps: int
+    perhaps_decoded: int
+    has_gaps: bool
+
+
+def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
+    """`shared_tokens` (n,) of the prompts are in others too, where there may be prefix caches."""
+    start_s, end_s = measured_window(trace)
+    is_measured = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+    decoded, perhaps = trace.output_tokens > 1, waiting(trace) & ~is_measured
+    has_gaps = bool((is_measured & decoded).any())
+    if tested := steady(slo, trace):  # half of the last tenth, each with its second token in the window
+        last = (trace.arrival_s >= tested.window_s[0]) & (trace.arrival_s <= tested.window_s[1])
+        in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
+        has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
+    columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]
+    if shared_tokens is None:
+        codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
+        n, output, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
+    else:
+        rows, requests = np.unique(
+            np.stack([*columns, shared_tokens[is_measured]], axis=1), axis=0, return_counts=True
+        )
+        n, output, shared = rows.T
+    return Judged(
+        n.astype(float),
+        output.astype(float),
+        shared.astype(float),
+        requests.astype(float),
+        shared_tokens is not None,
+        int(perhaps.sum()),
+        int((perhaps & decoded).sum()),
+        has_gaps,
+    )
+
+
+def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
+    """The limit's percentile, as it is judged, if every request had its fastest phases on idle workers."""
+
+    def percentile(values_s: Floats, requests: Floats, others: int) -> float:
+        values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
+        return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
+
+    n, gaps = of.input_tokens, of.output_tokens - 1
+    if limit.metric == "ttft":
+        ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
+        return percentile(ttft_s, of.requests, of.perhaps)
+    latencies = list(dict.fromkeys(worker.latency for worker in types))
+    if limit.metric == "tbt":  # which of them are counted is up to the fleet
+        one = np.minimum(gaps, 1.0)
+        first_s = np.min([_decoding_s(latency, n, one, of) for latency in latencies], axis=0)
+        return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
+    decoding_s = np.min([_decoding_s(latency, n, gaps, of) for latency in latencies], axis=0)
+    if limit.metric == "e2e":
+        ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
+        return percentile(ttft_s + decoding_s, of.requests, of.perhaps)
+    several = gaps > 0
+    return percentile(decoding_s[several] / gaps[several], of.requests[several], of.perhaps_decoded)
+
+
+def _decoding_s(latency: StepLatency, input_tokens: Floats, gaps: Floats, of: Judged) -> Floats:
+    """Seconds of so many steps with this decode alone, or of recomputing it where that is quicker."""
+    beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
+    return np.asarray(gaps * latency.step_s(1) + beside_s)
+
+
+def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:
+    """Limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
+
+    A floor is what a judge would say (metrics.judge): of the requests that count, by their percentile; of
+    gaps the shortest there is, as it is up to the fleet which of them end in the window.
+    """
+    broken = []
+    ordered = _fastest_first(types)
+    for limit in slo.limits:
+        if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + 1e-9) for worker in ordered):
+            continue
+        best_s = _least_of(limit, types, of)  # of all types at once: each request on its fastest
+        if best_s > limit.limit_s * (1 + 1e-9):
+            alone_s = [_least_of(limit, [worker], of) for worker in types]
+            broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
+    return broken
+
+
+def _fastest_first(types: Sequence[WorkerType]) -> list[WorkerType]:
+    """Types by what a token costs in their fullest steps: the first one usually answers."""
+
+    def token_s(worker: WorkerType) -> float:
+        return float(worker.latency.step_s(worker.max_num_batched_tokens)) / worker.max_num_batched_tokens
+
+    return sorted(types, key=token_s)

@@ -1,0 +1,322 @@
+"""Asks the simulator whether fleets keep the SLO, after whatever losses they must survive; remembers answers.
+
+A fleet must hold without its workers that may be down: the spare ones of any one pool, whatever can lie on
+the spare nodes, and as many spot workers as are down at once in all but `SPOT_RISK_FRAC` of the time. A
+worker that is down for the whole window is a worker that is not there, so each loss is a smaller fleet. Spot
+workers fail independently of each other: of n, Binomial(n, down_frac) are down.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.special import bdtr
+
+from planner.documents.task import Spot
+from planner.domain import Limit, Llm, Slo
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.models.latency import StepLatency
+from planner.search.fleets import Counts
+from planner.simulator.metrics import Verdict, judge
+from planner.simulator.replay import Requests, Simulation, keeps, simulate
+from planner.solvers.master import Option
+from planner.traffic.trace import Trace
+
+
+def stripped(fleet: Counts, oracle: Oracle) -> Counts:
+    """Take workers away, the dearest first, while the fleet still holds."""
+    counts = {option.name: count for option, count in fleet}
+    options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
+    for option in options:
+        while counts[option.name] > 0:
+            fewer = tuple((o, counts[o.name] - (o is option)) for o, _ in fleet)
+            if not oracle.holds([fewer])[0]:
+                break
+            counts[option.name] -= 1
+    return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
+
+
+# Stands for prefill that takes no time and a link that never delays.
+INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
+
+NO_LINK = Network(bandwidth_bytes_per_s=1e30)
+
+LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
+
+POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
+
+SPOT_RISK_FRAC = 0.001
+
+
+@dataclass(slots=True)
+class Answers:
+    """What simulations said, for questions to come: per fleet and traffic the SLOs asked, and the answers.
+
+    A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. Prices
+    are no part of a fleet here. Traces are told apart by identity, so a trace should be scaled once.
+    """
+
+    known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
+
+    def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
+        for other, holds in self.known.get(key, ()):
+            if is_looser(slo, other) if holds else is_looser(other, slo):
+                return holds
+        return None
+
+    def add(self, key: tuple[object, ...], slo: Slo, *, holds: bool) -> None:
+        self.known.setdefault(key, []).append((slo, holds))
+
+
+def is_looser(slo: Slo, other: Slo) -> bool:
+    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit."""
+    limits = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in slo.limits}
+    others = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in other.limits}
+    if limits.keys() != others.keys() or (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
+        return False
+    return all(limit_s >= others[key] for key, limit_s in limits.items())
+
+
+@dataclass(slots=True)
+class Oracle:
+    """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
+
+    With `draws` it must keep it on each of them too. `spot` holds the terms of spot workers by the GPU's
+    name, `told` what was said of fleets, by the names of their options. The kernel releases the GIL, so
+    threads use the cores.
+    """
+
+    llm: Llm
+    trace: Trace
+    slo: Slo
+    network: Network
+    policies: Policies
+    spare_workers: int = 0
+    spare_nodes: int = 0
+    spot: Mapping[str, Spot] = field(default_factory=dict)
+    answers: Answers = field(default_factory=Answers)
+    draws: tuple[Trace, ...] = ()
+    told: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict, init=False)
+    _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
+    _verdicts: int = field(default=0, init=False)
+    _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
+    _prompts: Trace = field(init=False)
+    _requests: Requests = field(init=False)
+    _only_prompts: Requests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
+        self._requests = Requests(self.trace)
+        self._only_prompts = Requests(self._prompts, predicted_tokens=self.trace.output_tokens)
+        self._others = tuple(replace(self, trace=trace, draws=()) for trace in self.draws)
+
+    def fleet(self, counts: Counts) -> Fleet:
+        """The fleet of these options; pools of one role are numbered if there are several."""
+        counts = tuple((option, count) for option, count in counts if count > 0)
+        pools = []
+        for option, count in counts:
+            alike = [other for other, _ in counts if other.role == option.role]
+            suffix = f"-{alike.index(option)}" if len(alike) > 1 else ""
+            pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
+        return Fleet(self.llm, tuple(pools), self.policies, self.network)
+
+    def counts(self, fleet: Fleet) -> Counts:
+        """A fleet as options with their counts; objectives are its prices."""
+        return tuple(
+            (Option(pool.role, pool.type, pool.type.price_usd_per_h), pool.count)
+            for pool in fleet.pools
+            if pool.count
+        )
+
+    @property
+    def simulations(self) -> int:
+        """How many different simulations were asked for, whoever had asked for them before."""
+        return len(self._asked) + self._verdicts + sum(other.simulations for other in self._others)
+
+    def effort(self) -> int:
+        """Requests that were simulated so far, and LEAST_EFFORT for every simulation."""
+        own = self._requests.entered + self._only_prompts.entered
+        own += LEAST_EFFORT * (self._requests.runs + self._only_prompts.runs)
+        return own + sum(other.effort() for other in self._others)
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether a fleet must hold without some of its workers."""
+        return bool(self.spare_workers or self.spare_nodes or self.spot)
+
+    def holds(self, fleets: Sequence[Counts]) -> list[bool]:
+        """Whether fleets keep the SLO, after any loss that must be survived."""
+        answers = [
+            all(oracle._simulated(left) for oracle in (self, *self._others) for left in self._losses(counts))
+            for counts in fleets
+        ]
+        for counts, answer in zip(fleets, answers, strict=True):
+            self.told[tuple((option.name, count) for option, count in counts)] = answer
+        return answers
+
+    def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
+        """What is left of a fleet by the first loss that it does not survive, and who says so: this oracle,
+        or that of another draw; None if it survives all.
+        """
+        return next(
+            (
+                (oracle, left)
+                for oracle in (self, *self._others)
+                for left in self._losses(counts)
+                if not oracle._simulated(left)
+            ),
+            None,
+        )
+
+    def leads(self, fleets: Sequence[Counts]) -> list[bool]:
+        """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
+
+        Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
+        (search/assumed.py), and a false one where requests wait for others, as answers that take no time
+        bring the next ones earlier.
+        """
+        return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]
+
+    def follows(self, fleets: Sequence[Counts]) -> list[bool]:
+        """Whether decode pools keep up if every prompt arrives prefilled at once: the backlog test alone."""
+        return [self._follows_alone(option, self.left(option, count)) for ((option, count),) in fleets]
+
+    def left(self, option: Option, count: int) -> int:
+        """Fewest workers of one option that may be left of `count`."""
+        on_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
+        return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * on_node
+
+    def enough(self, option: Option, least: int) -> int:
+        """Fewest workers of one option of which `least` are left."""
+        count = least
+        while self.left(option, count) < least:
+            count += least - self.left(option, count)
+        return count
+
+    def spot_down(self, option: Option, count: int) -> int:
+        """How many of so many workers may be down at once: more are in SPOT_RISK_FRAC of the time at most."""
+        terms = self.spot.get(option.type.gpu.name)
+        if terms is None or count <= 0:
+            return 0
+        down = np.arange(count + 1)
+        return int(np.argmax(bdtr(down, count, terms.down_frac) >= 1 - SPOT_RISK_FRAC))
+
+    def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
+        """The whole simulation, to the end, with its judgement."""
+        self._verdicts += 1
+        simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+        return simulation, judge(simulation, self.slo)
+
+    def _losses(self, counts: Counts) -> list[Counts]:
+        """What may be left of a fleet: without the spot workers that are down, and one spare pool or node."""
+        counts = tuple(
+            (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
+        )
+        if self.spare_workers:
+            return [
+                (*counts[:i], (option, count - self.spare_workers), *counts[i + 1 :])
+                for i, (option, count) in enumerate(counts)
+            ]
+        if self.spare_nodes:
+            return [
+                tuple((option, count - lost) for (option, count), lost in zip(counts, node, strict=True))
+                for node in self._nodes(counts)
+            ]
+        return [counts]
+
+    def _nodes(self, counts: Counts) -> list[tuple[int, ...]]:
+        """The fullest ways in which workers can share the spare nodes, wherever they are placed."""
+        found: list[tuple[int, ...]] = []
+        for kind in dict.fromkeys(option.type.gpu.base for option, _ in counts):
+            room = self.spare_nodes * max(
+                int(option.type.gpu.gpus_per_node) for option, _ in counts if option.type.gpu.base == kind
+            )
+            ranges = [
+                range(min(count, max(room // option.type.gpus, 1)) + 1 if option.type.gpu.base == kind else 1)
+                for option, count in counts
+            ]
+            gpus = [min(option.type.gpus, room) for option, _ in counts]
+            fits = [
+                node
+                for node in itertools.product(*ranges)
+                if sum(g * n for g, n in zip(gpus, node, strict=True)) <= room
+            ]
+            found += [
+                node
+                for node in fits
+                if not any(other != node and all(map(int.__ge__, other, node)) for other in fits)
+            ]
+        return found
+
+    def _simulated(self, counts: Counts) -> bool:
+        roles = {option.role for option, count in counts if count > 0}
+        if not roles or ("prefill" in roles) != ("decode" in roles):
+            return False
+        key = tuple((option.role, _machine(option), count) for option, count in counts if count > 0)
+        return self._answer(key, lambda: self.fleet(counts), self.trace, self._requests, self.slo)
+
+    def _leads_alone(self, option: Option, count: int) -> bool:
+        slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
+
+        def fleet() -> Fleet:
+            return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
+
+        key = ("leads", _machine(option), count)
+        return count > 0 and self._answer(key, fleet, self._prompts, self._only_prompts, slo)
+
+    def _follows_alone(self, option: Option, count: int) -> bool:
+        # a prompt that keeps TTFT comes so much later, so the backlog test may see that much less of a wait
+        slo = Slo(
+            tuple(
+                Limit("ttft", 0.0, 2 * limit.limit_s) for limit in self.slo.limits if limit.metric == "ttft"
+            )
+        )
+
+        def fleet() -> Fleet:
+            instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256)
+            pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
+            return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
+
+        key = ("follows", _machine(option), count)
+        return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)
+
+    def _answer(
+        self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
+    ) -> bool:
+        key = (self.llm, self.network, self.policies, self.trace, *key)
+        self._asked.add(key)
+        known = self.answers.look_up(key, slo)
+        if known is None:
+            simulation = keeps(fleet(), trace, slo.limits, requests)
+            known = simulation is not None and judge(simulation, slo, values=False).holds
+            self.answers.add(key, slo, holds=known)
+        return known
+
+
+def _machine(option: Option) -> tuple[object, ...]:
+    """All of a worker that a simulation depends on: not its price, nor the name of its GPU."""
+    worker = option.type
+    return (
+        worker.tp,
+        worker.pp,
+        worker.latency,
+        worker.kv_tokens,
+        worker.max_num_batched_tokens,
+        worker.max_num_seqs,
+        worker.form,
+    )
+
+
+def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
+    """Run closures on all cores; the first exception is raised here."""
+    if len(tasks) == 1:
+        tasks[0]()
+        return
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for future in [pool.submit(task) for task in tasks]:
+            future.result()

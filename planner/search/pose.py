@@ -1,0 +1,159 @@
+"""From a task and a trace to a problem: worker types, limits, what the SLO obliges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
+from planner.domain import SPOT, Limit, Llm, Slo
+from planner.errors import InputError
+from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
+from planner.models.memory import kv_cache_tokens
+from planner.search.asked import asked_traffic, further_traffic
+from planner.search.infeasible import no_room, out_of_reach
+from planner.search.options import Left, floor_s, judged, unreachable, worker_types
+from planner.search.oracle import Answers, Oracle
+from planner.search.prefix_hits import PrefixHits
+from planner.search.problem import Problem, Progress, Watch, silent, unwatched
+from planner.solvers.master import Limits
+from planner.solvers.required_work import obliged
+from planner.traffic.trace import Trace
+from planner.traffic.workload import Lengths, distinct_lengths
+
+DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
+
+
+def pose(
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    deadline: float = math.inf,
+    progress: Progress = silent,
+    watch: Watch = unwatched,
+    answers: Answers | None = None,
+    asked: tuple[Trace, str] | None = None,
+    further: tuple[Trace, ...] | None = None,
+) -> Problem:
+    """The question, ready to be searched; `deadline` is on time.monotonic's clock.
+
+    `answers` are those of earlier questions; `asked` and `further` are what `asked_traffic` and
+    `further_traffic` gave for one of them, where the traffic is the same. Raises InputError, and
+    InfeasibleError for what no number of workers could cure.
+    """
+    llm = catalog.llm(task.llm)
+    requests, note = asked or asked_traffic(trace, task, seed=seed)
+    draws = further_traffic(trace, task, requests, seed=seed) if further is None else further
+    longest = max(int((each.input_tokens + each.output_tokens).max()) for each in (requests, *draws))
+    if longest > llm.context_tokens:
+        raise InputError(
+            f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
+            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
+        )
+    gpus = task.gpus(catalog)
+    left: tuple[Left, ...] = ()
+    for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
+        types, others = worker_types(
+            llm,
+            gpus,
+            catalog,
+            longest,
+            host_overhead_s=task.host_overhead_s,
+            longer_frac=task.robust.step_times_frac,
+            stages=stages,
+            node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+            budgets=task.max_num_batched_tokens,
+            seats=task.max_num_seqs,
+        )
+        left += others
+        if types:
+            break
+    if not types:
+        raise no_room(llm, left)
+    hits = _prefix_hits(task, requests)
+    lengths = distinct_lengths(requests)
+    slo, slo_note = _in_seconds(task, llm, lengths, catalog)
+    broken = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
+    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
+    oracle = Oracle(
+        llm,
+        requests,
+        slo,
+        task.network,
+        Policies(),
+        task.spare_workers,
+        task.spare_nodes,
+        spot,
+        answers or Answers(),
+    )
+    problem = Problem(
+        task,
+        llm,
+        slo,
+        slo_note,
+        requests,
+        note,
+        longest,
+        lengths,
+        hits,
+        gpus,
+        types,
+        left,
+        limits,
+        oracle,
+        obliged(slo, requests),
+        deadline,
+        progress,
+        watch,
+        draws,
+    )
+    if broken:
+        raise out_of_reach(problem, broken)
+    return problem
+
+
+def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:
+    if not task.prefix_cache:
+        return None
+    if not trace.has_prefixes:
+        raise InputError(
+            f"{trace.name}: has no block ids, which policies: prefix_cache needs; drop it from slo.yaml, or "
+            "give a trace with hash_ids or prefix_ids, as Mooncake's"
+        )
+    return PrefixHits.of(trace)
+
+
+def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tuple[Slo, str | None]:
+    """The SLO with limits in seconds; relative ones against an idle reference worker.
+
+    A slowdown is defined per request; here it becomes one limit for all: the factor times the same percentile
+    of the reference's times. That is stricter for short requests and milder for long ones.
+    """
+    if task.slowdowns is None:
+        return task.slo, None
+    gpu = catalog.gpu(task.slowdowns.gpu)
+    kv_tokens = kv_cache_tokens(llm, gpu, task.slowdowns.tp)
+    if kv_tokens == 0:
+        raise InputError(
+            f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}"
+        )
+    reference = WorkerType(
+        gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS
+    )
+    limits = tuple(
+        Limit(
+            line.metric,
+            line.percentile_frac,
+            line.factor * floor_s(Limit(line.metric, line.percentile_frac, math.inf), reference, lengths),
+        )
+        for line in task.slowdowns.limits
+    )
+    note = (
+        f"the relative SLO was turned into seconds: each factor times that percentile of an idle {gpu.name} "
+        f"tp{task.slowdowns.tp}, one limit for all requests"
+    )
+    return replace(task.slo, limits=limits), note

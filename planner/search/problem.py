@@ -1,0 +1,91 @@
+"""The question that one search answers: what stays the same through all of its stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from planner.documents.task import Task
+from planner.domain import Gpu, Llm, Slo
+from planner.fleet import Policies, WorkerType
+from planner.search.options import Left
+from planner.search.oracle import Oracle
+from planner.search.prefix_hits import PrefixHits
+from planner.solvers.master import Limits
+from planner.solvers.required_work import Obliged
+from planner.traffic.trace import Trace
+from planner.traffic.workload import Lengths, distinct_lengths
+
+Progress = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """A progress reporter that reports nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a search has come, in the objective's unit; None where nothing is known yet."""
+
+    best: float | None
+    bound: float | None
+    simulations: int
+
+
+Watch = Callable[[Standing], None]
+"""Is told the standing after every simulation, from whichever thread ran it."""
+
+
+def unwatched(_: Standing) -> None:
+    """Lets the standings pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What stays the same through all stages of one search."""
+
+    task: Task
+    llm: Llm
+    slo: Slo
+    slo_note: str | None  # how a relative SLO became seconds
+    trace: Trace
+    traffic_note: str
+    longest_tokens: int
+    lengths: Lengths
+    hits: PrefixHits | None  # where prefix caches may be counted on
+    gpus: tuple[Gpu, ...]
+    types: tuple[WorkerType, ...]  # that hold the longest request: what the search ranges over
+    left: tuple[Left, ...]
+    limits: Limits
+    oracle: Oracle
+    obliged: Obliged  # under any policy: what bounds and level 0 start from
+    deadline: float
+    progress: Progress
+    watch: Watch
+    draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
+    lower: float | None = None  # what any fleet costs at least, None if none is within the limits
+    bounded: bool = False  # `lower` has been looked for
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+def with_policies(problem: Problem, policies: Policies) -> Problem:
+    """The same question to a fleet that works in this way."""
+    lengths = problem.lengths
+    if policies.prefix_cache and not problem.oracle.policies.prefix_cache:
+        assert problem.hits is not None
+        lengths = problem.hits.lengths()
+    elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
+        lengths = distinct_lengths(problem.trace)
+    return replace(problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies))
+
+
+def on_all_draws(problem: Problem) -> Problem:
+    """The same question of all draws of the traffic at once; `search_policies` asks for as few as will do."""
+    if not problem.draws:
+        return problem
+    oracle = replace(problem.oracle, draws=problem.draws)
+    oracle.told.update({fleet: False for fleet, holds in problem.oracle.told.items() if not holds})
+    return replace(problem, oracle=oracle)

@@ -1,0 +1,49 @@
+"""The settings of a router that do best in simulation: one after the other, on a fleet known to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from planner.fleet import Policies
+from planner.search.fleets import Counts
+from planner.search.oracle import Oracle
+
+# fields of Policies with what is tried of each, in the order of what matters most
+SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
+    "cache-aware": {
+        "balance_requests": (2, 8, 32, 64),
+        "balance_ratio": (1.1, 1.5, 2.0),
+        "cache_threshold_frac": (0.1, 0.3, 0.5),
+    },
+    "e2": {"balance_ratio": (1.1, 1.5, 3.0), "share_window_s": (60.0, 180.0, 600.0)},
+}
+
+
+def fitted(oracle: Oracle, counts: Counts) -> Policies:
+    """The oracle's policies with their router's settings fitted to its trace and SLO, on these workers.
+
+    Each setting takes the value that leaves the limits most room, beside what was chosen for those before; of
+    equal ones the default.
+    """
+    best = oracle.policies
+    most = _room(oracle, best, counts) if best.routing in SETTINGS else 0.0
+    for name, values in SETTINGS.get(best.routing, {}).items():
+        start = best
+        for value in values:
+            change: dict[str, Any] = {name: value}
+            other = replace(start, **change)
+            if other != start and (room := _room(oracle, other, counts)) > most:
+                best, most = other, room
+    return best
+
+
+def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
+    """Of the requests (gaps) that each limit may miss, the least share that it did not; below 0: too many."""
+    _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
+    if not verdict.is_steady:
+        return -float("inf")
+    shares = [(line.kept_frac, line.limit.percentile_frac) for line in verdict.lines]
+    if oracle.slo.attainment_frac is not None:
+        shares.append((verdict.attainment_frac, oracle.slo.attainment_frac))
+    return min((kept - needed) / max(1 - needed, 1e-3) for kept, needed in shares)

@@ -1,0 +1,414 @@
+"""Several LLMs on one stock, planned together: the loop around planner/search/joint.py.
+
+    alone    each LLM with all of the fleet for itself; where all fit together, that is the answer
+    share    else one master over all of them, whose proposals the simulator judges LLM by LLM
+    plans    each LLM within what the others leave, from the fleet it was given: its plan, its certificate
+    prices   the least more of each limit that saves something, and what it saves
+
+What one stage simulates the next ones know. The sum of the best fleets alone bounds every choice, so an LLM
+that gives way to others does so at a stated price.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents.catalog import Catalog
+from planner.documents.together import Part, Question
+from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Fleet, Pool
+from planner.plan import Plan
+from planner.search import evidence
+from planner.search.best_fleet import Found, best_of, search, search_policies
+from planner.search.bounds import checked_bound, lower_bound
+from planner.search.certify import certified
+from planner.search.fleets import Counts
+from planner.search.joint import Shape, Shared, rows_of, share
+from planner.search.joint_limits import CHEAPER_FRAC, Asking, infeasible, prices
+from planner.search.level0 import WALK_EFFORT, search_level0
+from planner.search.one_pool import Search
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import LEAST_EFFORT, Answers, side_by_side
+from planner.search.pose import pose
+from planner.search.problem import Problem, Progress, on_all_draws, silent
+from planner.search.walk import cheaper_fleets, count_cheaper
+from planner.solvers.master import Limits
+from planner.solvers.placement import Placement
+
+Searched = list[tuple[Problem, Found]]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A shared limit, and what all fleets take of it."""
+
+    name: str
+    amount: float
+    used: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPlan:
+    """A plan for every LLM, within limits that they share.
+
+    `alone` is the objective of each with all of the fleet for itself. No fleets with one worker type per pool
+    have less than `level0_bound`, by the search where it `is_exhausted`, by simulation of all such fleets
+    where it `is_exact`; `level0` is the best such value found, None where it was not looked for because
+    fleets of several types have less. No fleets whatever have less than `bound`.
+    """
+
+    plans: Mapping[str, Plan]
+    alone: Mapping[str, float]
+    objective: str
+    unit: str
+    level0: float | None
+    level0_bound: float
+    bound: float
+    is_exhausted: bool
+    is_exact: bool
+    limits: tuple[Used, ...]
+    binding: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+    rounds: int
+    simulations: int
+    seed: int
+    placement: Placement | None
+
+    @property
+    def value(self) -> float:
+        return sum(plan.certificate.value for plan in self.plans.values())
+
+    @property
+    def status(self) -> str:
+        return "certified" if self.is_exhausted else "best found"
+
+    @property
+    def gap_frac(self) -> float:
+        return (self.value - self.bound) / self.value if self.value else 0.0
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        return tuple(plan.fleet for plan in self.plans.values())
+
+
+def plan_together(
+    question: Question,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Progress = silent,
+) -> SharedPlan:
+    """The cheapest fleets that keep the SLO of every LLM within the limits that they share.
+
+    Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
+    or all of them not together; the message then names the limits and the least more of each that would do.
+    After `time_limit_s` the best known is returned with its bound.
+    """
+    deadline = time.monotonic() + time_limit_s
+    parts, answers = question.parts, Answers()
+    task = parts[0].task
+    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    unit = OBJECTIVE_UNITS[task.objective]
+
+    alone: list[Searched] = []
+    for k, part in enumerate(parts):
+        progress(f"{part.name}, with all of the fleet for itself")
+        until = _slice(deadline, len(parts) - k)
+        alone.append(_searched(part, catalog, answers, seed, until, progress))
+    best, on_all = [best_of(searched)[1] for searched in alone], alone
+    if _fit(limits, (found.best for found in best)):
+        plans = [
+            certified(each, part.trace, catalog, seed=seed, deadline=deadline)
+            for part, each in zip(parts, alone, strict=True)
+        ]
+        shared = _all_fit(alone, limits)
+        is_walked = all(found.level0.search.is_exact for each in alone for _, found in each)
+        binding: tuple[str, ...] = ("no shared limit binds: every LLM has the fleet it would have alone",)
+    else:
+        on_all = [[(on_all_draws(problem), found) for problem, found in searched] for searched in alone]
+        until = _slice(deadline, 1)
+        _one_after_another(on_all, limits, _slice(until, 1), progress)
+        llms = [_shapes(searched) for searched in on_all]
+        ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
+        shared = share(
+            llms,
+            rows_of(limits),
+            run=side_by_side,
+            out_of_time=lambda: time.monotonic() > until,
+            progress=progress,
+        )
+        if shared.best is None:
+            raise infeasible(
+                ask, rows_of(limits), is_exact=shared.is_exact, is_proved=_fewest_are_too_many(on_all, limits)
+            )
+        is_walked = shared.is_exact and _walk(on_all, llms, shared, deadline)
+        if is_walked:
+            better = ask.cheapest(rows_of(limits), below=shared.value)
+            is_walked, shared = (True, shared) if better.best is None else (False, better)
+        plans = _plans(parts, shared, catalog, seed, deadline)
+        binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), shared.value, unit))
+        # a smaller fleet that holds after all, where more workers have hurt
+        if (least := sum(plan.certificate.level0 for plan in plans)) < shared.value * (1 - 1e-9):
+            shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
+    progress("placing all workers on nodes")
+    counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
+    oracles = [problem.oracle for each in (*alone, *on_all) for problem, _ in each]
+    return SharedPlan(
+        plans={part.name: plan for part, plan in zip(parts, plans, strict=True)},
+        alone={part.name: found.value for part, found in zip(parts, best, strict=True)},
+        objective=task.objective,
+        unit=unit,
+        level0=shared.value if math.isfinite(shared.value) else None,
+        level0_bound=shared.bound,
+        bound=checked_bound(
+            sum(searched[0][0].lower or 0.0 for searched in alone),
+            sum(plan.certificate.value for plan in plans),
+        ),
+        is_exhausted=shared.is_exact,
+        is_exact=shared.is_exact and is_walked,
+        limits=tuple(
+            Used(name, amount, sum(limits.use(name, worker) * count for worker, count in counts))
+            for name, amount in limits.rows()
+        ),
+        binding=binding,
+        assumptions=(
+            "no worker serves two LLMs, and the fleets do not disturb each other",
+            "level 0: every LLM has one worker type, or one prefill and one decode type; its own "
+            "certificate.json has the options, and what else is assumed",
+            "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
+        ),
+        warnings=(*question.notes, *_warnings(parts, plans)),
+        rounds=shared.rounds,
+        simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
+        seed=seed,
+        placement=_placement(parts, plans),
+    )
+
+
+def _fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
+    """Whether these fleets are within the limits together."""
+    return limits.broken([(option.type, n) for counts in fleets for option, n in counts or ()]) is None
+
+
+def _all_fit(alone: Sequence[Searched], limits: Limits) -> Shared:
+    """What is known of level 0 where the best fleets of all LLMs fit together, of several types or not."""
+    best = [best_of(searched)[1] for searched in alone]
+    level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
+    least = sum(search.value for search in level0)
+    is_exact = all(found.level0.search.is_exhausted for each in alone for _, found in each)
+    has_draws = any(problem.draws for each in alone for problem, _ in each)  # which only the best must keep
+    is_known = least <= sum(found.value for found in best) * (1 + 1e-9)
+    is_known |= not has_draws and _fit(limits, (search.best for search in level0))
+    return Shared(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+
+
+def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
+    """Whether a limit is too little even for one worker of each LLM, the one that takes least of it."""
+    return any(
+        sum(min(limits.use(name, worker) for worker in each[0][0].types) for each in searched) > amount
+        for name, amount in limits.rows()
+    )
+
+
+def _walk(
+    searched: Sequence[Searched], llms: Sequence[Sequence[Shape]], shared: Shared, deadline: float
+) -> bool:
+    """Simulate every fleet of level 0 that a better choice could have; the shapes learn what holds.
+
+    Beside the least that the other LLMs need alone, each of which must be exact, a fleet of an LLM may have
+    no more than what is left of the value. Returns whether all were simulated.
+    """
+    alone = [min(found.level0.search.value for _, found in each) for each in searched]
+    if any(not found.level0.search.is_exact or problem.draws for each in searched for problem, found in each):
+        return False
+    effort = 0
+    for i, each in enumerate(searched):
+        ceiling = shared.value - (sum(alone) - alone[i])
+        rows = {(*(pool.option.name for pool in shape.pools), id(shape.kind)): shape for shape in llms[i]}
+        for problem, found in each:
+            of_role = {
+                role: [found.level0.bounded[o.name] for o in found.level0.options if o.role == role]
+                for role in ("mixed", "prefill", "decode")
+            }
+            pairs = list(itertools.product(of_role["prefill"], of_role["decode"]))
+            search = Search(problem.limits)
+            count = count_cheaper(of_role["mixed"], pairs, search, ceiling)
+            if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
+                return False
+            before = problem.oracle.effort()
+            for counts in cheaper_fleets(of_role["mixed"], pairs, search, ceiling):
+                if time.monotonic() > deadline or effort + problem.oracle.effort() - before > WALK_EFFORT:
+                    return False
+                shape = rows[(*(option.name for option, _ in counts), id(problem))]
+                if problem.oracle.holds([counts])[0]:
+                    shape.learn(tuple(n for _, n in counts), holds=True)
+            effort += problem.oracle.effort() - before
+    return True
+
+
+def _slice(deadline: float, shares: int) -> float:
+    """The end of the first of so many equal shares of the time that is left, when one more is kept back."""
+    now = time.monotonic()
+    return now + max(deadline - now, 0.0) / (shares + 1)
+
+
+def _searched(
+    part: Part, catalog: Catalog, answers: Answers, seed: int, until: float, progress: Progress
+) -> Searched:
+    """The search for one LLM with all of the fleet for itself."""
+    try:
+        problem = pose(
+            part.task,
+            part.trace,
+            catalog,
+            seed=seed,
+            deadline=until,
+            answers=answers,
+            progress=lambda message: progress(f"{part.name}: {message}"),
+        )
+        return search_policies(replace(problem, lower=lower_bound(problem), bounded=True))
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"{part.name}, even with all of the fleet for itself: {error}",
+            kind=error.kind,
+            constraint=error.constraint,
+            relaxation=error.relaxation,
+        ) from None
+    except PlannerError as error:
+        raise type(error)(f"{part.name}: {error}") from None
+
+
+def _shapes(searched: Searched) -> list[Shape]:
+    """Every shape of level 0 under every choice of policies, with what the searches learned of it."""
+    shapes: list[Shape] = []
+    for problem, found in searched:
+        oracle, bounded = problem.oracle, found.level0.bounded
+
+        def holds(counts: Counts, oracle_holds: Callable[..., list[bool]] = oracle.holds) -> bool:
+            return oracle_holds([counts])[0]
+
+        def leads(counts: Counts, oracle_leads: Callable[..., list[bool]] = oracle.leads) -> bool:
+            return oracle_leads([counts])[0]
+
+        by_role = {
+            role: [bounded[option.name] for option in found.level0.options if option.role == role]
+            for role in ("mixed", "prefill", "decode")
+        }
+        mine: dict[tuple[str, ...], Shape] = {
+            (item.option.name,): Shape((item,), holds, kind=problem) for item in by_role["mixed"]
+        }
+        for prefill in by_role["prefill"]:
+            lead = Shape((prefill,), leads)
+            if missed := found.level0.search.beyond.get(prefill.option.name):
+                lead.learn((missed,), holds=False)
+            for decode in by_role["decode"]:
+                names = (prefill.option.name, decode.option.name)
+                proof = None if problem.trace.after.size else lead
+                mine[names] = Shape((prefill, decode), holds, proof, kind=problem)
+        for fleet, answer in oracle.told.items():
+            shape = mine.get(tuple(name for name, _ in fleet))
+            if shape is not None and all(count > 0 for _, count in fleet):
+                shape.learn(tuple(count for _, count in fleet), holds=answer)
+        shapes += mine.values()
+    return shapes
+
+
+def _one_after_another(alone: Sequence[Searched], limits: Limits, until: float, progress: Progress) -> None:
+    """Serve the LLMs in turn from what is left, beginning with each of them, until all are served once.
+
+    The fleets are not returned: what was simulated on the way, the oracles know.
+    """
+    for first in range(len(alone)):
+        left = limits
+        for searched in (*alone[first:], *alone[:first]):
+            found: list[tuple[float, Counts]] = []
+            for problem, _ in searched:
+                if time.monotonic() > until:
+                    return
+                progress("LLMs one after another on what is left")
+                level0 = search_level0(replace(problem, limits=left, deadline=until)).search
+                if level0.best is not None:
+                    found.append((level0.value, level0.best))
+            if not found:
+                break
+            left = _less(left, min(found, key=lambda each: each[0])[1])
+        else:
+            return
+
+
+def _less(limits: Limits, counts: Counts) -> Limits:
+    """What a fleet leaves of limits; a hair more where they are not whole numbers."""
+    left = {
+        name: amount * (1 + 1e-9) - sum(limits.use(name, option.type) * count for option, count in counts)
+        for name, amount in limits.rows()
+    }
+    stock = {
+        gpu: None if count is None else max(int(left[f"stock of {gpu}"]), 0)
+        for gpu, count in limits.stock.items()
+    }
+    gpus = None if limits.gpus is None else max(int(left["GPUs"]), 0)
+    return Limits(stock, left.get("power"), left.get("cost"), gpus)
+
+
+def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, deadline: float) -> list[Plan]:
+    """Plan each LLM within what the others leave, from its fleet in the best choice on."""
+    assert shared.best is not None
+    chosen = [shape.counts(vector) for shape, vector in shared.best]
+    plans = []
+    for k, (part, (shape, _)) in enumerate(zip(parts, shared.best, strict=True)):
+        problem = shape.kind
+        assert isinstance(problem, Problem)
+        others = [each for other, counts in enumerate(chosen) if other != k for each in counts]
+        left = _less(problem.limits, tuple(others))
+        task = replace(
+            part.task,
+            stock=left.stock,
+            power_limit_w=left.power_w,
+            cost_limit_usd_per_h=left.cost_usd_per_h,
+            gpu_limit=left.gpus,
+        )
+        problem = replace(problem, task=task, limits=left, deadline=_slice(deadline, len(parts) - k))
+        problem = replace(problem, lower=lower_bound(problem), bounded=True)
+        found = search(problem, [problem.oracle.fleet(chosen[k])])
+        chosen[k] = found.best
+        plan = certified([(problem, found)], part.trace, catalog, seed=seed, deadline=deadline)
+        amounts = ", ".join(f"{amount:.6g} of {name}" for name, amount in left.rows())
+        within = f"the other LLMs have their fleets, which leave {amounts}"
+        certificate = replace(plan.certificate, assumptions=(within, *plan.certificate.assumptions))
+        plans.append(replace(plan, certificate=certificate))
+    return plans
+
+
+def _gives_way(
+    parts: Sequence[Part], alone: Sequence[Found], plans: Sequence[Plan], unit: str
+) -> tuple[str, ...]:
+    """What each LLM pays for not having all of the fleet to itself."""
+    sentences = []
+    for part, found, plan in zip(parts, alone, plans, strict=True):
+        more = plan.certificate.value - found.value
+        if more > CHEAPER_FRAC * found.value:
+            sentences.append(
+                f"{part.name} gives way: {plan.certificate.value:.6g} {unit}, which is {more:.4g} more than "
+                "with all of the fleet for itself"
+            )
+    return tuple(sentences)
+
+
+def _warnings(parts: Sequence[Part], plans: Sequence[Plan]) -> list[str]:
+    return [f"{part.name}: {line}" for part, plan in zip(parts, plans, strict=True) for line in plan.warnings]
+
+
+def _placement(parts: Sequence[Part], plans: Sequence[Plan]) -> Placement | None:
+    """All workers on the fewest nodes, which LLMs may share; a pair's KV between nodes is not minimised."""
+    pools = tuple(
+        Pool(f"{part.name}-{pool.name}", "mixed", pool.type, pool.count)
+        for part, plan in zip(parts, plans, strict=True)
+        for pool in plan.fleet.pools
+    )
+    return evidence.placement(Fleet(plans[0].fleet.llm, pools))

@@ -1,0 +1,191 @@
+"""Every fleet of level 0 that is cheaper than the best one found, simulated one by one: what "exact" means.
+
+A search leaves fleets out because of what it takes for granted (search/assumed.py). Where the cheaper fleets
+are few enough they are all simulated, and nothing is taken for granted any more. Left out are only counts
+below `Bounded.least`, with which no policy can do the work that the SLO obliges.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.fleet import Role
+from planner.search import assumed
+from planner.search.fleets import Counts, largest_below, objective
+from planner.search.one_pool import Bounded, Holds, Search
+from planner.solvers.master import Limits, Option
+
+MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
+
+FIRST = 8  # a sample, by which it is judged what all would cost
+
+TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
+
+
+def count_cheaper(
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
+) -> float:
+    """How many fleets within the limits, from the least counts on, cost less than `value`."""
+    total = 0.0
+    for item in mixed:
+        most = min(item.most, largest_below(item.option, value))
+        total += max(most - item.least + 1, 0)
+    for p, d in pairs:
+        total += float(_decode_counts(p, d, search, value)[1].sum())
+    return total
+
+
+def _decode_counts(
+    p: Bounded, d: Bounded, search: Search, value: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Prefill counts (P,), and beside each how many decode counts are within the limits and below `value`."""
+    none = np.zeros(0)
+    most_p = min(p.most, largest_below(p.option, value, d.least_objective))
+    if most_p < p.least or d.least > d.most:
+        return none, none
+    if not np.isfinite(most_p):
+        return np.array([float(p.least)]), np.array([np.inf])
+    n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
+    most = np.full(len(n_p), d.most)
+    if np.isfinite(value):
+        room = value * (1 - 1e-9) - n_p * p.option.objective
+        if d.option.objective > 0:
+            most = np.minimum(most, np.ceil(room / d.option.objective) - 1)
+        else:
+            most[room <= 0] = -1
+    for name, amount in search.limits.rows():
+        left = amount * (1 + 1e-9) - n_p * search.limits.use(name, p.option.type)
+        if (use := search.limits.use(name, d.option.type)) > 0:
+            most = np.minimum(most, np.floor(left / use))
+        else:
+            most[left < 0] = -1
+    return n_p, np.maximum(most - d.least + 1, 0)
+
+
+def cheaper_fleets(
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
+) -> Iterator[Counts]:
+    """Those fleets."""
+    for item in mixed:
+        most = int(min(item.most, largest_below(item.option, value)))
+        for n in range(item.least, most + 1):
+            yield ((item.option, n),)
+    for p, d in pairs:
+        for n_p, count in zip(*_decode_counts(p, d, search, value), strict=True):
+            for n_d in range(d.least, d.least + int(count)):
+                yield ((p.option, int(n_p)), (d.option, n_d))
+
+
+def walk(
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    holds: Holds,
+    told: Callable[[Counts], bool | None],
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    may_go_on: Callable[[int, int], bool],
+) -> None:
+    """Simulate all cheaper fleets as long as `may_go_on` with so many done and left; updates `search`.
+
+    A sample of all of them comes first, then the dearest. `told` says what is known of a fleet already. One
+    that holds becomes the best, and only cheaper ones are walked from then on. Ends with `search.is_exact`
+    where nothing cheaper is left.
+    """
+    left = count_cheaper(mixed, pairs, search, search.value)
+    if not np.isfinite(left) or not may_go_on(0, int(left)):
+        return
+    fleets = [
+        counts for counts in cheaper_fleets(mixed, pairs, search, search.value) if told(counts) is not False
+    ]
+    fleets.sort(key=lambda counts: -objective(counts))
+    every = max(len(fleets) // FIRST, 1)
+    fleets = [*fleets[::every], *(counts for k, counts in enumerate(fleets) if k % every)]
+    at = 0
+    while at < len(fleets):
+        if not may_go_on(at, len(fleets) - at):
+            return
+        below, size = search.value * (1 - 1e-9), TOGETHER if at else FIRST
+        wave = [counts for counts in fleets[at : at + size] if objective(counts) < below]
+        at += size
+        found: list[Counts] = []
+        parts = [wave[k::2] for k in (0, 1)]
+
+        def look(part: Sequence[Counts], found: list[Counts] = found) -> None:
+            found += [counts for counts, is_held in zip(part, holds(part), strict=True) if is_held]
+
+        run([lambda part=part: look(part) for part in parts if part])  # type: ignore[misc]
+        for counts in sorted(found, key=lambda counts: (objective(counts), _names(counts))):
+            search.offer(counts)
+    search.assumed &= {assumed.LINK}  # pairs that it left out are not among these
+    search.is_exact = not search.assumed
+
+
+def note_cheaper(
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    told: Mapping[tuple[tuple[str, int], ...], bool],
+    search: Search,
+) -> None:
+    """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
+    count = count_cheaper(mixed, pairs, search, search.value)
+    search.cheaper = int(count) if np.isfinite(count) else None
+    price = {item.option.name: item.option.objective for item in (*mixed, *itertools.chain(*pairs))}
+    search.cheaper_simulated = sum(
+        sum(price[name] * n for name, n in fleet) < search.value * (1 - 1e-9)
+        for fleet in told
+        if all(name in price and n > 0 for name, n in fleet)
+        and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
+    )
+
+
+def every_mix(options: Sequence[Option], limits: Limits, value: float, *, most: int) -> list[Counts] | None:
+    """All fleets of these options, of any mix, within the limits and below `value`.
+
+    None if there are more than `most`.
+    """
+    rows = [(amount, [limits.use(name, option.type) for option in options]) for name, amount in limits.rows()]
+    left = [amount * (1 + 1e-9) for amount, _ in rows]
+    uses = [use for _, use in rows]
+    if np.isfinite(value):
+        left.append(value * (1 - 1e-9))
+        uses.append([option.objective for option in options])
+    if any(all(use[j] <= 0 for use in uses) for j in range(len(options))):
+        return None  # as many of it as one likes
+    vectors: list[tuple[int, ...]] = [()]
+    rest = [left]
+    for j in range(len(options)):
+        grown: list[tuple[int, ...]] = []
+        after: list[list[float]] = []
+        for vector, amounts in zip(vectors, rest, strict=True):
+            count = 0
+            while all(a - count * use[j] >= 0 for a, use in zip(amounts, uses, strict=True)):
+                grown.append((*vector, count))
+                after.append([a - count * use[j] for a, use in zip(amounts, uses, strict=True)])
+                count += 1
+            if len(grown) > MOST_VECTORS * most:
+                return None
+        vectors, rest = grown, after
+    fleets = [
+        tuple((option, count) for option, count in zip(options, vector, strict=True) if count)
+        for vector in vectors
+    ]
+    fleets = [counts for counts in fleets if _serves({option.role for option, _ in counts})]
+    return fleets if len(fleets) <= most else None
+
+
+def _serves(roles: set[Role]) -> bool:
+    """Whether workers of these roles serve anything, and none of them is there for nothing."""
+    return bool(roles) and ("prefill" in roles) == ("decode" in roles)
+
+
+def _names(counts: Counts) -> tuple[tuple[str, int], ...]:
+    return tuple((option.name, count) for option, count in counts)
+
+
+def known(told: dict[tuple[tuple[str, int], ...], bool]) -> Callable[[Counts], bool | None]:
+    """Looks a fleet up in what an oracle was asked."""
+    return lambda counts: told.get(_names(counts))

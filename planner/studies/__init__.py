@@ -1,0 +1,1 @@
+"""Questions that ask the planner or the simulator several times."""

@@ -1,0 +1,291 @@
+"""Several fleets, or policies, on the same requests: one table and one picture.
+
+Every variant is simulated to the end on one list of requests, so what differs is the variant's doing. Dollars
+per million output tokens are the fleet's price for the whole run, from the first arrival to the last token,
+over the output tokens of the requests it finished.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from planner.domain import Metric, Slo
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.io.executors import SERIAL, Executor, run
+from planner.reports import charts, output
+from planner.reports.curves import Curve, distribution
+from planner.reports.drawing import Figure
+from planner.reports.page import charts as drawn
+from planner.reports.page import page, table
+from planner.reports.run import outcome
+from planner.reports.words import describe, queue_text
+from planner.traffic.trace import Trace
+from planner.units import show_s
+
+DRAWN = 8  # more curves than this cannot be told apart
+NAMES = ("compare.html", "compare.csv", "compare.json")
+METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
+PICTURED: tuple[Metric, ...] = ("ttft", "tbt")
+OUTDATED = tuple(f"charts/{metric}.png" for metric in PICTURED)
+PERCENTILES = ("p50", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A fleet with its policies, under the name it has in table and picture."""
+
+    name: str
+    fleet: Fleet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A variant and what became of it; `curves` are its distributions of ttft and tbt."""
+
+    variant: Variant
+    summary: output.Document
+    curves: dict[Metric, Curve]
+
+    @property
+    def usd_per_million_output_tokens(self) -> float | None:
+        """Of the hours until the last answer, longer with a backlog; None where no request finished."""
+        per_s = self.summary["output_tokens_per_s"]
+        return self.variant.fleet.price_usd_per_h / 3600 / per_s * 1e6 if per_s else None
+
+    def cells(self) -> dict[str, Any]:
+        """One line of compare.csv: None for what never happened or was not promised."""
+        fleet, summary = self.variant.fleet, self.summary
+        slo, power = summary["slo"] or {}, summary["power"] or {}
+        return {
+            "variant": self.variant.name,
+            "llm": fleet.llm.name,
+            "cost_usd_per_h": _rounded(fleet.price_usd_per_h),
+            "workers": fleet.workers,
+            "gpus": fleet.gpus,
+            "verdict": {True: "kept", False: "missed", None: None}[slo.get("holds")],
+            "attainment_frac": slo.get("attainment_frac"),
+            "steady": {True: "yes", False: "no", None: None}[slo.get("is_steady")],
+            **{
+                f"{metric}_{name}_s": (summary[f"{metric}_s"] or {}).get(name)
+                for metric in METRICS
+                for name in PERCENTILES
+            },
+            "usd_per_million_output_tokens": _rounded(self.usd_per_million_output_tokens),
+            "provisioned_w": _rounded(fleet.power_w),
+            "expected_w": power.get("expected_w"),
+            "finished": summary["finished"],
+            "rejected": summary["rejected"],
+            "unfinished": summary["unfinished"],
+            "preemptions": summary["preemptions"],
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    requests: Trace
+    slo: Slo | None
+    seed: int
+    rows: tuple[Row, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know beside the figures."""
+        found = []
+        if len(self.rows) > DRAWN:
+            found.append(f"the picture shows the first {DRAWN} of {len(self.rows)} variants, the table all")
+        for row in self.rows:
+            lost = {kind: row.summary[kind] for kind in ("rejected", "unfinished") if row.summary[kind]}
+            if lost:
+                counts = " and ".join(f"{count} {kind}" for kind, count in lost.items())
+                found.append(
+                    f"{row.variant.name}: {counts} of {len(self.requests)} requests; they count as "
+                    "infinitely late, so its curves may end below 100 %"
+                )
+            if row.summary["slo"] and not row.summary["slo"]["is_steady"]:
+                slo = row.summary["slo"]
+                found.append(f"{row.variant.name}: {queue_text(slo['patient_frac'], slo['patience_s'])}")
+        if len({row.variant.fleet.llm.name for row in self.rows}) > 1:
+            found.append("the variants serve different LLMs: equal tokens are not equal work")
+        return found
+
+
+def compare(
+    variants: Sequence[Variant],
+    requests: Trace,
+    slo: Slo | None = None,
+    *,
+    seed: int = 0,
+    executor: Executor = SERIAL,
+) -> Comparison:
+    """Simulate every variant on `requests`; `seed`, by which they were drawn, is the policies' too.
+
+    Raises InputError for none, or for two of one name.
+    """
+    names = [variant.name for variant in variants]
+    if not names:
+        raise InputError("compare: expected at least one fleet")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"compare: two variants are named {twice[0]!r}; name a fleet with --fleet NAME=FILE")
+    rows = run(_row, variants, shared=(requests, slo, seed), executor=executor)
+    return Comparison(requests, slo, seed, tuple(rows))
+
+
+def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> Row:
+    requests, slo, seed = shared
+    found = outcome(variant.fleet, requests, slo, seed=seed)
+    limits = slo.limits if slo is not None else ()
+    curves = {
+        metric: distribution(
+            found.simulation, metric, [limit.limit_s for limit in limits if limit.metric == metric]
+        )
+        for metric in PICTURED
+    }
+    return Row(variant, found.summary(), curves)
+
+
+def render(comparison: Comparison) -> dict[str, str]:
+    """Everything `plan compare -o DIR` writes: path relative to DIR -> content."""
+    document = json.dumps(to_json(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return dict(zip(NAMES, (_html(comparison), _csv(comparison), document), strict=True))
+
+
+def to_json(comparison: Comparison) -> output.Document:
+    """What `plan compare --json` prints."""
+    trace = comparison.requests
+    return {
+        "traffic": {
+            "trace": trace.name,
+            "requests": len(trace),
+            "duration_s": _rounded(trace.duration_s),
+            "rate_rps": _rounded(trace.rate_rps),
+            "seed": comparison.seed,
+            "notes": list(trace.notes),
+        },
+        "slo": output.slo_document(comparison.slo) if comparison.slo is not None else None,
+        "notes": comparison.notes,
+        "variants": [
+            row.cells() | {"fleet": output.fleet_document(row.variant.fleet), "simulation": row.summary}
+            for row in comparison.rows
+        ],
+    }
+
+
+def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """For people: what is told, and each variant's figure; no line where none has one."""
+    every = [row.cells() for row in comparison.rows]
+
+    def line(label: str, key: str, show: Callable[[Any], str]) -> tuple[str, list[str]]:
+        return label, ["-" if cells[key] is None else show(cells[key]) for cells in every]
+
+    def latency(metric: Metric, name: str) -> tuple[str, list[str]]:
+        values_s = [cells[f"{metric}_{name}_s"] for cells in every]
+        lost = ["never" if cells["rejected"] or cells["unfinished"] else "-" for cells in every]
+        shown = [
+            other if value is None else show_s(value) for value, other in zip(values_s, lost, strict=True)
+        ]
+        return f"{metric.upper()} {name}", shown
+
+    found = [
+        ("fleet", [describe(row.variant.fleet) for row in comparison.rows]),
+        line("LLM", "llm", str),
+        line("USD/h", "cost_usd_per_h", "{:,.2f}".format),
+        line("GPUs", "gpus", str),
+        line("promise", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
+        line("requests that keep all limits", "attainment_frac", _percent),
+        line("backlog steady", "steady", str),
+        *(latency(metric, name) for metric in METRICS for name in PERCENTILES),
+        line("USD per million output tokens", "usd_per_million_output_tokens", "{:,.3f}".format),
+        line("expected power, kW", "expected_w", lambda watts: f"{watts / 1e3:,.2f}"),
+        line("provisioned power, kW", "provisioned_w", lambda watts: f"{watts / 1e3:,.2f}"),
+        line("requests finished", "finished", str),
+        line("requests rejected", "rejected", str),
+        line("requests unfinished", "unfinished", str),
+        line("preemptions", "preemptions", str),
+    ]
+    return [(label, cells) for label, cells in found if set(cells) != {"-"}]
+
+
+def verdict(comparison: Comparison) -> str:
+    """The comparison in a sentence."""
+    rows = comparison.rows
+    if comparison.slo is None:
+        cheapest = min(rows, key=lambda row: row.variant.fleet.price_usd_per_h)
+        return f"Nothing was promised; {cheapest.variant.name} costs least, {_price(cheapest)}."
+    kept = [row for row in rows if row.summary["slo"]["holds"]]
+    if not kept:
+        return f"None of {len(rows)} variants keeps the promise."
+    best = min(kept, key=lambda row: row.variant.fleet.price_usd_per_h)
+    return (
+        f"{len(kept)} of {len(rows)} keep the promise; the cheapest is {best.variant.name}, {_price(best)}."
+    )
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 100.00 % is every one."""
+    return f"{math.floor(1e4 * share) / 100:.2f} %"
+
+
+def _price(row: Row) -> str:
+    return f"{row.variant.fleet.price_usd_per_h:,.2f} USD/h"
+
+
+def _html(comparison: Comparison) -> str:
+    trace = comparison.requests
+    rate = f", {trace.rate_rps:.3g} requests/s" if trace.duration_s > 0 else ""
+    traffic = f"{len(trace):,} requests of {trace.name} in {show_s(trace.duration_s)}{rate}"
+    head = ("", *(row.variant.name for row in comparison.rows))
+    told = [(label, *cells) for label, cells in lines(comparison)]
+    notes = "".join(f"<li>{escape(note)}.</li>" for note in (*comparison.notes, *trace.notes))
+    body = "\n".join(
+        [
+            f"<header><p class=eyebrow>{len(comparison.rows)} variants on the same requests</p>",
+            f"<h1>{escape(verdict(comparison))}</h1><p class=lead>{escape(traffic)}.</p></header>",
+            f"<section><h2>How late</h2>{drawn(figures(comparison))}</section>",
+            "<section><h2>Side by side</h2>",
+            table(head, told, caption="Variants", numeric=range(1, len(head))),
+            f"<ul class=note>{notes}</ul></section>",
+        ]
+    )
+    footer = (
+        f"Written by fleetplan, seed {comparison.seed}. compare.csv holds the table in plain units, "
+        "compare.json the fleets and their simulations too."
+    )
+    return page("Comparison of fleets", body, footer)
+
+
+def figures(comparison: Comparison) -> list[Figure]:
+    """Distributions of TTFT and TBT; none where no request got that far."""
+    limits = comparison.slo.limits if comparison.slo is not None else ()
+    found = []
+    for metric in PICTURED:
+        curves = {row.variant.name: row.curves[metric] for row in comparison.rows[:DRAWN]}
+        if not any((curve.value_s > 0).any() for curve in curves.values()):
+            continue
+        watched = [limit for limit in limits if limit.metric == metric]
+        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}: further left is sooner"
+        if watched:
+            caption += "; a variant that passes above the circle keeps the limit"
+        found.append(Figure(metric, charts.comparison_chart(curves, metric, watched), f"{caption}."))
+    return found
+
+
+def _csv(comparison: Comparison) -> str:
+    rows = [row.cells() for row in comparison.rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _rounded(value: float | None) -> float | None:
+    """To ten digits, as all our files; None for what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.10g}")

@@ -1,0 +1,272 @@
+"""The frontier of cost against one limit: every fleet on it, with the exact limit at which it stops holding.
+
+The loosest limit in the range is planned; the fleet found holds down to its corner; just beyond the corner is
+planned again, and so on (the epsilon-constraint method). No grid: a step of the staircase takes one plan, and
+none is missed between two plans. It is as exact as the plans are: between two corners a cheaper fleet is one
+that a plan would not have found either.
+
+    ttft, tbt, tpot, e2e   the corner is the fleet's own percentile in the simulation, where it still passes
+                           there (backlog test, attainment, losses), else found by bisection, to CORNER_FRAC
+    power, cost            the corner is what the fleet draws (at its limit) or costs
+    rate                   the most requests/s that the fleet carries, by bisection, to RATE_FRAC. Rates are
+                           drawn from the trace anew, so that more traffic is harder is an assumption here
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from planner.documents.slo import METRICS
+from planner.documents.task import Task
+from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet
+from planner.reports.words import describe
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.problem import on_all_draws
+from planner.studies.whatif import Answer, Study, finite, holds, recast
+
+Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
+CORNER_FRAC = 1e-3
+RATE_FRAC = 5e-3
+NEXT_FRAC = 1e-6  # how far beyond an exact corner the next plan is made
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A fleet that is the best from its `corner` on, towards looser limits, up to the next step's."""
+
+    corner: float
+    value: float
+    fleet: Fleet
+    is_exact: bool  # the best of level 0 is
+    is_exhausted: bool  # the search of level 0 came to its end in time
+    level0: float  # the best of one worker type per pool; a fleet of several types may have beaten it
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Steps from loose to tight. `asked` is the limit of the question, None where it has none; `loosest` is
+    infinite where the walk began without the limit."""
+
+    axis: str  # "ttft p90", "power"
+    unit: str
+    objective: str
+    objective_unit: str
+    steps: tuple[Step, ...]
+    loosest: float
+    asked: float | None
+    is_rising: bool  # the cost rises with the limit: rates
+    ended: str  # why the staircase ends where it does
+
+    def best_at(self, limit: float) -> Step | None:
+        """The best fleet at a limit in the range that was walked."""
+        sign = -1 if self.is_rising else 1
+        if sign * limit > sign * self.loosest * (1 + sign * 1e-9):
+            return None
+        within = [step for step in self.steps if sign * step.corner <= sign * limit * (1 + sign * 1e-9)]
+        return min(within, key=lambda step: step.value, default=None)
+
+
+def frontier(
+    study: Study,
+    task: Task,
+    axis: str,
+    *,
+    first: float | None = None,
+    last: float | None = None,
+    points: int = 12,
+) -> Frontier:
+    """Walk from the loosest limit to the tightest (of `first` and `last`), with at most `points` plans.
+
+    Without them the range is from half to twice the question's limit, and for power and cost from what the
+    best fleet takes without that limit down to where nothing holds. `axis` is one of AXES, or a limit such
+    as "ttft.p90" where there are several on a metric. Raises InfeasibleError if nothing holds at the loosest.
+    """
+    walk = _axis(study, task, axis)
+    low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
+    if not 0 < low < high:
+        raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
+    sign = -1 if walk.is_rising else 1
+    at, tightest = (low, high) if walk.is_rising else (high, low)
+    loosest = at
+    steps: list[Step] = []
+    answer: Answer | None = None
+    ended = f"{points} plans were made; allow more --points to see tighter limits"
+    for number in range(points):
+        study.progress(f"plan {number + 1}: {walk.name} {at:.6g} {walk.unit}")
+        try:
+            answer = study.ask(walk.task(at), () if answer is None else (answer.fleet,))
+        except InfeasibleError as error:
+            if not steps:
+                raise
+            ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
+            break
+        corner, at = walk.corner(answer, at, tightest)
+        level0 = answer.found.level0.search.value
+        steps.append(Step(corner, answer.value, answer.fleet, answer.is_exact, answer.is_exhausted, level0))
+        if sign * at < sign * tightest:
+            ended = "the range that was asked for ends here"
+            break
+    objective = walk.task(loosest).objective
+    return Frontier(
+        walk.name,
+        walk.unit,
+        objective,
+        OBJECTIVE_UNITS[objective],
+        _envelope(steps, sign),
+        loosest,
+        walk.asked,
+        walk.is_rising,
+        ended,
+    )
+
+
+def _envelope(steps: list[Step], sign: int) -> tuple[Step, ...]:
+    """Without steps that a tighter one makes pointless: it holds where they do, and is as cheap."""
+    return tuple(
+        step
+        for k, step in enumerate(steps)
+        if not any(
+            other.value <= step.value * (1 + 1e-9) and sign * other.corner <= sign * step.corner
+            for other in steps[k + 1 :]
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """An axis: the question at a limit, and the corner of the fleet found at one, with a limit beyond it."""
+
+    name: str
+    unit: str
+    asked: float | None
+    low: float
+    high: float
+    task: Callable[[float], Task]
+    corner: Callable[[Answer, float, float], tuple[float, float]]
+    is_rising: bool = False
+
+
+def _axis(study: Study, task: Task, axis: str) -> _Walk:
+    metric, _, percentile = axis.partition(".")
+    if metric not in AXES or (percentile and metric not in METRICS):
+        raise InputError(f"--over: expected one of {', '.join(AXES)}, or a limit as ttft.p90, found {axis!r}")
+    if metric == "power":
+        return _amount(task, "power", "power_limit_w", lambda fleet: fleet.power_w)
+    if metric == "cost":
+        wanted = "power" if task.objective == "cost" else task.objective
+        return _amount(
+            replace(task, objective=wanted),
+            "cost",
+            "cost_limit_usd_per_h",
+            lambda fleet: fleet.price_usd_per_h,
+        )
+    if metric == "rate":
+        return _rate(study, task)
+    return _latency(task, metric, percentile)
+
+
+def _latency(task: Task, metric: str, percentile: str) -> _Walk:
+    if task.slowdowns is not None:
+        raise InputError(f"--over {metric}: the relative preset {task.preset!r} has no limits in seconds")
+    lines = [
+        (k, limit)
+        for k, limit in enumerate(task.slo.limits)
+        if limit.metric == metric and (not percentile or limit.name == f"{metric} {percentile}")
+    ]
+    if len(lines) != 1:
+        names = ", ".join(limit.name.replace(" ", ".") for limit in task.slo.limits)
+        raise InputError(f"--over {metric}: expected exactly one such limit in the SLO, which has {names}")
+    ((k, limit),) = lines
+
+    def at(limit_s: float) -> Task:
+        moved = (*task.slo.limits[:k], replace(limit, limit_s=limit_s), *task.slo.limits[k + 1 :])
+        return replace(task, slo=replace(task.slo, limits=moved))
+
+    def corner(answer: Answer, at_s: float, _: float) -> tuple[float, float]:
+        simulated_s = answer.verdict.lines[k].value_s * (1 + 1e-9)
+        oracle = on_all_draws(answer.problem).oracle
+        counts = oracle.counts(answer.fleet)
+
+        def keeps(limit_s: float) -> bool:
+            return replace(oracle, slo=at(limit_s).slo).holds([counts])[0]
+
+        if keeps(min(simulated_s, at_s)):
+            return simulated_s, simulated_s * (1 - NEXT_FRAC)
+        return _edge(keeps, at_s, simulated_s, CORNER_FRAC)
+
+    return _Walk(limit.name, "s", limit.limit_s, limit.limit_s / 2, 2 * limit.limit_s, at, corner)
+
+
+def _amount(task: Task, name: str, key: str, of: Callable[[Fleet], float]) -> _Walk:
+    def at(amount: float) -> Task:
+        limit: dict[str, Any] = {key: amount if math.isfinite(amount) else None}
+        return replace(task, **limit)
+
+    def corner(answer: Answer, _: float, __: float) -> tuple[float, float]:
+        return of(answer.fleet), of(answer.fleet) * (1 - NEXT_FRAC)
+
+    return _Walk(name, UNITS[name], getattr(task, key), 1e-9, math.inf, at, corner)
+
+
+def _rate(study: Study, task: Task) -> _Walk:
+    asked = study.traffic(task)[0].rate_rps if task.rate_rps is None else task.rate_rps
+
+    def at(rate_rps: float) -> Task:
+        return replace(task, rate_rps=rate_rps)
+
+    def corner(answer: Answer, at_rps: float, most_rps: float) -> tuple[float, float]:
+        def carries(rate_rps: float) -> bool:
+            problem = study.pose(at(rate_rps))
+            fleet = recast(problem, answer.fleet)
+            return fleet is not None and holds(problem, fleet)
+
+        if carries(most_rps):
+            return most_rps, most_rps * (1 + RATE_FRAC)
+        return _edge(carries, at_rps, most_rps, RATE_FRAC)
+
+    return _Walk("rate", UNITS["rate"], asked, asked / 2, 2 * asked, at, corner, is_rising=True)
+
+
+def _edge(keeps: Callable[[float], bool], good: float, bad: float, frac: float) -> tuple[float, float]:
+    """The last value from `good` towards `bad` that keeps, and the next that does not, a share `frac` on."""
+    while abs(good - bad) > frac * abs(good):
+        middle = math.sqrt(good * bad)
+        if keeps(middle):
+            good = middle
+        else:
+            bad = middle
+    return good, bad
+
+
+def document(found: Frontier) -> dict[str, Any]:
+    """The frontier as plain values."""
+    return {
+        "over": found.axis,
+        "unit": found.unit,
+        "objective": found.objective,
+        "objective_unit": found.objective_unit,
+        "loosest": finite(found.loosest),
+        "asked": found.asked,
+        "ended": found.ended,
+        "steps": [
+            {
+                "holds_to": step.corner,
+                "value": step.value,
+                "fleet": describe(step.fleet),
+                "cost_usd_per_h": step.fleet.price_usd_per_h,
+                "power_w": step.fleet.power_w,
+                "gpus": step.fleet.gpus,
+                "level0": step.level0,
+                "level0_exact": step.is_exact,
+                "level0_exhausted": step.is_exhausted,
+                "is_asked": found.asked is not None and step == found.best_at(found.asked),
+            }
+            for step in found.steps
+        ],
+    }

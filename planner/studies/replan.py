@@ -1,0 +1,321 @@
+"""The smallest change from a running fleet: keep it while that pays, else move as little as pays.
+
+Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
+Data   c_j price [USD/h]   n0_j running workers   H horizon [h]   a, b USD per worker started, stopped
+Vars   n_j integer >= 0 workers
+
+  min   H sum_j c_j n_j + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
+  s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost, GPUs (master.Limits)
+        holds     the simulation of n keeps the SLO
+
+All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
+If it fails, it and all below it are out; if it holds, it is stripped and becomes the best known. That a fleet
+fails if a larger one does is an assumption, and not always true of pairs: more prefill workers hand over in
+bursts. The answer is exact over these options only where none was left out by it. Running workers of a GPU
+that is no longer in stock are stopped. Policies, which move no worker, are those of the plan from scratch.
+
+`drift` compares the traffic that the running fleet was planned on with today's: Kolmogorov and Smirnov's D is
+the largest share of requests by which the two distributions differ. With thousands of requests any D is
+significant, so what counts is its size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents.task import Task
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.search.beyond import expected_share
+from planner.search.fleets import Counts
+from planner.search.problem import Problem, on_all_draws
+from planner.simulator.metrics import Verdict
+from planner.solvers.master import Option
+from planner.studies.whatif import Answer, Study
+from planner.traffic.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+MOST_VECTORS = 2_000_000
+MOST_REQUESTS = 8_000_000  # simulated requests that the search for a smaller change may cost
+DRIFT_FRAC = 0.1  # a D, or a change of the rate, from which traffic is called another
+SIGNIFICANT = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Workers of one kind before and after."""
+
+    worker: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to go on: a fleet, what it costs per hour, and in the horizon with all starts and stops."""
+
+    label: str
+    fleet: Fleet
+    cost_usd_per_h: float
+    migration_usd: float
+    total_usd: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replan:
+    """The cheapest way to go on and the others. `keeps` if the running fleet holds and stays.
+
+    `is_exhausted`: of all counts of these `options` that are cheaper over the horizon `assumed` were left out
+    because a larger fleet fails; the others were simulated and fail.
+    """
+
+    best: Way
+    keeps: bool
+    moves: tuple[Move, ...]
+    ways: tuple[Way, ...]
+    verdict: Verdict
+    running_verdict: Verdict | None  # None where a GPU of the running fleet is no longer in stock
+    options: tuple[str, ...]
+    is_exhausted: bool
+    assumed: int
+    simulations: int
+    scratch: Answer
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no other counts of these options are cheaper, whatever is assumed."""
+        return self.is_exhausted and not self.assumed
+
+
+def replan(
+    study: Study, task: Task, current: Fleet, *, horizon_h: float, start_usd: float, stop_usd: float
+) -> Replan:
+    """Solve the model above. Raises InfeasibleError if no fleet within the limits keeps the SLO."""
+    if task.objective != "cost":
+        raise InputError(f"objective: a replan is about cost, found {task.objective}")
+    if not horizon_h > 0 or min(start_usd, stop_usd) < 0:
+        raise InputError("--horizon must be > 0, and what a start and a stop cost >= 0")
+    scratch = study.ask(task, (current,))
+    problem = scratch.problem
+    running, gone = _running(problem, current)
+    universe = _universe(running, scratch)
+    oracle = on_all_draws(problem).oracle
+
+    def counts(n: Ints) -> Counts:
+        return tuple((option, k) for option, k in zip(universe, n.tolist(), strict=True) if k)
+
+    names = [option.name for option in universe]
+    n0 = np.array([dict((o.name, k) for o, k in running).get(name, 0) for name in names])
+    price = np.array([option.type.price_usd_per_h for option in universe])
+    limits = problem.limits.rows()
+    uses = np.array([[problem.limits.use(name, o.type) for o in universe] for name, _ in limits])
+    uses = uses.reshape(len(limits), len(universe))
+    amounts = np.array([amount for _, amount in limits]) * (1 + 1e-9)
+
+    def migration(n: Ints) -> Floats:
+        started, stopped = np.maximum(n - n0, 0).sum(-1), np.maximum(n0 - n, 0).sum(-1)
+        return np.asarray(start_usd * started + stop_usd * (stopped + gone))
+
+    def total(n: Ints) -> Floats:
+        return np.asarray(horizon_h * (n @ price) + migration(n))
+
+    def holds(n: Ints) -> bool:
+        return oracle.holds([counts(n)])[0]
+
+    def within(n: Ints) -> bool:
+        return bool((uses @ n <= amounts).all())
+
+    n_scratch = np.array([dict((o.name, k) for o, k in scratch.found.best).get(name, 0) for name in names])
+    running_holds = gone == 0 and within(n0) and holds(n0)
+    best, value = n_scratch, float(total(n_scratch))
+    if running_holds and float(total(n0)) <= value:
+        best, value = n0, float(total(n0))
+
+    share = np.array([_share(option, scratch) for option in universe])
+    vectors, left_out = _cheaper(value, horizon_h, price, n0, start_usd, stop_usd * gone, uses, amounts)
+    vectors = vectors[total(vectors) < value * (1 - 1e-9)]
+    vectors = vectors[(vectors @ uses.T <= amounts).all(axis=1)] if len(limits) else vectors
+    capacity = _capacity(universe, share, vectors)
+    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
+    tries = int(np.clip(MOST_REQUESTS / len(problem.trace), 24, 400))
+    ends_s, assumed = time.monotonic() + study.time_limit_s, 0
+    while len(vectors) and tries > 0 and time.monotonic() < ends_s:
+        tries -= 1
+        candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
+        study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
+        if holds(candidate):
+            best = _stripped(candidate, price, total, holds)
+            value = float(total(best))
+            alive = total(vectors) < value * (1 - 1e-9)
+        else:
+            alive = ~(vectors <= candidate).all(axis=1)
+            assumed += int((~alive).sum()) - 1
+        vectors, capacity = vectors[alive], capacity[alive]
+
+    def way(label: str, n: Ints, *, is_held: bool) -> Way:
+        return Way(
+            label, oracle.fleet(counts(n)), float(n @ price), float(migration(n)), float(total(n)), is_held
+        )
+
+    fleet = oracle.fleet(counts(best))
+    verdict = oracle.verdict(fleet, record=True)[1]
+    before = oracle.verdict(oracle.fleet(counts(n0)), record=True)[1] if gone == 0 else None
+    lost = [
+        Move(f"{pool.role} {pool.type.name}", pool.count, 0)
+        for pool in current.pools
+        if pool.count and f"{pool.role} {pool.type.name}" not in names
+    ]
+    return Replan(
+        best=way("the smallest change that pays", best, is_held=True),
+        keeps=bool((best == n0).all()) and gone == 0,
+        moves=(
+            *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
+            *lost,
+        ),
+        ways=(
+            *([way("keep what runs", n0, is_held=running_holds)] if gone == 0 else []),
+            way("plan from scratch", n_scratch, is_held=True),
+        ),
+        verdict=verdict,
+        running_verdict=before,
+        options=tuple(names),
+        is_exhausted=not len(vectors) and not left_out,
+        assumed=assumed,
+        simulations=oracle.simulations,
+        scratch=scratch,
+    )
+
+
+def _running(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], int]:
+    """The running workers as options at today's prices and step times, and how many have no GPU in stock."""
+    types = {worker.name: worker for worker in problem.types}
+    gpus = {gpu.name: gpu for gpu in problem.gpus}
+    known: list[tuple[Option, int]] = []
+    gone = 0
+    for pool in current.pools:
+        if pool.type.gpu.name not in gpus:
+            gone += pool.count
+        elif pool.count:
+            worker = types.get(pool.type.name) or replace(pool.type, gpu=gpus[pool.type.gpu.name])
+            known.append((Option(pool.role, worker, worker.price_usd_per_h), pool.count))
+    return known, gone
+
+
+def _universe(running: Sequence[tuple[Option, int]], scratch: Answer) -> list[Option]:
+    """What may be in the new fleet: running kinds first, then those of the best fleets from scratch."""
+    level0 = scratch.found.level0
+    found = [option for option, _ in running]
+    for counts in (scratch.found.best, level0.search.best, level0.mixed[0], level0.one_gpu[0]):
+        found += [option for option, _ in counts or ()]
+    unique: dict[str, Option] = {}
+    for option in found:
+        unique.setdefault(option.name, option)
+    return list(unique.values())
+
+
+def _share(option: Option, scratch: Answer) -> float:
+    """Share of the traffic one worker is expected to carry."""
+    level0 = scratch.found.level0
+    if option.name in level0.bounded:
+        return expected_share(option, level0, {})
+    return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
+
+
+def _cheaper(
+    value: float,
+    horizon_h: float,
+    price: Floats,
+    n0: Ints,
+    start_usd: float,
+    fixed_usd: float,
+    uses: Floats,
+    amounts: Floats,
+) -> tuple[Ints, bool]:
+    """A box that holds every count vector cheaper than `value`, (V, J), and whether options were left out.
+
+    Options are left out from the last on where the box would be too large; their count is then 0.
+    """
+    room = value - fixed_usd
+    most = np.zeros(len(price), dtype=np.int64)
+    for j, c in enumerate(price):
+        alone = np.floor(room / (horizon_h * c)) if c > 0 else MOST_VECTORS
+        if start_usd and c * horizon_h * n0[j] < room:
+            alone = min(alone, np.floor((room + start_usd * n0[j]) / (horizon_h * c + start_usd)))
+        bounded = [a / u for a, u in zip(amounts, uses[:, j], strict=True) if u > 0]
+        most[j] = int(min([alone, MOST_VECTORS, *bounded]))
+    kept = len(price)
+    while kept > 1 and np.prod(most[:kept] + 1.0) > MOST_VECTORS:
+        kept -= 1
+    most[kept:] = 0
+    if np.prod(most + 1.0) > MOST_VECTORS:
+        return np.zeros((0, len(price)), dtype=np.int64), True
+    axes = np.meshgrid(*(np.arange(m + 1) for m in most), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], axis=1), kept < len(price)
+
+
+def _capacity(universe: Sequence[Option], share: Floats, vectors: Ints) -> Floats:
+    """Expected share of the traffic that each vector carries; 0 where prefill or decode lacks the other."""
+    carried = {
+        role: vectors @ (share * np.array([option.role == role for option in universe]))
+        for role in ("mixed", "prefill", "decode")
+    }
+    pair = np.minimum(carried["prefill"], carried["decode"])
+    lone = (carried["prefill"] > 0) != (carried["decode"] > 0)
+    return np.asarray(np.where(lone, 0.0, carried["mixed"] + pair))
+
+
+def _stripped(n: Ints, price: Floats, total: Callable[[Ints], Floats], holds: Callable[[Ints], bool]) -> Ints:
+    """Take workers away, the dearest first, while that saves money and the fleet still holds."""
+    n = n.copy()
+    for j in np.argsort(-price, kind="stable"):
+        while n[j] > 0:
+            fewer = n.copy()
+            fewer[j] -= 1
+            if total(fewer) >= total(n) or not holds(fewer):
+                break
+            n = fewer
+    return n
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far one figure of the traffic has moved. `d` and `p` are Kolmogorov and Smirnov's, of lengths."""
+
+    what: str
+    before: float  # rate [requests/s], or median
+    after: float
+    d: float | None
+    p: float | None
+    is_drift: bool
+
+
+def drift(before: Trace, after: Trace) -> tuple[Drift, ...]:
+    """Rate, lengths and burstiness of two traces. Drift: the rate moved, or D is, by DRIFT_FRAC or more, and
+    chance would rarely do that. Gaps between arrivals are compared in units of their mean.
+    """
+    from scipy.stats import ks_2samp
+
+    moved = after.rate_rps / before.rate_rps - 1
+    rows = [Drift("requests/s", before.rate_rps, after.rate_rps, None, None, abs(moved) >= DRIFT_FRAC)]
+
+    def gaps(trace: Trace) -> Floats:
+        between = np.diff(trace.arrival_s)
+        return np.asarray(between / between.mean())
+
+    for what, old, new in (
+        ("prompt tokens", before.input_tokens, after.input_tokens),
+        ("output tokens", before.output_tokens, after.output_tokens),
+        ("gap between arrivals / mean", gaps(before), gaps(after)),
+    ):
+        test = ks_2samp(old, new)
+        d, p = float(test.statistic), float(test.pvalue)
+        is_drift = d >= DRIFT_FRAC and p < SIGNIFICANT
+        rows.append(Drift(what, float(np.median(old)), float(np.median(new)), d, p, is_drift))
+    return tuple(rows)

@@ -1,0 +1,133 @@
+"""One fleet under many seeds: how much of a simulated figure is chance.
+
+A seed draws what is random in the traffic (the shift of every copy of a superposed trace and the requests of
+the last one, the requests that thinning keeps, where the stamps of a coarse clock are spread) and in the
+policies (samples of workers, predictions). Where nothing is, every seed gives the same run, and the answer
+says so. Each run is what `plan simulate --seed` gives alone.
+
+The interval of a figure (`repeats.interval`) is for its mean over the seeds. It covers what the seed draws,
+not what another day's trace would bring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.io.executors import SERIAL, Executor, run
+from planner.reports import output
+from planner.reports.run import outcome
+from planner.simulator.repeats import CONFIDENCE_FRAC, interval
+from planner.traffic.scaling import Asked
+from planner.traffic.trace import Trace, spread
+
+METRICS = ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
+SAME_FOR_ALL = (
+    "the seed changed nothing: the trace is replayed as it is and no policy draws; a --rate above the "
+    "trace's superposes shifted copies of it, which differ from seed to seed"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """All but the seed. `trace` as `read_trace(path, seed=None)` gives it, coarse stamps not yet spread."""
+
+    fleet: Fleet
+    trace: Trace
+    asked: Asked
+    slo: Slo | None = None
+    closed_loop: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeedRun:
+    """One run: its `outcome.Outcome.summary`, and its requests.csv where that was wanted."""
+
+    seed: int
+    summary: output.Document
+    requests_csv: str | None
+
+
+def over_seeds(
+    question: Question, seeds: Sequence[int], *, executor: Executor = SERIAL, with_requests: bool = False
+) -> list[SeedRun]:
+    """One run per seed, in their order; `with_requests` keeps the first one's requests.csv."""
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise InputError(f"seeds: expected different ones, at least one, found {list(seeds)}")
+    items = [(seed, with_requests and seed == seeds[0]) for seed in seeds]
+    return run(simulate_seed, items, shared=question, executor=executor)
+
+
+def simulate_seed(question: Question, item: tuple[int, bool]) -> SeedRun:
+    """The run of one (seed, whether its requests are wanted)."""
+    seed, with_requests = item
+    requests = question.asked.of(spread(question.trace, seed=seed), seed=seed)
+    found = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)
+    return SeedRun(seed, found.summary(), output.requests_csv(found.simulation) if with_requests else None)
+
+
+def document(runs: Sequence[SeedRun]) -> output.Document:
+    """What `plan simulate --seeds --json` prints: every figure over the seeds, then the runs one by one."""
+    summaries = [one.summary for one in runs]
+    first = summaries[0]
+    return {
+        "seeds": [one.seed for one in runs],
+        "confidence_frac": CONFIDENCE_FRAC,
+        **{
+            metric: {
+                name: _interval_document([summary[metric][name] for summary in summaries])
+                for name in first[metric]
+            }
+            for metric in METRICS
+            if all(summary[metric] for summary in summaries)
+        },
+        **{
+            name: _interval_document([summary[name] for summary in summaries])
+            for name in ("requests", "rejected", "unfinished", "preemptions", "output_tokens_per_s")
+        },
+        "expected_w": _interval_document(
+            [(summary["power"] or {}).get("expected_w") for summary in summaries]
+        ),
+        "slo": _slo_document([summary["slo"] for summary in summaries]) if first["slo"] else None,
+        "notes": [SAME_FOR_ALL] if len(runs) > 1 and all(summary == first for summary in summaries) else [],
+        "runs": [
+            {"seed": one.seed} | {key: value for key, value in one.summary.items() if key != "workers"}
+            for one in runs
+        ],
+    }
+
+
+def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
+    lines = list(zip(*(verdict["lines"] for verdict in verdicts), strict=True))
+    return {
+        "kept_by": sum(verdict["holds"] for verdict in verdicts),
+        "steady": sum(verdict["is_steady"] for verdict in verdicts),
+        "attainment_frac": _interval_document([verdict["attainment_frac"] for verdict in verdicts]),
+        "lines": [
+            {
+                "limit": line[0]["limit"],
+                "limit_s": line[0]["limit_s"],
+                "kept_by": sum(one["holds"] for one in line),
+                "simulated_s": _interval_document([one["simulated_s"] for one in line]),
+                "kept_frac": _interval_document([one["kept_frac"] for one in line]),
+            }
+            for line in lines
+        ],
+    }
+
+
+def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
+    found = interval(values)
+    numbers = {
+        "mean": found.mean,
+        "low": found.mean - found.half,
+        "high": found.mean + found.half,
+        "least": found.least,
+        "most": found.most,
+    }
+    return {name: float(f"{x:.10g}") if math.isfinite(x) else None for name, x in numbers.items()}

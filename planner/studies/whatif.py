@@ -1,0 +1,467 @@
+"""Several questions about one trace: what moves when the question changes, and what each limit costs.
+
+Whatever one search simulated, the next one knows (`oracle.Answers`), and the fleet found before is the first
+that others must beat. Of equal offers it stays, so that nothing moves without a reason.
+
+`change` edits slo.yaml, `sensitivity` asks the questions around one: step times, traffic and prices that are
+wrong by a share, limits that are tighter or looser, more GPUs of each kind. Its differences are shadow prices
+by re-solving: exact where the search is, for steps as large as they are. `headroom` is how far the fleet
+itself holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.documents.slo import METRICS
+from planner.documents.task import Robust, Task
+from planner.domain import Limit
+from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet, Policies
+from planner.io.files import yaml_value
+from planner.plan import served_s
+from planner.reports.words import describe
+from planner.search.asked import asked_traffic, further_traffic
+from planner.search.best_fleet import Found, best_of, policies_label, search_policies
+from planner.search.bounds import checked_bound, lower_bound
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.problem import Problem, Progress, on_all_draws, silent, with_policies
+from planner.search.router_fit import fitted
+from planner.simulator.metrics import Verdict
+from planner.traffic.trace import Trace
+from planner.units import show_s
+
+BY_FRAC = 0.1
+HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
+_DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The best fleet for one question, simulated to the end."""
+
+    problem: Problem
+    found: Found
+    fleet: Fleet
+    verdict: Verdict
+    served_s: float  # for so long the fleet is paid: plan.served_s
+
+    @property
+    def value(self) -> float:
+        return self.found.value
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every cheaper fleet of level 0 was simulated, or has too few workers for the work."""
+        return self.found.level0.search.is_exact
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the search of level 0 came to its end in time."""
+        return self.found.level0.search.is_exhausted
+
+
+@dataclass(slots=True, eq=False)
+class Study:
+    """One trace, and what was learned about it; every question has `time_limit_s`."""
+
+    trace: Trace
+    catalog: Catalog
+    seed: int = 0
+    time_limit_s: float = 120.0
+    progress: Progress = silent
+    answers: Answers = field(default_factory=Answers)
+    _traffic: dict[tuple[object, ...], tuple[Trace, str]] = field(default_factory=dict)
+    _further: dict[tuple[object, ...], tuple[Trace, ...]] = field(default_factory=dict)
+
+    def traffic(self, task: Task) -> tuple[Trace, str]:
+        """`asked.asked_traffic`, once for every traffic."""
+        robust = task.robust
+        key = (task.rate_rps, task.scale, task.window, robust.traffic_frac, robust.traffic_from_frac)
+        if key not in self._traffic:
+            self._traffic[key] = asked_traffic(self.trace, task, seed=self.seed)
+        return self._traffic[key]
+
+    def further(self, task: Task) -> tuple[Trace, ...]:
+        """`asked.further_traffic`, once for every traffic."""
+        robust = task.robust
+        key = (
+            task.rate_rps,
+            task.scale,
+            task.window,
+            robust.traffic_frac,
+            robust.traffic_from_frac,
+            task.draws,
+        )
+        if key not in self._further:
+            requests = self.traffic(task)[0]
+            self._further[key] = further_traffic(self.trace, task, requests, seed=self.seed)
+        return self._further[key]
+
+    @property
+    def held_requests(self) -> int:
+        """Requests of all the traffic that is remembered: 24 bytes each, and what was said of them."""
+        first = sum(len(trace) for trace, _ in self._traffic.values())
+        return first + sum(len(trace) for traces in self._further.values() for trace in traces)
+
+    def pose(self, task: Task) -> Problem:
+        if task.objective == "throughput":
+            raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
+        return pose(
+            task,
+            self.trace,
+            self.catalog,
+            seed=self.seed,
+            deadline=time.monotonic() + self.time_limit_s,
+            answers=self.answers,
+            asked=self.traffic(task),
+            further=self.further(task),
+        )
+
+    def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
+        """The best fleet; raises what `pose.pose` and `best_fleet.search` raise.
+
+        Those of `start` are tried first.
+        """
+        problem = self.pose(task)
+        problem, found = best_of(search_policies(problem, start))
+        fleet = problem.oracle.fleet(found.best)
+        simulation, verdict = problem.oracle.verdict(fleet, record=True)
+        return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation))
+
+    def bound(self, answer: Answer) -> float:
+        """What any fleet costs at least, under any policy."""
+        return checked_bound(lower_bound(answer.problem), answer.value)
+
+
+def change(document: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out."""
+    path, equals, written = text.partition("=")
+    keys = [key.strip() for key in _DOT.split(path.strip())]
+    if not equals or not all(keys):
+        raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
+    try:
+        value = yaml_value(written)
+    except InputError as error:
+        raise InputError(f"--change {text!r}: {error}") from None
+    changed = copy.deepcopy(dict(document))
+    section: dict[str, Any] = changed
+    if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
+        flat = "_".join(keys[1:])
+        if flat in (changed.get("slo") or {}):
+            keys = ["slo", flat]
+    for depth, key in enumerate(keys[:-1]):
+        inner = section.get(key)
+        if isinstance(inner, list):  # fleet: gpus: [a100-80g, h100-80g]
+            inner = dict.fromkeys(map(str, inner))
+        if inner is not None and not isinstance(inner, dict):
+            here = ".".join(keys[: depth + 1])
+            raise InputError(f"--change {text!r}: {here} is {inner!r} and has no {keys[depth + 1]!r} in it")
+        section[key] = section = dict(inner or {})
+    if value is None:
+        section.pop(keys[-1], None)
+    else:
+        section[keys[-1]] = value
+    return changed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A changed question: whether the fleet of before keeps it, and the best fleet now, if there is one.
+
+    `kept` is None where the changed question does not know that fleet's workers. `why` says what stands in
+    the way, of the old fleet or of any; `under` names the policies with which its workers keep the question
+    where their own are no longer among those that may be chosen.
+    """
+
+    label: str
+    task: Task
+    kept: bool | None
+    answer: Answer | None
+    why: str = ""
+    under: str = ""
+
+
+def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
+    """The changed question, from the fleet of before."""
+    study.progress(label)
+    try:
+        problem = study.pose(task)
+    except InfeasibleError as error:
+        return Moved(label, task, False, None, str(error))
+    fleet = recast(problem, before.fleet)
+    under = None if fleet is None else kept_under(problem, fleet)
+    kept = None if fleet is None else under is not None
+    said = ""
+    if fleet is not None and under is not None and under != fleet.policies:
+        said = policies_label(under, (under, fleet.policies)) or "the longest wait asked for"
+    try:
+        return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=said)
+    except InfeasibleError as error:
+        return Moved(label, task, kept, None, str(error), said)
+
+
+def recast(problem: Problem, fleet: Fleet) -> Fleet | None:
+    """The same workers at this question's step times and prices; None if it does not know one of them."""
+    types = {worker.name: worker for worker in problem.types}
+    pools = [pool for pool in fleet.pools if pool.count]
+    if any(pool.type.name not in types for pool in pools):
+        return None
+    known = tuple(replace(pool, type=types[pool.type.name]) for pool in pools)
+    return replace(fleet, pools=known, network=problem.task.network)
+
+
+def holds(problem: Problem, fleet: Fleet) -> bool:
+    """Whether a fleet's workers keep all that is asked: see `kept_under`."""
+    return kept_under(problem, fleet) is not None
+
+
+def kept_under(problem: Problem, fleet: Fleet) -> Policies | None:
+    """The policies under which a fleet's workers keep the limits, and the SLO on every draw and rate asked,
+    after all losses that must be survived; None if they do under none.
+
+    Its own policies if they may still be chosen, else those that may, in order: no worker moves for them.
+    """
+    counts = problem.oracle.counts(fleet)
+    if problem.limits.broken([(option.type, count) for option, count in counts]) is not None:
+        return None
+    asked = on_all_draws(problem)
+    choices = problem.task.policies()
+    if any(_kind(choice) == _kind(fleet.policies) for choice in choices):
+        choices = (fleet.policies,)
+    for policies in choices:
+        oracle = with_policies(asked, policies).oracle
+        if policies.prefix_cache and policies != fleet.policies:  # as a search would set its router
+            oracle = replace(oracle, policies=fitted(oracle, counts))
+        if oracle.holds([counts])[0]:
+            return oracle.policies
+    return None
+
+
+def _kind(policies: Policies) -> tuple[object, ...]:
+    """What of policies a question names; the rest is fitted."""
+    return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
+
+
+def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> list[Moved]:
+    """The questions around one, in order: what may be wrong, then what could be otherwise."""
+    asked = (*uncertain(before, by_frac), *prices(before, by_frac), *limits(before, by_frac))
+    return [ask_again(study, before, task, label) for label, task in asked]
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
+
+    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
+    those of `asked.rates_frac`.
+    """
+
+    steps_frac: float
+    traffic_frac: float
+
+    def sentence(self) -> str:
+        shown = [
+            f"at least {twice}"
+            if found >= HEADROOM_MOST_FRAC
+            else f"up to {100 * found:.2g} % {more}"
+            if found
+            else f"less than {100 * HEADROOM_STEP_FRAC:g} % {more}"
+            for found, twice, more in (
+                (self.steps_frac, "twice as long", "longer"),
+                (self.traffic_frac, "twice the traffic", "more traffic"),
+            )
+        ]
+        return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
+
+
+def headroom(study: Study, before: Answer) -> Headroom:
+    """By bisection, one at a time."""
+
+    def keeps(steps_frac: float, traffic_frac: float) -> bool:
+        try:
+            problem = study.pose(_wrong_by(before, steps_frac, traffic_frac, up_to=True))
+        except InfeasibleError:
+            return False
+        fleet = recast(problem, before.fleet)
+        return fleet is not None and holds(problem, fleet)
+
+    def most(keeps_at: Callable[[float], bool]) -> float:
+        good, bad = 0.0, HEADROOM_MOST_FRAC
+        if keeps_at(bad):
+            return bad
+        while bad - good > HEADROOM_STEP_FRAC:
+            middle = (good + bad) / 2
+            good, bad = (middle, bad) if keeps_at(middle) else (good, middle)
+        return good
+
+    study.progress("how far the plan holds")
+    return Headroom(most(lambda by: keeps(by, 0.0)), most(lambda by: keeps(0.0, by)))
+
+
+def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC) -> tuple[str, ...]:
+    """What each limit of the question costs, as sentences; `fleet` is its plan."""
+    before = study.ask(task, (fleet,))
+    moves = [ask_again(study, before, asked, label) for label, asked in limits(before, by_frac)]
+    tight = tuple(
+        f"{line.limit.name} is {show_s(line.value_s)} where {show_s(line.limit.limit_s)} is promised"
+        for line in before.verdict.lines
+        if math.isfinite(line.value_s)
+    )
+    return tight + tuple(
+        f"{moved.label}: {difference(moved, before)}"
+        + (
+            ""
+            if moved.answer is None or not moved.answer.value != before.value
+            else f", {describe(moved.answer.fleet)}"
+        )
+        for moved in moves
+    )
+
+
+def uncertain(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
+    """Step times and traffic that are wrong by a share; and steps and traffic wrong to the bad side, the
+    traffic by anything up to that share.
+    """
+    percent = f"{100 * by_frac:g} %"
+    for label, steps_frac, traffic_frac in (
+        (f"steps take {percent} longer", by_frac, 0.0),
+        (f"steps take {percent} less", -by_frac, 0.0),
+        (f"{percent} more traffic", 0.0, by_frac),
+        (f"{percent} less traffic", 0.0, -by_frac),
+    ):
+        yield label, _wrong_by(before, steps_frac, traffic_frac)
+    both = _wrong_by(before, by_frac, by_frac, up_to=True)
+    yield f"steps {percent} longer and up to {percent} more traffic", both
+
+
+def _wrong_by(before: Answer, steps_frac: float, traffic_frac: float, *, up_to: bool = False) -> Task:
+    """The question where steps and traffic are wrong by shares; the traffic by all shares `up_to` it."""
+    task, robust = before.problem.task, before.problem.task.robust
+    changed = Robust(
+        (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
+        (1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
+        robust.traffic_from_frac if up_to else (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1,
+    )
+    return replace(task, robust=changed)
+
+
+def prices(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
+    """One GPU at a time dearer and cheaper; all at once would change no choice."""
+    task = before.problem.task
+    firm = {gpu.base: gpu.price_usd_per_h for gpu in before.problem.gpus if gpu.name == gpu.base}
+    if len(firm) < 2:
+        return
+    for name, price in firm.items():
+        for label, factor in (("dearer", 1 + by_frac), ("cheaper", 1 - by_frac)):
+            changed = {**task.prices_usd_per_h, name: factor * price}
+            yield f"{name} {100 * by_frac:g} % {label}", replace(task, prices_usd_per_h=changed)
+
+
+def limits(before: Answer, by_frac: float) -> Iterator[tuple[str, Task]]:
+    """Each limit of the SLO tighter and looser (gaps by 10 ms, others by a share), GPUs for one more of the
+    smallest worker of each kind, more power, more money."""
+    task, slo = before.problem.task, before.problem.slo
+    if task.slowdowns is None:
+        for k, limit in enumerate(slo.limits):
+            for sign, label in ((-1, "tighter"), (1, "looser")):
+                step_s = _step_s(limit, by_frac)
+                if limit.limit_s + sign * step_s > 0:
+                    moved = replace(limit, limit_s=limit.limit_s + sign * step_s)
+                    lines = (*slo.limits[:k], moved, *slo.limits[k + 1 :])
+                    yield (
+                        f"{limit.name} {show_s(step_s)} {label}",
+                        replace(task, slo=replace(slo, limits=lines)),
+                    )
+    for name, count in task.stock.items():
+        sizes = [worker.gpus for worker in before.problem.types if worker.gpu.name == name]
+        if count is not None and sizes:
+            more = min(sizes)
+            label = f"{'one' if more == 1 else more} more {name}"
+            yield label, replace(task, stock={**task.stock, name: count + more})
+    for what, key in (("power", "power_limit_w"), ("money", "cost_limit_usd_per_h")):
+        amount = getattr(task, key)
+        if amount is not None:
+            changed: dict[str, Any] = {key: amount * (1 + by_frac)}
+            yield f"{100 * by_frac:g} % more {what} allowed", replace(task, **changed)
+
+
+def _step_s(limit: Limit, by_frac: float) -> float:
+    """10 ms for gaps between tokens, unless that is much of the limit."""
+    share_s = by_frac * limit.limit_s
+    return min(0.010, 2 * share_s) if limit.metric in ("tbt", "tpot") else share_s
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """An answer as plain values, for --json."""
+    fleet, tokens = answer.fleet, answer.problem.trace
+    millions = float(tokens.input_tokens.sum() + tokens.output_tokens.sum()) / 1e6
+    return {
+        "fleet": describe(fleet),
+        "workers": [
+            {
+                "role": pool.role,
+                "gpu": pool.type.gpu.name,
+                "tp": pool.type.tp,
+                "count": pool.count,
+                "max_num_batched_tokens": pool.type.max_num_batched_tokens,
+            }
+            for pool in fleet.pools
+            if pool.count
+        ],
+        "objective": answer.problem.task.objective,
+        "value": answer.value,
+        "level0_exact": answer.is_exact,
+        "level0_exhausted": answer.is_exhausted,
+        "cost_usd_per_h": fleet.price_usd_per_h,
+        "usd_per_million_tokens": fleet.price_usd_per_h * answer.served_s / 3600 / millions,
+        "power_w": fleet.power_w,
+        "gpus": fleet.gpus,
+        "slo": [
+            {
+                "limit": line.limit.name,
+                "limit_s": line.limit.limit_s,
+                "simulated_s": finite(line.value_s),
+                "kept_frac": line.kept_frac,
+            }
+            for line in answer.verdict.lines
+        ],
+        "requests": len(tokens),
+        "rate_rps": tokens.rate_rps,
+    }
+
+
+def moved_document(moved: Moved, before: Answer) -> dict[str, Any]:
+    """A changed question as plain values, for --json."""
+    return {
+        "change": moved.label,
+        "kept": moved.kept,
+        "kept_under": moved.under or None,
+        "difference": None if moved.answer is None else moved.answer.value - before.value,
+        "answer": None if moved.answer is None else document(moved.answer),
+        "why": moved.why,
+    }
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def difference(moved: Moved, before: Answer) -> str:
+    """What a change moves, in words: "+2.99 USD/h (+12.5 %)"."""
+    if moved.answer is None:
+        return "no fleet"
+    more = moved.answer.value - before.value
+    if abs(more) <= 1e-9 * before.value:
+        return "the same"
+    unit = OBJECTIVE_UNITS[before.problem.task.objective]
+    return f"{more:+.4g} {unit} ({100 * more / before.value:+.1f} %)"

@@ -1,0 +1,485 @@
+"""The rows of a trace's file, checked column by column and put together: formats, clocks, names, prefixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.errors import TraceError
+from planner.traffic.sessions import nominal
+from planner.traffic.texts import BLOCK_TOKENS, cut_texts, text_lengths
+from planner.traffic.trace import (
+    MAX_TOKENS,
+    FloatArray,
+    IntArray,
+    Trace,
+    no_edges,
+    no_ids,
+    several_llms,
+    shown,
+)
+
+MAX_SPAN_S = 100 * 365.25 * 86400.0
+OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
+ANEW_FRAC = 0.01  # a clock that starts again does so this near to where it started, of its span
+DATE_S = 1e8  # a clock of numbers that begins later counts from a date, and does not start again
+SAID_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
+MOST_DROPPED_FRAC = 0.2  # and more than this an error unless they are to be left out
+NESTED = "hash_ids"  # the one column whose parts tell a format
+
+NO_OUTPUT = "no output tokens (failed request)"
+NO_INPUT = "no input tokens"
+BLANK = "no field (blank line)"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A public trace format: the columns that tell it, compared without regard to case.
+
+    `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
+    `is_coarse` marks clocks that may tick in steps of many requests; only those are ever spread.
+    `block_tokens` is 0 where ids stand for texts of any length, whose lengths are in files beside the trace.
+    """
+
+    name: str
+    clock: str
+    input: str
+    output: str
+    ticks_per_s: float = 1.0
+    starts_at_zero: bool = True
+    is_coarse: bool = False
+    block_tokens: int = 512
+    also: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.clock, self.input, self.output, *self.also)
+
+
+FORMATS = (
+    Format("requests", "arrival_s", "input_tokens", "output_tokens", starts_at_zero=False),
+    Format("generic", "timestamp", "input_tokens", "output_tokens"),
+    Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", is_coarse=True),
+    Format("Qwen-Bailian", "timestamp", "input_length", "output_length", block_tokens=16, also=("chat_id",)),
+    Format(
+        "RAGPulse",
+        "timestamp",
+        "input_length",
+        "output_length",
+        block_tokens=0,
+        also=("hash_ids.user_input",),
+    ),
+    Format("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
+    Format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+)
+_TENANT = ("tenant", "client")
+_PREFIX = ("hash_ids", "prefix_ids")
+_BLOCK = ("prefix_block_tokens",)
+_REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who waits for whom, and how long
+
+
+class Rows:
+    """Gathers the checked columns of one file block by block, then makes the trace of them."""
+
+    def __init__(
+        self, path: Path, names: list[str], where: str, *, drop_invalid: bool = False, grows: bool = False
+    ) -> None:
+        """With `grows` columns may begin in a later block of rows, and `widen` must be told of them."""
+        self.path, self.drop_invalid, self.grows = path, drop_invalid, grows
+        self.ticks: list[FloatArray] = []
+        self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
+        self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
+        self.texts: dict[str, list[str]] = {}
+        self.parents: list[list[int]] = []
+        self.think_s: list[FloatArray] = []
+        self.ids: list[npt.NDArray[Any]] = []  # flat, and how many of them each request has:
+        self.blocks: list[IntArray] = []
+        self.dropped: Counter[str] = Counter()
+        self._name(names, where)
+        self.format = self._tell_format(where)
+        self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
+        self._choose(where)
+
+    def widen(self, names: dict[str, int]) -> None:
+        """Take columns that begin later, by their first lines: the requests so far have none of them."""
+        where = f"{self.path}, line {max(names.values())}"
+        self._name(list(names), where)
+        self.format = self._tell_format(where)
+        first = [self.known[name.lower()] for name in self.format.columns[:3]]
+        if late := [name for name in first if name not in (self.clock, *self.counts)]:
+            where = f"{self.path}, line {names[late[0]]}"
+            raise TraceError(f"{where}: column {late[0]} begins here; expected it in every line, or in none")
+        self._choose(where)
+
+    def _name(self, names: list[str], where: str) -> None:
+        self.known = {name.strip().lower(): name for name in names}
+        if len(self.known) < len(names):
+            twice = Counter(name.strip().lower() for name in names).most_common(1)[0][0]
+            raise TraceError(f"{where}: column {shown(twice)} is given twice; keep one")
+
+    def _choose(self, where: str) -> None:
+        """The columns that are read beside the first three; empty for the rows before they began."""
+        self.tenant = self._one_of(_TENANT)
+        self.hash_ids = self._one_of(_PREFIX)
+        self.llm = self._one_of(("model",))
+        self.block = self._one_of(_BLOCK)
+        self.after = self._one_of(_AFTER)
+        has_waits = bool(self.after) or self.grows
+        self.request_id = self._one_of(_REQUEST_ID) if has_waits else None
+        self.think = self._one_of(_THINK) if has_waits else None
+        if self.after and not self.request_id:
+            raise TraceError(
+                f"{where}: column {self.after} names requests by their request_id, which is missing"
+            )
+        self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
+        optional = (self.tenant, self.llm, self.block, self.request_id, self.think, *self.lists)
+        self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
+        rows = sum(map(len, self.ticks))
+        for name in (self.tenant, self.llm, self.block, self.request_id):
+            if name is not None:
+                self.texts.setdefault(name, [""] * rows)
+        if self.after is not None and not self.parents:
+            self.parents = [[] for _ in range(rows)]
+        if self.think is not None and not self.think_s:
+            self.think_s = [np.zeros(rows)]
+        if self.hash_ids is not None and not self.blocks:
+            self.blocks = [np.zeros(rows, np.int64)]
+
+    def _tell_format(self, where: str) -> Format:
+        missing = {f: [name for name in f.columns if name.lower() not in self.known] for f in FORMATS}
+        closest = min(missing, key=lambda f: len(missing[f]))
+        if lacks := missing[closest]:
+            found = ", ".join(map(shown, list(self.known.values())[:16])) or "no column"
+            raise TraceError(
+                f"{where}: closest to the {closest.name} format, but column {shown(lacks[0])} is missing; "
+                f"found {found}; expected one of the headers {accepted()}"
+            )
+        return closest
+
+    def _one_of(self, names: Iterable[str]) -> str | None:
+        return next((self.known[name] for name in names if name in self.known), None)
+
+    def add(self, line: IntArray, blank: npt.NDArray[np.bool_], columns: dict[str, pd.Series[Any]]) -> None:
+        """Check a block of rows; `line` (rows,) is where each stands in the file."""
+        self.dropped[BLANK] += int(blank.sum())
+        if blank.any():
+            line = line[~blank]
+            columns = {name: column[~blank] for name, column in columns.items()}
+        if not len(line):
+            return
+        inputs, outputs = (self._tokens(line, name, columns[name]) for name in self.counts)
+        ticks = self._ticks(line, columns[self.clock])
+        # a failure often lacks both lengths; it counts once
+        self.dropped[NO_OUTPUT] += int((outputs == 0).sum())
+        self.dropped[NO_INPUT] += int(((inputs == 0) & (outputs > 0)).sum())
+        keep = (inputs > 0) & (outputs > 0)
+        self.ticks.append(ticks[keep])
+        self.tokens[0].append(inputs[keep])
+        self.tokens[1].append(outputs[keep])
+        for name, texts in self.texts.items():
+            texts += columns[name][keep].fillna("").astype(str).tolist()
+        if self.think is not None:
+            think_s = _numbers(columns[self.think].where(columns[self.think].notna(), 0.0))
+            if (at := np.flatnonzero(~((think_s >= 0) & (think_s < np.inf)))).size:
+                found = _found(columns[self.think].iloc[at[0]])
+                self._refuse(line[at[0]], self.think, "seconds >= 0", found)
+            self.think_s.append(think_s[keep])
+        if self.after is not None:
+            self.parents += self._lists(line, self.after, columns[self.after], keep)
+        if self.hash_ids is not None:
+            ids = self._lists(line, self.hash_ids, columns[self.hash_ids], keep)
+            flat = [block for one in ids for block in one]
+            try:
+                self.ids.append(np.array(flat, dtype=np.int64))
+            except OverflowError:  # hashes of 64 bits and more
+                self.ids.append(np.array(flat, dtype=object))
+            self.blocks.append(np.fromiter(map(len, ids), np.int64, len(ids)))
+
+    def _lists(
+        self, line: IntArray, name: str, column: pd.Series[Any], keep: npt.NDArray[np.bool_]
+    ) -> list[list[int]]:
+        lists = column.tolist()
+        if None in lists:
+            self._refuse(line[lists.index(None)], name, "a list of whole numbers", "something else")
+        return [one for one, kept in zip(lists, keep.tolist(), strict=True) if kept]
+
+    def _tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
+        counts = _numbers(column)
+        bad = ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
+        if (at := np.flatnonzero(bad)).size:
+            expected = f"a whole number of tokens, 0 to {MAX_TOKENS}"
+            self._refuse(line[at[0]], name, expected, _found(column.iloc[at[0]]))
+        return counts.astype(np.int64)
+
+    def _ticks(self, line: IntArray, column: pd.Series[Any]) -> FloatArray:
+        """Times as they stand where they are numbers; where they are dates, seconds after the first."""
+        first = column.iloc[0]
+        is_date = isinstance(first, str) and bool(np.isnan(_number(first)))
+        if self.ticks and is_date != (self.origin is not None):
+            kinds = ("a number", "a date")
+            expected = f"{kinds[not is_date]} as in the lines before"
+            self._refuse(line[0], self.clock, expected, _found(first))
+        if is_date:
+            dates = pd.to_datetime(column.astype(str), format="ISO8601", utc=True, errors="coerce")
+            bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # within 64 bits of nanoseconds
+            expected = "a date such as 2023-11-16 18:17:03.9799600"
+        else:
+            ticks = _numbers(column)
+            bad = ~((ticks >= 0) & (ticks < np.inf))
+            expected = "a number >= 0"
+        if (at := np.flatnonzero(bad)).size:
+            self._refuse(line[at[0]], self.clock, expected, _found(column.iloc[at[0]]))
+        if is_date:
+            self.origin = self.origin or dates.iloc[0]
+            ticks = (dates.dt.as_unit("ns") - self.origin).to_numpy().astype(np.int64) / 1e9
+        return ticks
+
+    def _refuse(self, line: int, name: str, expected: str, found: str) -> None:
+        raise TraceError(f"{self.path}, line {line}, column {name}: expected {expected}, found {found}")
+
+    def _warnings(self) -> tuple[str, ...]:
+        """Of the share of requests that are left out; blank lines are none."""
+        kept = sum(map(len, self.ticks))
+        left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
+        reasons = ", ".join(f"{rows} rows with {reason}" for reason, rows in left_out.items())
+        if not kept:
+            raise TraceError(f"{self.path}: no request is left; found {reasons or 'no row below the header'}")
+        dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
+        share = dropped / (kept + dropped)
+        said = (
+            f"{dropped} of {kept + dropped} requests ({share:.1%}) cannot be served as they stand: {reasons}"
+        )
+        if share > MOST_DROPPED_FRAC and not self.drop_invalid:
+            raise TraceError(f"{self.path}: {said}. Mend the file, or go on without them with --drop-invalid")
+        if share <= SAID_DROPPED_FRAC:
+            return ()
+        return (f"{self.path.name}: {said}; they are left out, so the plan is for the other {kept} alone",)
+
+    def trace(self) -> Trace:
+        """What was gathered, in order of arrival."""
+        warnings = self._warnings()
+        dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
+        ticks, notes = self._restarted(np.concatenate(self.ticks))
+        order, sorting = self._order(ticks)
+        notes += sorting
+        if order is not None:
+            ticks = ticks[order]
+        if self.format.starts_at_zero or self.origin is not None:
+            ticks = ticks - ticks[0]
+        arrival_s = ticks if self.origin is not None else ticks / self.format.ticks_per_s
+        if arrival_s[-1] > MAX_SPAN_S:
+            raise TraceError(
+                f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
+                "more than 100 years; give times in seconds"
+            )
+        quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
+        tenant, tenants = self._named(self.tenant)
+        llm, llms = self._named(self.llm)
+        if len(llms) > 1:
+            notes.append(several_llms(llm, llms))
+        inputs, outputs = (np.concatenate(parts) for parts in self.tokens)
+        offsets, ids, block_tokens = self._prefixes(inputs, notes)
+        in_file_order = Trace(
+            name=self.path.name.removesuffix(".gz"),
+            arrival_s=np.zeros(len(ticks)),
+            input_tokens=inputs,
+            output_tokens=outputs,
+            prefix_offsets=offsets,
+            prefix_ids=ids,
+            prefix_block_tokens=block_tokens,
+            tenant=tenant,
+            tenants=tenants,
+            llm=llm,
+            llms=llms,
+        )
+        everything = np.arange(len(ticks)) if order is None else order
+        in_order = in_file_order.select(everything, arrival_s=arrival_s)
+        after = self._after(everything)
+        if waits := len(np.unique(after[:, 0])):
+            notes.append(
+                f"{waits} requests wait for others, so when they arrive depends on the fleet; rates and "
+                "windows are of arrivals as if answers took no time"
+            )
+        found = replace(
+            in_order,
+            after=after,
+            think_s=np.concatenate(self.think_s)[everything] if self.think_s else np.zeros(0),
+            dropped=dropped,
+            warnings=warnings,
+            notes=tuple(notes),
+            coarse_s=quantum_s,
+        )
+        if not waits:
+            return found
+        found = nominal(found)
+        if found.arrival_s[-1] > MAX_SPAN_S:
+            raise TraceError(
+                f"{self.path}, column {self.think}: with all pauses the last request arrives after "
+                f"{found.arrival_s[-1]:.3g} s, more than 100 years; give seconds"
+            )
+        return found
+
+    def _after(self, order: IntArray) -> IntArray:
+        """Rows (request, parent), by parent, of the requests in this order."""
+        if self.after is None or self.request_id is None:
+            return no_edges()
+        names = self.texts[self.request_id]
+        named = Counter(name for name in names if name)  # nobody waits for what has no name
+        if (twice := named.most_common(1)) and twice[0][1] > 1:
+            raise TraceError(f"{self.path}, column {self.request_id}: {shown(twice[0][0])} is given twice")
+        place = {names[row]: i for i, row in enumerate(order.tolist()) if names[row]}
+        edges = []
+        for i, row in enumerate(order.tolist()):
+            for parent in map(str, self.parents[row]):
+                if place.get(parent, i) >= i:
+                    raise TraceError(
+                        f"{self.path}, column {self.after}: request {names[row]} waits for {parent}, which "
+                        "is no request with tokens that stands, and arrives, before it"
+                    )
+                edges.append((place[parent], i))
+        by_parent = np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2)
+        return by_parent[:, ::-1]
+
+    def _named(self, column: str | None) -> tuple[IntArray, tuple[str, ...]]:
+        """A column of names as indices and the names; empty without such a column."""
+        if column is None:
+            return no_ids(), ()
+        codes, names = pd.factorize(np.array(self.texts[column], dtype=object))
+        return codes.astype(np.int64), tuple(names.tolist())
+
+    def _restarted(self, ticks: FloatArray) -> tuple[FloatArray, list[str]]:
+        """Times that go on where a clock of numbers starts again, once, and a note on it.
+
+        Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). What lies between
+        them is not known; the second is taken to start where the first ends.
+        """
+        gaps = np.diff(ticks)
+        back = np.flatnonzero(gaps < 0)
+        late = int((ticks < np.maximum.accumulate(ticks)).sum())
+        is_rare = late < max(OUT_OF_ORDER_FRAC * len(ticks), 2)  # a few late rows are sorted
+        is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
+        if len(back) != 1 or is_rare or not is_counter:
+            return ticks, []
+        first = int(back[0]) + 1
+        before, after = float(ticks[first - 1]), float(ticks[first])
+        if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
+            return ticks, []  # not from the beginning: rows out of order
+        return np.concatenate([ticks[:first], ticks[first:] + (before - after)]), [
+            f"the clock starts again once, from {before:g} to {after:g}: the {first} requests before and the "
+            f"{len(ticks) - first} from there on are taken as two logs, the second from where the first ends"
+        ]
+
+    def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
+        """Positions in order of arrival, None where the file has that order, and a note on it."""
+        late = ticks < np.maximum.accumulate(ticks)
+        if not late.any():
+            return None, []
+        if (rows := int(late.sum())) >= OUT_OF_ORDER_FRAC * len(ticks):
+            back = int((np.diff(ticks) < 0).sum())
+            raise TraceError(
+                f"{self.path}, column {self.clock}: {rows} of {len(ticks)} rows are out of order, at most "
+                f"{OUT_OF_ORDER_FRAC:.0%} may be (the clock steps back {back} times); "
+                f"sort the file by {self.clock}, or, where its clock starts again, give each part a file"
+            )
+        return np.argsort(ticks, kind="stable"), [
+            f"{rows} of {len(ticks)} rows out of order: sorted by arrival"
+        ]
+
+    def _prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray, int]:
+        """Offsets (n + 1,), ids (m,), tokens of a block. No request has more blocks than its input fills."""
+        ids = np.concatenate(self.ids) if self.ids else no_ids()
+        block_tokens = self._block_tokens()
+        if not ids.size:
+            return no_ids(), no_ids(), 0
+        blocks = np.concatenate(self.blocks)
+        if not block_tokens:
+            if not (length := text_lengths(self.path)):
+                notes.append(
+                    f"{self.hash_ids} left out: its texts have any length, and no file beside the trace says "
+                    "which (RAGPulse's 1_sys_prompt.jsonl to 5_web_search.jsonl)"
+                )
+                return no_ids(), no_ids(), 0
+            return *cut_texts(self.path, self.hash_ids or "", inputs, ids, blocks, length), BLOCK_TOKENS
+        if ids.dtype == object:  # only equality matters
+            ids = pd.factorize(ids)[0].astype(np.int64)
+        fit = -(-inputs // block_tokens)
+        if over := int((blocks > fit).sum()):
+            notes.append(
+                f"{over} requests had more hash ids than blocks of {block_tokens} tokens: "
+                "the ids beyond the input were left out"
+            )
+            within = np.arange(len(ids)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+            ids = ids[within < np.repeat(fit, blocks)]
+            blocks = np.minimum(blocks, fit)
+        return np.concatenate(([0], np.cumsum(blocks))), ids, block_tokens
+
+    def _block_tokens(self) -> int:
+        """As the file says in a column of its own, which must be the same in every row; else the format's."""
+        if self.block is None:
+            return self.format.block_tokens
+        blocks = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.int64)
+        texts = self.texts[self.block]
+        with_ids = [text for text, count in zip(texts, blocks.tolist(), strict=False) if count]
+        found = sorted(set(with_ids or texts))  # a request without ids need not say
+        tokens = _number(found[0])
+        if len(found) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
+            raise TraceError(
+                f"{self.path}, column {self.block}: expected one whole number of tokens >= 1 in all rows "
+                f"with ids, found {', '.join(map(shown, found[:3]))}"
+            )
+        return int(tokens)
+
+
+def clock_quantum_s(arrival_s: FloatArray) -> float | None:
+    """The step of a clock that gives many requests one stamp, None where there is no such step.
+
+    The step is the usual distance of two stamps. A clock counts as quantised when there are at most half as
+    many stamps as requests and 99 % of the stamps are multiples of the step to within 1 % of it.
+    """
+    stamps_s = np.unique(arrival_s)
+    if len(stamps_s) < 3 or 2 * len(stamps_s) > len(arrival_s):
+        return None
+    usual_s = float(np.median(np.diff(stamps_s)))
+    steps = np.round((stamps_s - stamps_s[0]) / usual_s)
+    # the median carries the clock's rounding (2.999 or 3 s): refine it over the whole trace
+    quantum_s = float(f"{(stamps_s[-1] - stamps_s[0]) / steps[-1]:.6g}")
+    off = np.abs((stamps_s - stamps_s[0]) / quantum_s - steps)
+    return quantum_s if (off <= 0.01).mean() >= 0.99 else None
+
+
+def _numbers(column: pd.Series[Any]) -> FloatArray:
+    """As float64, NaN where it is not a number; text by Python's float(), which keeps every digit."""
+    if column.dtype.kind in "iuf":
+        return column.to_numpy(dtype=np.float64)
+    try:
+        if not any(isinstance(value, bool) for value in column):
+            return column.to_numpy(dtype=object).astype(np.float64)
+    except (ValueError, TypeError, OverflowError):
+        pass
+    return np.array([_number(value) for value in column], dtype=np.float64)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return np.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return np.nan
+
+
+def _found(value: object) -> str:
+    is_missing = value is None or (isinstance(value, float) and np.isnan(value))
+    return "nothing or NaN" if is_missing else shown(value)
+
+
+def accepted() -> str:
+    return "; ".join(f"{','.join(f.columns)} ({f.name})" for f in FORMATS)

@@ -1,0 +1,405 @@
+"""Made-up traffic whose prompts share prefixes: Preble's five workloads, and programs of several requests.
+
+Lengths and sharing of the five follow Table 1 of Preble (Srivatsa et al. 2024, arXiv:2407.00023); `TABLE` has
+its rows. Where it leaves something open we choose, and say so in the functions below. Trees of thoughts and
+judges have the shapes of section 6.1 of "Locality-aware Fair Scheduling in LLM Serving" (DLPM, 2025).
+
+A prompt is a path in a tree of texts, cut into blocks; two prompts share a block where they share all the
+text up to its end. Arrivals are a Poisson process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError
+from planner.traffic.trace import FloatArray, IntArray, Trace
+
+MeanSd = tuple[float, float]
+NO_EDGES = np.zeros((0, 2), np.int64)
+NO_TIMES = np.zeros(0)
+
+CANDIDATES = 8  # programs generated for one problem
+STEP_S = 2.0  # an agent's environment answers
+HEIGHT = 4  # of a tree of thoughts: 340 requests with 4 branches, 30 with 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A row of Preble's Table 1, each cell (mean, standard deviation).
+
+    `shared_frac` and `key_frac` are shares of a prompt; `key_requests` counts the requests of a key portion.
+    """
+
+    prompt_tokens: MeanSd
+    output_tokens: MeanSd
+    shared_frac: MeanSd
+    key_frac: MeanSd
+    key_requests: MeanSd
+
+
+TABLE = {
+    "toolbench": Shape((1835, 742), (43, 16), (0.85, 0.13), (0.76, 0.16), (39, 64)),
+    "embodied": Shape((2285, 471), (16, 13), (0.97, 0.14), (0.76, 0.12), (48, 8)),
+    "programming": Shape((3871, 1656), (190, 343), (0.97, 0.074), (0.78, 0.13), (126, 2157)),
+    "videoqa": Shape((9865, 5976), (4, 1.5), (0.88, 0.32), (0.99, 0.002), (8.6, 2)),
+    "loogle": Shape((23474, 6105), (16, 9.9), (0.91, 0.24), (0.94, 0.15), (18, 8.6)),
+}
+SYSTEM_TOKENS = {"videoqa": 0, "loogle": 13}  # elsewhere what is shared but not the key portion
+
+
+class _Texts:
+    """A tree of texts under construction; a text begins where its parent ends."""
+
+    def __init__(self) -> None:
+        self.parent: list[IntArray] = []
+        self.tokens: list[IntArray] = []
+        self.count = 0
+
+    def add(self, parent: IntArray, tokens: IntArray) -> IntArray:
+        """Texts of so many tokens (k,) after `parent` (k,), -1 for none; their numbers (k,)."""
+        self.parent.append(parent)
+        self.tokens.append(tokens)
+        self.count += len(tokens)
+        return np.arange(self.count - len(tokens), self.count)
+
+    def trace(
+        self,
+        name: str,
+        arrival_s: FloatArray,
+        end: IntArray,
+        output_tokens: IntArray,
+        block_tokens: int,
+        note: str,
+        after: IntArray = NO_EDGES,
+        think_s: FloatArray = NO_TIMES,
+    ) -> Trace:
+        """Requests (n,) whose prompts run from a root to the text `end`, in order of arrival."""
+        parent, tokens = np.concatenate(self.parent), np.concatenate(self.tokens)
+        start = np.zeros(len(parent), np.int64)
+        above = parent
+        while (up := above >= 0).any():
+            start[up] += tokens[above[up]]
+            above = np.where(up, parent[above], -1)
+        inputs = start[end] + tokens[end]
+        blocks = -(-inputs // block_tokens)
+        offsets = np.concatenate(([0], np.cumsum(blocks)))
+        block = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        text = np.repeat(end, blocks)
+        # a block belongs to the deepest text of the path that starts before the block ends
+        while len(high := np.flatnonzero(start[text] // block_tokens > block)):
+            text[high] = parent[text[high]]
+        first_id = np.cumsum(tokens // block_tokens + 2) - (tokens // block_tokens + 2)
+        return Trace(
+            name=name,
+            arrival_s=arrival_s,
+            input_tokens=inputs,
+            output_tokens=output_tokens,
+            prefix_offsets=offsets,
+            prefix_ids=first_id[text] + block - start[text] // block_tokens,
+            prefix_block_tokens=block_tokens,
+            notes=(note,),
+            after=after,
+            think_s=think_s,
+        )
+
+
+def preble(
+    workload: str,
+    requests: int,
+    rate_rps: float,
+    *,
+    rng: np.random.Generator,
+    block_tokens: int = KV_BLOCK_TOKENS,
+    zipf: float | None = None,
+) -> Trace:
+    """One of the rows of TABLE; only the steps of "embodied" wait for each other, with time to think.
+
+    With `zipf` the k-th document (tool, video) is asked for in proportion to k^-zipf.
+    """
+    if workload not in TABLE:
+        raise InputError(f"workload: expected one of {', '.join(TABLE)}, found {workload!r}")
+    if requests < 1 or not 0 < rate_rps < np.inf or block_tokens < 1:
+        raise InputError(
+            f"{workload}: expected requests, rate and block > 0, found {requests}, {rate_rps}, {block_tokens}"
+        )
+    if workload in ("embodied", "programming"):
+        if zipf is not None:
+            raise InputError(
+                f"{workload}: has no documents of which zipf could say how often they are asked for"
+            )
+        make = _embodied if workload == "embodied" else _programming
+        return make(workload, requests, rate_rps, block_tokens, rng)
+    return _documents(workload, requests, rate_rps, block_tokens, rng, zipf)
+
+
+def _documents(
+    workload: str,
+    requests: int,
+    rate_rps: float,
+    block_tokens: int,
+    rng: np.random.Generator,
+    zipf: float | None,
+) -> Trace:
+    """System prompt, document (tool, video) and question: Toolbench, Video QA, LooGLE.
+
+    Documents are as popular as `key_requests` says (Gamma), their questions in random order. Where the row's
+    shared share is below what system prompt and document hold, the rest of the requests have a document of
+    their own. Questions are exponential; the rest of the variance of prompts is the documents'.
+    """
+    shape = TABLE[workload]
+    mean, sd = shape.prompt_tokens
+    system = SYSTEM_TOKENS.get(workload, round((shape.shared_frac[0] - shape.key_frac[0]) * mean))
+    alone_frac = max(1 - shape.shared_frac[0] / (shape.key_frac[0] + system / mean), 0.0)
+    question = mean * (1 - shape.key_frac[0]) - system
+    alone = round(alone_frac * requests)
+    shared = _popular(requests - alone, shape.key_requests, rng)
+    if zipf is not None:
+        shares = np.arange(1.0, len(np.unique(shared)) + 1) ** -zipf
+        shared = rng.choice(len(shares), len(shared), p=shares / shares.sum())
+    document = np.concatenate((shared, -1 - np.arange(alone)))
+    document = np.unique(rng.permutation(document), return_inverse=True)[1]
+    texts = _Texts()
+    root = texts.add(np.array([-1]), np.array([system]))
+    lengths = _gamma((mean * shape.key_frac[0], np.sqrt(sd**2 - question**2)), document.max() + 1, rng)
+    documents = texts.add(np.repeat(root, len(lengths)), lengths)
+    end = texts.add(documents[document], _gamma((question, question), requests, rng))
+    arrival_s = _poisson_s(requests, rate_rps, rng)
+    outputs = _gamma(shape.output_tokens, requests, rng)
+    return texts.trace(workload, arrival_s, end, outputs, block_tokens, _note(workload))
+
+
+def _embodied(
+    workload: str, requests: int, rate_rps: float, block_tokens: int, rng: np.random.Generator
+) -> Trace:
+    """Agents: an instruction, then steps that each append the last answer and what was observed.
+
+    A run has `key_requests` steps; the instruction is its key portion, and what a step appends follows from
+    the prompt's mean length. A step comes STEP_S after the answer to the one before it, on average (our
+    choice); `arrival_s` is as if answers took no time.
+    """
+    shape = TABLE[workload]
+    mean, sd = shape.prompt_tokens
+    steps = _gamma(shape.key_requests, int(2 * requests / shape.key_requests[0]) + 2, rng)
+    steps = steps[: int(np.searchsorted(np.cumsum(steps), requests)) + 1]
+    steps[-1] -= steps.sum() - requests
+    growth = mean * (1 - shape.key_frac[0]) * 2 / (shape.key_requests[0] - 1)
+    spread = growth * shape.key_requests[0] / np.sqrt(12)  # of a step's place in its run
+    run = np.repeat(np.arange(len(steps)), steps)
+    step = np.arange(requests) - np.repeat(np.cumsum(steps) - steps, steps)
+    outputs = _gamma(shape.output_tokens, requests, rng)
+    texts = _Texts()
+    instruction = _gamma((shape.key_frac[0] * mean, np.sqrt(sd**2 - spread**2)), len(steps), rng)
+    end = np.empty(requests, np.int64)
+    end[step == 0] = texts.add(np.full(len(steps), -1), instruction)
+    observed = _gamma((growth - shape.output_tokens[0],) * 2, requests, rng)
+    for now in range(1, int(steps.max())):
+        at = np.flatnonzero(step == now)
+        end[at] = texts.add(end[at - 1], outputs[at - 1] + observed[at])
+    start_s = rng.uniform(0.0, requests / rate_rps, len(steps))
+    waits_s = rng.exponential(STEP_S, requests) * (step > 0)
+    elapsed_s = np.cumsum(waits_s)
+    arrival_s = start_s[run] + elapsed_s - elapsed_s[step == 0][run]
+    edges = np.column_stack((np.arange(1, requests), np.arange(requests - 1)))[step[1:] > 0]
+    return _in_order(texts, workload, arrival_s, end, outputs, edges, block_tokens, waits_s)
+
+
+def _programming(
+    workload: str, requests: int, rate_rps: float, block_tokens: int, rng: np.random.Generator
+) -> Trace:
+    """Demonstrations shared by all, problems, CANDIDATES requests for each (our choice), 3 % of their own.
+
+    Problems vary so much that the longest are key portions of their own; else the demonstrations are.
+    """
+    shape = TABLE[workload]
+    mean, sd = shape.prompt_tokens
+    own = (1 - shape.shared_frac[0]) * mean
+    demonstrations = shape.key_frac[0] * mean
+    problems = -(-requests // CANDIDATES)
+    texts = _Texts()
+    root = texts.add(np.array([-1]), np.array([round(demonstrations)]))
+    lengths = _gamma((mean - demonstrations - own, sd), problems, rng)
+    problem = texts.add(np.repeat(root, problems), lengths)
+    end = texts.add(np.repeat(problem, CANDIDATES)[:requests], _gamma((own, own / 2), requests, rng))
+    arrival_s = np.repeat(_poisson_s(problems, rate_rps / CANDIDATES, rng), CANDIDATES)[:requests]
+    outputs = _gamma(shape.output_tokens, requests, rng)
+    return texts.trace(workload, arrival_s, end, outputs, block_tokens, _note(workload))
+
+
+def tree_of_thoughts(
+    trees: int,
+    rate_rps: float,
+    *,
+    branches: int = 2,
+    question_tokens: MeanSd = (500, 100),
+    thought_tokens: MeanSd = (80, 30),
+    rng: np.random.Generator,
+    block_tokens: int = KV_BLOCK_TOKENS,
+) -> Trace:
+    """Trees of HEIGHT levels: a thought asks for `branches` more, with all thoughts above it in the prompt.
+
+    `rate_rps` counts trees. The lengths are our choice.
+    """
+    if trees < 1 or branches < 1:
+        raise InputError(f"trees of thoughts: {trees} trees of {branches} branches, need >= 1 of both")
+    texts = _Texts()
+    start_s = _poisson_s(trees, rate_rps, rng)
+    above = texts.add(np.full(trees, -1), _gamma(question_tokens, trees, rng))
+    tree = np.arange(trees)
+    parent, request = np.full(trees, -1), 0
+    ends, outputs, arrivals, edges = [], [], [], []
+    for _ in range(HEIGHT):
+        tree, end = np.repeat(tree, branches), np.repeat(above, branches)
+        numbers = request + np.arange(len(end))
+        asked = np.repeat(parent, branches)
+        edges.append(np.column_stack((numbers, asked))[asked >= 0])
+        ends.append(end)
+        outputs.append(_gamma(thought_tokens, len(end), rng))
+        arrivals.append(start_s[tree])
+        above, parent, request = texts.add(end, outputs[-1]), numbers, request + len(end)
+    return _in_order(
+        texts,
+        "tree-of-thoughts",
+        np.concatenate(arrivals),
+        np.concatenate(ends),
+        np.concatenate(outputs),
+        np.concatenate(edges),
+        block_tokens,
+    )
+
+
+def judges(
+    articles: int,
+    rate_rps: float,
+    *,
+    dimensions: int = 2,
+    template_tokens: int = 200,
+    article_tokens: MeanSd = (800, 200),
+    verdict_tokens: MeanSd = (120, 40),
+    rng: np.random.Generator,
+    block_tokens: int = KV_BLOCK_TOKENS,
+) -> Trace:
+    """Branch, solve, merge: name dimensions, judge the article in each of them at once, then sum up.
+
+    `rate_rps` counts articles. The lengths are our choice; `template_tokens` are shared by all.
+    """
+    if articles < 1 or dimensions < 1:
+        raise InputError(f"judges: {articles} articles in {dimensions} dimensions, need >= 1 of both")
+    texts = _Texts()
+    start_s = _poisson_s(articles, rate_rps, rng)
+    each = dimensions + 2
+    template = texts.add(np.array([-1]), np.array([template_tokens]))
+    article = texts.add(np.repeat(template, articles), _gamma(article_tokens, articles, rng))
+    outputs = _gamma(verdict_tokens, articles * each, rng).reshape(articles, each)
+    branch = texts.add(article, np.full(articles, 30))
+    solve = texts.add(np.repeat(article, dimensions), 20 + np.repeat(outputs[:, 0], dimensions) // dimensions)
+    merge = texts.add(article, 20 + outputs[:, 1:-1].sum(axis=1))
+    end = np.column_stack((branch, solve.reshape(articles, dimensions), merge))
+    first = each * np.arange(articles)[:, None]
+    middle = first + np.arange(1, each - 1)
+    down = np.column_stack((middle.ravel(), np.repeat(first, dimensions)))
+    up = np.column_stack((np.repeat(first + each - 1, dimensions), middle.ravel()))
+    return _in_order(
+        texts,
+        "judges",
+        np.repeat(start_s, each),
+        end.ravel(),
+        outputs.ravel(),
+        np.concatenate((down, up)),
+        block_tokens,
+    )
+
+
+def merged(tenants: Mapping[str, Trace]) -> Trace:
+    """The traffic of several tenants at once; they share no prefix."""
+    traces = list(tenants.values())
+    if not traces or len({trace.prefix_block_tokens for trace in traces}) > 1:
+        raise InputError("tenants: expected at least one, with blocks of one size")
+    ids, edges, before, id_from = [], [], 0, 0
+    for trace in traces:
+        ids.append(trace.prefix_ids + id_from)
+        edges.append(trace.after + before)
+        before += len(trace)
+        id_from += int(trace.prefix_ids.max(initial=-1)) + 1
+    together = np.concatenate([trace.arrival_s for trace in traces])
+    order = np.argsort(together, kind="stable")
+    blocks = np.concatenate([np.diff(trace.prefix_offsets) for trace in traces])
+    joined = Trace(
+        name="+".join(tenants),
+        arrival_s=np.zeros(len(together)),
+        input_tokens=np.concatenate([trace.input_tokens for trace in traces]),
+        output_tokens=np.concatenate([trace.output_tokens for trace in traces]),
+        prefix_offsets=np.concatenate(([0], np.cumsum(blocks))),
+        prefix_ids=np.concatenate(ids),
+        prefix_block_tokens=traces[0].prefix_block_tokens,
+        tenant=np.repeat(np.arange(len(traces)), [len(trace) for trace in traces]),
+        tenants=tuple(tenants),
+        notes=tuple(note for trace in traces for note in trace.notes),
+        after=_by_parent(np.concatenate(edges)),
+        think_s=np.concatenate([trace.think_s for trace in traces]),
+    )
+    return joined.select(order, arrival_s=together[order])
+
+
+def _in_order(
+    texts: _Texts,
+    name: str,
+    arrival_s: FloatArray,
+    end: IntArray,
+    outputs: IntArray,
+    edges: IntArray,
+    block_tokens: int,
+    think_s: FloatArray = NO_TIMES,
+) -> Trace:
+    """Sort by arrival; requests of one program that arrive at once keep their order."""
+    order = np.argsort(arrival_s, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return texts.trace(
+        name,
+        (arrival_s - arrival_s.min())[order],
+        end[order],
+        outputs[order],
+        block_tokens,
+        _note(name),
+        after=_by_parent(place[edges]),
+        think_s=think_s[order] if len(think_s) else think_s,
+    )
+
+
+def _by_parent(edges: IntArray) -> IntArray:
+    return edges[np.lexsort((edges[:, 0], edges[:, 1]))]
+
+
+def _popular(requests: int, popularity: MeanSd, rng: np.random.Generator) -> IntArray:
+    """A document for each request, so that documents have so many requests (at least 2)."""
+    if requests == 0:
+        return np.zeros(0, np.int64)
+    sizes = np.maximum(_gamma(popularity, int(2 * requests / popularity[0]) + 2, rng), 2)
+    while sizes.sum() < requests:
+        sizes = np.concatenate((sizes, np.maximum(_gamma(popularity, len(sizes), rng), 2)))
+    return np.repeat(np.arange(len(sizes)), sizes)[:requests]
+
+
+def _gamma(tokens: MeanSd, size: int, rng: np.random.Generator) -> IntArray:
+    """Whole numbers of at least 1 with this mean and standard deviation, Gamma distributed."""
+    mean, sd = tokens
+    drawn = rng.gamma((mean / sd) ** 2, sd**2 / mean, int(size))
+    return np.maximum(np.round(drawn), 1).astype(np.int64)
+
+
+def _poisson_s(requests: int, rate_rps: float, rng: np.random.Generator) -> FloatArray:
+    """Arrivals from 0 on."""
+    if not 0 < rate_rps < np.inf:
+        raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
+    arrival_s: FloatArray = np.cumsum(rng.exponential(1 / rate_rps, requests))
+    arrival_s -= arrival_s[0]
+    return arrival_s
+
+
+def _note(name: str) -> str:
+    return f"made up: {name}, see planner/traffic/generate.py"

@@ -1,0 +1,31 @@
+"""Writing a trace: JSONL that `read_trace` gives back with its prefixes, tenants and waits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from planner.traffic.trace import Trace
+
+
+def to_jsonl(trace: Trace) -> str:
+    """One object per request, in order; columns that the trace does not have are left out."""
+    parents: list[list[int]] = [[] for _ in range(len(trace))]
+    for child, parent in trace.after.tolist():
+        parents[child].append(parent)
+    lines = []
+    for i in range(len(trace)):
+        row: dict[str, Any] = {
+            "arrival_s": float(trace.arrival_s[i]),
+            "input_tokens": int(trace.input_tokens[i]),
+            "output_tokens": int(trace.output_tokens[i]),
+        }
+        if trace.tenants:
+            row["tenant"] = trace.tenants[trace.tenant[i]]
+        if trace.has_prefixes:
+            ids = trace.prefix_ids[trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]]
+            row |= {"prefix_block_tokens": trace.prefix_block_tokens, "prefix_ids": ids.tolist()}
+        if trace.after.size:
+            row |= {"request_id": i, "after": parents[i], "think_s": float(trace.think_s[i])}
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)

@@ -1,0 +1,422 @@
+"""What the prompts of a trace share: its prefix tree, what a cache of any size would spare, and for how long.
+
+A node of the tree is a run of blocks that the same requests use; requests part, or end, after it. Nodes are
+numbered by first use, so a parent stands before its children.
+
+Hit ratios are those of one LRU cache of blocks filled on arrival, where a block counts only if all before it
+in its prompt hit. A request touches its last block first and its first one last, as engines free blocks, so a
+parent is never older than its child and LRU evicts leaves. The cache is then a stack: a block hits at every
+size beyond its stack distance, the number of distinct blocks used since (Mattson et al. 1970), and one pass
+gives the curve for all sizes. All blocks of a path that were last used together lie together in the stack; so
+a Fenwick tree over requests, not over blocks, finds the distances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from planner.errors import InputError, TraceError
+from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.workload import PrefixSharing
+
+Int32Array = npt.NDArray[np.int32]
+compiled = njit(cache=True, nogil=True)
+
+GAP_PERCENTILES = (10, 50, 90, 99)
+WINDOW_S = 180.0
+CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixTree:
+    """Arrays (V,), one entry per node, parents first.
+
+    `parent` is -1 for roots. A node is `blocks` blocks of `tokens` tokens in all, after `start_tokens` of its
+    ancestors; `requests` prompts run through it. `end` (n,) is each request's deepest node, -1 without any;
+    `first_request` (V,) is the request that used the node first.
+    """
+
+    parent: IntArray
+    start_tokens: IntArray
+    tokens: IntArray
+    blocks: IntArray
+    requests: IntArray
+    first_request: IntArray
+    end: IntArray
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @property
+    def depth(self) -> IntArray:
+        """Nodes from the root to each node, 1 for a root."""
+        depth = np.ones(len(self), np.int64)
+        above = self.parent
+        while (up := above >= 0).any():
+            depth += up
+            above = np.where(up, self.parent[above], -1)
+        return depth
+
+    def key_nodes(self) -> IntArray:
+        """For each node the deepest one on its path, itself included, that has more tokens than all before it
+        together (Preble's key portion).
+        """
+        is_key = self.tokens > self.start_tokens
+        nearest = np.where(is_key | (self.parent < 0), np.arange(len(self)), self.parent)
+        while ((further := nearest[nearest]) != nearest).any():
+            nearest = further
+        return nearest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The block uses of a trace; arrays (m,) like `Trace.prefix_ids`, from `offsets` (n + 1,).
+
+    `node` numbers (parent, id) by first use, `parent` (V,) is the block before it or -1. `tokens` of a use
+    are the block's, fewer in a last block that the prompt does not fill.
+    """
+
+    offsets: IntArray
+    node: Int32Array
+    parent: Int32Array
+    tokens: Int32Array
+
+    @property
+    def owner(self) -> Int32Array:
+        """The request of every use."""
+        return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reuse:
+    """Of every block use (m,): the request that used the block before, and how many others were used since.
+
+    Both are -1 at the first use of a block.
+    """
+
+    previous: Int32Array
+    distance: Int32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HitCurve:
+    """Tokens that hit in LRU caches of 0, 1, 2, ... blocks, `hit_tokens` (D,); larger hit as the last."""
+
+    block_tokens: int
+    input_tokens: int
+    hit_tokens: FloatArray
+
+    def at(self, cache_tokens: npt.ArrayLike) -> FloatArray:
+        """Share of input tokens that hit with a cache of so many tokens, in whole blocks."""
+        blocks = np.asarray(cache_tokens, dtype=float) // self.block_tokens
+        index = np.minimum(blocks, len(self.hit_tokens) - 1).astype(np.int64)
+        return np.asarray(self.hit_tokens[index] / self.input_tokens)
+
+    @property
+    def infinite_frac(self) -> float:
+        """With a cache that forgets nothing."""
+        return float(self.hit_tokens[-1] / self.input_tokens)
+
+    def concave(self) -> tuple[FloatArray, FloatArray]:
+        """Corners (cache tokens, hit tokens) of the least concave curve above this one."""
+        size, hits = [0], [0.0]
+        for blocks in _hull(self.hit_tokens).tolist():
+            size.append(blocks * self.block_tokens)
+            hits.append(float(self.hit_tokens[blocks]))
+        return np.array(size, float), np.array(hits)
+
+
+def block_uses(trace: Trace) -> Blocks:
+    """Give every block of every prompt its node; raises TraceError without block ids."""
+    if not trace.has_prefixes:
+        raise TraceError(
+            f"{trace.name}: has no block ids; needs a column hash_ids or prefix_ids, as in Mooncake"
+        )
+    node, parent = _nodes(trace.prefix_offsets, trace.prefix_ids)
+    tokens = np.full(len(node), trace.prefix_block_tokens, np.int32)
+    blocks = np.diff(trace.prefix_offsets)
+    last = trace.prefix_offsets[1:][blocks > 0] - 1
+    filled = trace.input_tokens - (blocks - 1) * trace.prefix_block_tokens
+    tokens[last] = np.minimum(filled[blocks > 0], trace.prefix_block_tokens)
+    return Blocks(trace.prefix_offsets, node, parent, tokens)
+
+
+def prefix_tree(blocks: Blocks) -> PrefixTree:
+    """Merge blocks that the same requests use into nodes."""
+    node, parent = blocks.node, blocks.parent
+    requests = np.bincount(node, minlength=len(parent))
+    is_head = (parent < 0) | (requests != requests[parent])
+    # a block that is no head was first used right after its parent, so it has the number after its parent's
+    merged = np.cumsum(is_head) - 1
+    heads = np.flatnonzero(is_head)
+    tokens = np.zeros(len(parent), np.int32)
+    np.maximum.at(tokens, node, blocks.tokens)
+    owner = blocks.owner
+    depth, first = np.zeros(len(parent), np.int64), np.zeros(len(parent), np.int64)
+    backwards = slice(None, None, -1)  # of several uses the first one is written last
+    depth[node] = np.arange(len(node)) - blocks.offsets[owner]
+    first[node[backwards]] = owner[backwards]
+    size = int(tokens.max(initial=0))
+    counts = np.diff(blocks.offsets)
+    end = np.full(len(counts), -1, np.int64)
+    end[counts > 0] = merged[node[blocks.offsets[1:][counts > 0] - 1]]
+    return PrefixTree(
+        parent=np.where(parent[heads] >= 0, merged[parent[heads]], -1),
+        start_tokens=depth[heads] * size,
+        tokens=np.bincount(merged, weights=tokens).astype(np.int64),
+        blocks=np.bincount(merged),
+        requests=requests[heads],
+        first_request=first[heads],
+        end=end,
+    )
+
+
+def reuse(offsets: IntArray, node: Int32Array, nodes: int) -> Reuse:
+    """Previous users and stack distances of block uses; each request's nodes must be a path from a root."""
+    previous, distance = _reuse(offsets, node, nodes)
+    return Reuse(previous, distance)
+
+
+def hit_curve(trace: Trace, tokens: npt.NDArray[Any], used: Reuse) -> HitCurve:
+    """Of one LRU cache that all requests share; `tokens` (m,) of every use, or what else a hit is worth."""
+    return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), _hit_tokens(tokens, used))
+
+
+def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
+    """Of `replicas` LRU caches of that size each, requests dealt to them in turn: blind to prefixes."""
+    if replicas < 1:
+        raise InputError(f"replicas: expected at least 1, found {replicas}")
+    parts = []
+    for r in range(min(replicas, len(trace))):
+        blocks = block_uses(trace.select(np.arange(r, len(trace), replicas)))
+        parts.append(_hit_tokens(blocks.tokens, reuse(blocks.offsets, blocks.node, len(blocks.parent))))
+    hits = np.zeros(max(map(len, parts)))
+    for part in parts:
+        hits += np.pad(part, (0, len(hits) - len(part)), mode="edge")
+    return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), hits)
+
+
+def _hit_tokens(tokens: npt.NDArray[Any], used: Reuse) -> FloatArray:
+    is_hit = used.distance >= 0
+    at = np.bincount(used.distance[is_hit] + 1, weights=tokens[is_hit], minlength=1)
+    return np.asarray(np.cumsum(at), dtype=np.float64)
+
+
+def working_set_tokens(trace: Trace, blocks: Blocks, used: Reuse, window_s: float = WINDOW_S) -> FloatArray:
+    """Distinct tokens used in each whole window from the first arrival on; (windows,), at least one."""
+    if not window_s > 0:
+        raise InputError(f"window: expected more than 0 s, found {window_s}")
+    at = ((trace.arrival_s - trace.arrival_s[0]) // window_s).astype(np.int64)
+    window = at[blocks.owner]
+    is_first = (used.previous < 0) | (at[used.previous] != window)
+    tokens = np.bincount(window[is_first], weights=blocks.tokens[is_first], minlength=int(at[-1]) + 1)
+    return np.asarray(tokens[: max(int(trace.duration_s // window_s), 1)], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and standard deviation; None where there is nothing to take them of."""
+
+    mean: float | None
+    sd: float | None
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any]) -> Spread:
+        return cls(float(values.mean()), float(values.std())) if len(values) else cls(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSummary:
+    """What `plan prefixes` says of a trace.
+
+    `sharing` has the ratios of Mooncake (blocks that hit) and Preble (tokens another request has too), over
+    all tokens; `shared_frac` and `key_frac` are Preble's Table 1: per request, the shared part of the prompt
+    and its key portion (`PrefixTree.key_nodes`); `key_requests` counts the requests of every key portion that
+    has more than one. `reuse_gap_s` are percentiles over block hits of the time since the block's last use.
+    `hit_frac` maps a cache size [tokens] to the share of input tokens that hit, shared by all requests;
+    `round_robin_hit_frac` the number of workers, each with an endless cache, to what blind routing leaves.
+    """
+
+    name: str
+    requests: int
+    sharing: PrefixSharing
+    nodes: int
+    roots: int
+    largest_branching: int
+    largest_depth: int
+    shared_nodes: int
+    shared_node_tokens: int
+    distinct_tokens: int
+    hottest_node_requests: int
+    shared_frac: Spread
+    key_frac: Spread
+    key_requests: Spread
+    reuse_gap_s: dict[int, float]
+    window_s: float
+    working_set_tokens: Spread
+    largest_working_set_tokens: float
+    hit_frac: dict[int, float]
+    infinite_hit_frac: float
+    round_robin_hit_frac: dict[int, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; keys become text."""
+        plain = asdict(self)
+        for name in ("reuse_gap_s", "hit_frac", "round_robin_hit_frac"):
+            plain[name] = {str(key): value for key, value in plain[name].items()}
+        return plain
+
+
+def summarise(
+    trace: Trace, *, window_s: float = WINDOW_S, workers: tuple[int, ...] = (4, 8, 16)
+) -> PrefixSummary:
+    """All of the above; raises TraceError without block ids."""
+    blocks = block_uses(trace)
+    tree = prefix_tree(blocks)
+    used = reuse(blocks.offsets, blocks.node, len(blocks.parent))
+    curve = hit_curve(trace, blocks.tokens, used)
+    is_hit = used.previous >= 0
+    gap_s = trace.arrival_s[blocks.owner[is_hit]] - trace.arrival_s[used.previous[is_hit]]
+    sets = working_set_tokens(trace, blocks, used, window_s)
+    key = tree.key_nodes()[tree.end[tree.end >= 0]]
+    key_frac = np.zeros(len(trace))
+    key_frac[tree.end >= 0] = tree.tokens[key] / trace.input_tokens[tree.end >= 0]
+    shared_keys = np.unique(key)[tree.requests[np.unique(key)] > 1]
+    owner, n = blocks.owner, len(trace)
+    hit_tokens = np.bincount(owner, weights=blocks.tokens * is_hit, minlength=n)
+    is_shared_use = np.bincount(blocks.node)[blocks.node] > 1
+    shared_tokens = np.bincount(owner, weights=blocks.tokens * is_shared_use, minlength=n)
+    is_shared = tree.requests > 1
+    children = np.bincount(tree.parent[tree.parent >= 0], minlength=1)
+    percentiles = np.percentile(gap_s, GAP_PERCENTILES).tolist() if len(gap_s) else []
+    return PrefixSummary(
+        name=trace.name,
+        requests=len(trace),
+        sharing=PrefixSharing(
+            block_tokens=trace.prefix_block_tokens,
+            blocks=len(blocks.node),
+            distinct_blocks=len(blocks.parent),
+            block_hit_frac=float(is_hit.mean()),
+            token_hit_frac=curve.infinite_frac,
+            request_hit_frac=float((hit_tokens / trace.input_tokens).mean()),
+            shared_token_frac=float(shared_tokens.sum() / trace.input_tokens.sum()),
+        ),
+        nodes=len(tree),
+        roots=int((tree.parent < 0).sum()),
+        largest_branching=int(children.max()),
+        largest_depth=int(tree.depth.max()),
+        shared_nodes=int(is_shared.sum()),
+        shared_node_tokens=int(tree.tokens[is_shared].sum()),
+        distinct_tokens=int(tree.tokens.sum()),
+        hottest_node_requests=int(tree.requests.max()),
+        shared_frac=Spread.of(shared_tokens / trace.input_tokens),
+        key_frac=Spread.of(key_frac),
+        key_requests=Spread.of(tree.requests[shared_keys]),
+        reuse_gap_s=dict(zip(GAP_PERCENTILES, percentiles, strict=False)),
+        window_s=window_s,
+        working_set_tokens=Spread.of(sets),
+        largest_working_set_tokens=float(sets.max()),
+        hit_frac={size: float(curve.at(size)) for size in CACHE_TOKENS},
+        infinite_hit_frac=curve.infinite_frac,
+        round_robin_hit_frac={count: round_robin_curve(trace, count).infinite_frac for count in workers},
+    )
+
+
+@compiled
+def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
+    """Number of (parent, id) of every use, by first use, and each number's parent. Open addressing."""
+    node = np.empty(len(ids), np.int32)
+    room = 1 << 16
+    table = np.full(2 * room, -1, np.int32)
+    parent, block = np.empty(room, np.int32), np.empty(room, np.int64)
+    count = 0
+    for i in range(len(offsets) - 1):
+        above = -1
+        for at in range(offsets[i], offsets[i + 1]):
+            place = _hash(above, ids[at]) & (len(table) - 1)
+            while table[place] >= 0 and (parent[table[place]] != above or block[table[place]] != ids[at]):
+                place = (place + 1) & (len(table) - 1)
+            if table[place] < 0:
+                if count == room:
+                    room *= 2
+                    parent = np.concatenate((parent, np.empty(count, np.int32)))
+                    block = np.concatenate((block, np.empty(count, np.int64)))
+                    table = np.full(2 * room, -1, np.int32)
+                    for v in range(count):
+                        place = _hash(parent[v], block[v]) & (len(table) - 1)
+                        while table[place] >= 0:
+                            place = (place + 1) & (len(table) - 1)
+                        table[place] = v
+                    place = _hash(above, ids[at]) & (len(table) - 1)
+                    while table[place] >= 0:
+                        place = (place + 1) & (len(table) - 1)
+                table[place] = count
+                parent[count], block[count] = above, ids[at]
+                count += 1
+            above = table[place]
+            node[at] = above
+    return node, parent[:count].copy()
+
+
+@compiled
+def _hash(above: int, block: int) -> np.int64:
+    """Multiplicative: odd constants (2^64 / golden ratio, a large prime), the high bits folded down."""
+    mixed = np.uint64(block) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += np.uint64(above + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
+    return np.int64((mixed ^ (mixed >> np.uint64(29))) >> np.uint64(3))
+
+
+@compiled
+def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array, Int32Array]:
+    """See `Reuse`; `count[i]` in the Fenwick tree: blocks whose last user is request i."""
+    requests = len(offsets) - 1
+    last = np.full(nodes, -1, np.int32)
+    count = np.zeros(requests + 1, np.int64)
+    previous, distance = np.full(len(node), -1, np.int32), np.full(len(node), -1, np.int32)
+    used = 0  # distinct blocks so far
+    for i in range(requests):
+        at, end = offsets[i], offsets[i + 1]
+        while at < end and last[node[at]] >= 0:
+            user = last[node[at]]
+            older, k = 0, user + 1  # blocks last used by `user` or earlier
+            while k > 0:
+                older += count[k]
+                k -= k & -k
+            first = at
+            while at < end and last[node[at]] == user:
+                previous[at], distance[at] = user, used - older + (at - first)
+                at += 1
+            k = user + 1
+            while k <= requests:
+                count[k] -= at - first
+                k += k & -k
+        used += end - at
+        k = i + 1
+        while k <= requests:
+            count[k] += end - offsets[i]
+            k += k & -k
+        for position in range(offsets[i], end):
+            last[node[position]] = i
+    return previous, distance
+
+
+@compiled
+def _hull(values: FloatArray) -> IntArray:
+    """Indices after 0 of the corners of the upper hull of (i, values[i]), values rising from 0."""
+    corners = np.zeros(len(values), np.int64)
+    count = 1
+    for i in range(1, len(values)):
+        while count > 1:
+            a, b = corners[count - 2], corners[count - 1]
+            if (values[b] - values[a]) * (i - a) > (values[i] - values[a]) * (b - a):
+                break
+            count -= 1
+        if values[i] > values[corners[count - 1]]:
+            corners[count] = i
+            count += 1
+    return corners[1:count]

@@ -1,0 +1,162 @@
+"""Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of tracerows.FORMATS.
+
+A file's format is told by its columns, never by its name. What a trace loses or gains on the way in (failed
+requests left out, coarse clocks spread) stands in its `dropped`, `notes` and `warnings`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import TraceError
+from planner.io import csvlines
+from planner.io.files import open_text
+from planner.traffic.formats import NESTED, Rows, accepted
+from planner.traffic.texts import json_object
+from planner.traffic.trace import Trace, spread
+
+_BLOCK_BYTES = 16 * 2**20
+
+
+def read_trace(path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False) -> Trace:
+    """Read any of FORMATS. `seed` serves to `spread` coarse clocks alone; without one they stay coarse.
+
+    Requests without input or output tokens are left out. Where they are more than MOST_DROPPED_FRAC of the
+    file it is refused, unless `drop_invalid` says that they are to be.
+
+    Raises TraceError (or its parent InputError for what is no readable text) naming file, line and column.
+    """
+    path = Path(path)
+    with open_text(path) as stream:
+        first, at = _first_line(path, stream)
+        if first[:1] == b"[":
+            raise TraceError(f"{path}, line {at}: is one JSON list; expected JSONL, one object per line")
+        read = _read_jsonl if first[:1] == b"{" else _read_csv
+        trace = read(path, stream, first, at, drop_invalid=drop_invalid)
+    return trace if seed is None else spread(trace, seed=seed)
+
+
+def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
+    """The first line that is not blank, and its number from 1."""
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            return line.strip(), number
+    raise TraceError(f"{path}: is empty; expected a trace with one of the headers {accepted()}")
+
+
+def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, drop_invalid: bool) -> Trace:
+    try:
+        names = next(csv.reader([header.decode()]))
+    except csv.Error as error:
+        raise TraceError(f"{path}, line {at}: is no CSV header ({error}); expected {accepted()}") from None
+    # pandas gets our own names and one column more, where a field too many lands and is seen
+    columns = [f"c{i}" for i in range(len(names) + 1)]
+    rows = Rows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
+    needed = [columns[names.index(name)] for name in rows.needed]
+    as_text = {columns[names.index(name)]: object for name in rows.needed if name not in rows.counts}
+    figures = [names.index(name) for name in (rows.clock, *rows.counts)]
+    for block in csvlines.blocks(path, stream, at + 1, columns=names, figures=figures):
+        here = block.starts
+        try:
+            table = pd.read_csv(
+                io.BytesIO(b"".join([",".join(columns).encode(), b"\n", block.text])),
+                usecols=[*needed, columns[-1]],
+                dtype=as_text,  # Python's float() keeps every digit of a time
+                index_col=False,
+                skip_blank_lines=False,
+                keep_default_na=False,
+                na_values=[""],
+                low_memory=False,
+            )
+        except (ValueError, OverflowError) as error:  # ParserError is a ValueError
+            reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. ")
+            where = f"{path}, lines {here[0]} to {here[-1]}"
+            raise TraceError(f"{where}: is not a table of {len(names)} columns ({reason})") from None
+        if len(table) != len(here):
+            raise TraceError(
+                f"{path}, lines {here[0]} to {here[-1]}: hold {len(here)} rows, but {len(table)} are read; "
+                "a line holds a carriage return (\\r) of its own: take it out"
+            )
+        if (extra := np.flatnonzero(table[columns[-1]].notna())).size:
+            raise TraceError(
+                f"{path}, line {here[extra[0]]}: has more than the {len(names)} fields of the header; "
+                "write numbers without thousands separators"
+            )
+        blank = np.logical_and.reduce([table[column].isna().to_numpy() for column in needed])
+        if blank.any():  # but not where another column holds something: that row lacks what we need
+            lines = block.text.split(b"\n")
+            blank[blank] = [not lines[line - here[0]].strip(b', \t\r"') for line in here[blank]]
+        for name in rows.lists:
+            place = columns[names.index(name)]
+            table[place] = pd.Series([_ids_of_text(text) for text in table[place]], dtype=object)
+        rows.add(here, blank, {name: table[column] for name, column in zip(rows.needed, needed, strict=True)})
+    return rows.trace()
+
+
+def _ids_of_text(text: object) -> list[int] | None:
+    """'[3, 4]' and '3 4' are blocks 3 and 4; None where it is neither."""
+    if not isinstance(text, str):
+        return []
+    inner = text.strip()
+    if inner[:1] == "[" and inner[-1:] == "]":
+        inner = inner[1:-1]
+    try:
+        return [int(word) for word in inner.replace(",", " ").split()]
+    except ValueError:
+        return None
+
+
+def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *, drop_invalid: bool) -> Trace:
+    """The columns are those of all lines together: what only some requests have may begin in any of them."""
+    rows: Rows | None = None
+    names: dict[str, int] = {}  # and the line in which each is met first
+    for block in _blocks(at, first, stream):
+        requests = [json_object(path, number, line) if line.strip() else {} for number, line in block]
+        known = len(names)
+        for (number, _), request in zip(block, requests, strict=True):
+            parts = request.get(NESTED)
+            nested = [f"{NESTED}.{part}" for part in parts] if isinstance(parts, dict) else []
+            for name in (*request, *nested):
+                names.setdefault(name, number)
+        if rows is None:
+            rows = Rows(path, list(names), f"{path}, line {at}", drop_invalid=drop_invalid, grows=True)
+        elif len(names) > known:
+            rows.widen(names)
+        columns: dict[str, list[Any]] = {
+            name: [request.get(name) for request in requests] for name in rows.needed
+        }
+        for name in rows.lists:
+            columns[name] = [_ids_of_value(one) for one in columns[name]]
+        rows.add(
+            np.array([number for number, _ in block]),
+            np.array([not line.strip() for _, line in block]),
+            {name: pd.Series(column, dtype=object) for name, column in columns.items()},
+        )
+    assert rows is not None  # there is a first line
+    return rows.trace()
+
+
+def _blocks(at: int, first: bytes, rest: io.BufferedReader) -> Iterator[list[tuple[int, bytes]]]:
+    """All lines with their numbers, some MiB at a time."""
+    block, line = [first, *rest.readlines(_BLOCK_BYTES)], at
+    while block:
+        yield list(enumerate(block, start=line))
+        line += len(block)
+        block = rest.readlines(_BLOCK_BYTES)
+
+
+def _ids_of_value(value: object) -> list[int] | None:
+    """[3, 4] or {"a": [3], "b": [4]} are 3 and 4, nothing is none; None where it is something else."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        parts = [_ids_of_value(part) for part in value.values()]
+        return None if None in parts else [one for part in parts if part for one in part]
+    return value if isinstance(value, list) and set(map(type, value)) <= {int} else None

@@ -1,0 +1,297 @@
+"""Another amount of traffic from a trace, a part of it, or traffic made up from distributions.
+
+Three ways to another rate. Each keeps the two lengths of a request together, and the requests of one copy in
+their order of arrival (around the circle, where the copy is shifted):
+
+    superpose   more users: copies of the trace, each turned by its own random shift around the trace's
+                duration, the last one thinned. A copy keeps its bursts; their sum is smoother, as a sum of
+                independent users is. The duration stays.
+    compress    a faster or slower clock: arrival / factor. Bursts grow with the rate, the horizon shrinks.
+    thin        fewer users: a random part of the requests. The duration stays.
+
+A rate is requests / duration everywhere (`Trace.rate_rps`).
+
+Where requests wait for others (planner/traffic/sessions.py) all of this goes by nominal arrivals, as if
+answers took no time: what fleets see comes later. Sessions stay whole: whole ones are drawn, a faster clock
+shortens the pauses too, and a copy has its own waits. Only where a session crosses an edge, of a window or of
+the circle, its later part begins at its nominal time and waits no longer. Copies are other users: they share
+the blocks that several sessions share, and none of those that only one session has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InputError, TraceError
+from planner.traffic.sessions import sessions
+from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
+from planner.units import quantity
+
+Scaling = Literal["superpose", "compress", "thin"]
+Lengths = Callable[[np.random.Generator, int], IntArray]
+"""Draws the lengths [tokens] of so many requests."""
+
+SAME_FRAC = 1e-9  # factors this near to 1 change nothing
+MAX_REQUESTS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which traffic is meant: a trace at this rate (None: its own), and which part of it."""
+
+    rate_rps: float | None = None
+    how: Scaling = "superpose"
+    part: str = "whole"
+
+    def of(self, trace: Trace, *, seed: int) -> Trace:
+        """The requests meant; the seed draws what `rescale` draws."""
+        if self.rate_rps is not None:
+            trace = rescale(trace, self.rate_rps, how=self.how, rng=np.random.default_rng(seed))
+        return window(trace, self.part)
+
+
+def same_requests(trace: Trace, other: Trace) -> bool:
+    """Whether two draws of traffic are the same requests at the same times."""
+    return all(
+        np.array_equal(getattr(trace, name), getattr(other, name))
+        for name in ("arrival_s", "input_tokens", "output_tokens")
+    )
+
+
+def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: np.random.Generator) -> Trace:
+    """The trace at `rate_rps`, by one of the ways above; itself where it has that rate already.
+
+    The asked rate is met up to one request (or half a session) in the duration: "superpose" leaves its first
+    copy unshifted, and thinning keeps the first and the last request. "superpose" below the trace's rate
+    thins. Copies keep their tenants and, but for sessions, all prefix ids: users share system prompts, which
+    favours prefix caches.
+    """
+    if how not in ("superpose", "compress", "thin"):
+        raise InputError(f"scale: expected superpose, compress or thin, found {how!r}")
+    if not 0 < rate_rps < np.inf:
+        raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
+    if not trace.duration_s > 0:
+        raise TraceError(
+            f"{trace.name}: all requests arrive at once, so there is no rate to scale to {rate_rps:g} "
+            "requests/s; use a longer trace"
+        )
+    factor = rate_rps / trace.rate_rps
+    if abs(factor - 1) <= SAME_FRAC:
+        return trace
+    said = f"{how}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
+    if how == "compress":
+        return replace(
+            trace,
+            arrival_s=trace.arrival_s / factor,
+            think_s=trace.think_s / factor,
+            notes=(*trace.notes, f"{said}, clock times {factor:.4g}"),
+        )
+    requests = round(rate_rps * trace.duration_s)
+    if not 2 <= requests <= MAX_REQUESTS:
+        raise InputError(
+            f"rate: {rate_rps:g} requests/s over the {trace.duration_s:.4g} s of {trace.name} are {requests} "
+            f"requests, expected 2 to {MAX_REQUESTS}; ask for another rate or window"
+        )
+    if how == "superpose" and factor > 1:
+        return _superpose(trace, requests, said, rng)
+    if factor > 1:
+        raise InputError(
+            f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
+            "use superpose or compress"
+        )
+    if trace.after.size:
+        index = _whole_sessions(trace, requests, rng, always=(0, len(trace) - 1))
+    else:
+        inner = 1 + rng.choice(len(trace) - 2, size=requests - 2, replace=False)
+        index = np.sort(np.concatenate(([0], inner, [len(trace) - 1])))
+    return replace(
+        trace.select(index), notes=(*trace.notes, f"{said}, {len(index)} of {len(trace)} requests kept")
+    )
+
+
+def _whole_sessions(
+    trace: Trace, requests: int, rng: np.random.Generator, *, always: tuple[int, ...] = ()
+) -> IntArray:
+    """About so many requests: sessions in random order, those of `always` first, as many as come nearest."""
+    session = sessions(trace)
+    order = rng.permutation(session.max() + 1)
+    first = session[list(always)]
+    order = np.concatenate((np.unique(first), order[~np.isin(order, first)]))
+    reached = np.concatenate(([0], np.cumsum(np.bincount(session)[order])))
+    least = len(np.unique(first))
+    taken = least + int(np.abs(reached[least:] - requests).argmin())
+    return np.flatnonzero(np.isin(session, order[:taken]))
+
+
+def _superpose(trace: Trace, requests: int, said: str, rng: np.random.Generator) -> Trace:
+    n, start_s, period_s = len(trace), trace.arrival_s[0], trace.duration_s
+    whole, rest = divmod(requests, n)
+    rows, arrival_s, laps = [np.arange(n)], [trace.arrival_s], [np.zeros(n)]
+    for copy in range(1, whole + (rest > 0)):
+        if copy < whole:
+            row = np.arange(n)
+        elif trace.after.size:
+            row = _whole_sessions(trace, rest, rng)
+        else:
+            row = np.sort(rng.choice(n, size=rest, replace=False))
+        lap, turned_s = np.divmod(trace.arrival_s[row] - start_s + rng.uniform(0.0, period_s), period_s)
+        rows.append(row)
+        arrival_s.append(np.minimum(start_s + turned_s, trace.arrival_s[-1]))
+        laps.append(lap)
+    row, turned_s = np.concatenate(rows), np.concatenate(arrival_s)
+    order = np.argsort(turned_s, kind="stable")
+    rest = len(row) - whole * n
+    note = f"{said}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
+    found = replace(trace, after=no_edges()).select(row[order], arrival_s=turned_s[order])
+    if trace.after.size:
+        found = _with_waits(found, trace, rows, np.concatenate(laps), order)
+    elif trace.has_prefixes:
+        note += "; copies share their prefixes"
+    return replace(found, notes=(*trace.notes, note))
+
+
+def _with_waits(
+    found: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
+) -> Trace:
+    """Copies of a trace, `rows` of it each, with their waits, but across the seam, and blocks of their own.
+
+    `laps` says of the requests, copy by copy, who went around the circle, `order` how they stand in `found`.
+    """
+    place = np.argsort(order, kind="stable")
+    edges, first = [], 0
+    for row in rows:
+        at = np.full(len(trace), -1)
+        at[row] = np.arange(first, first + len(row))
+        between = at[trace.after]
+        between = between[(between >= 0).all(axis=1)]
+        edges.append(place[between[laps[between[:, 0]] == laps[between[:, 1]]]])
+        first += len(row)
+    after = np.concatenate(edges)
+    found = replace(found, after=after[np.lexsort((after[:, 0], after[:, 1]))])
+    if not trace.has_prefixes:
+        return found
+    ids, which = np.unique(trace.prefix_ids, return_inverse=True)
+    of = np.repeat(sessions(trace), np.diff(trace.prefix_offsets))
+    low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
+    np.minimum.at(low, which, of)
+    np.maximum.at(high, which, of)
+    copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
+    used = np.searchsorted(ids, found.prefix_ids)
+    own = np.repeat(copy, np.diff(found.prefix_offsets)) * (low == high)[used]
+    return replace(found, prefix_ids=used + own * len(ids))
+
+
+def window(trace: Trace, spec: str = "whole") -> Trace:
+    """The part of a trace that `spec` names: "whole", "first 10 min" or "busiest 10 min".
+
+    A window holds the arrivals in [start, start + length). The busiest is the earliest of those with the most
+    input and output tokens; it starts with a request. Arrivals are counted from the window's start. A window
+    longer than the trace is the whole trace.
+    """
+    if spec.strip() == "whole":
+        return trace
+    match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
+    if match is None:
+        raise InputError(f"window: expected 'whole', 'first 10 min' or 'busiest 10 min', found {spec!r}")
+    length_s = quantity(match[2], "s", where="window")
+    if length_s <= 0:
+        raise InputError(f"window: expected a length > 0, found {match[2]!r}")
+    if length_s > trace.duration_s:
+        note = f"window: {spec.strip()} is the whole trace of {trace.duration_s:.4g} s"
+        return replace(trace, notes=(*trace.notes, note))
+    arrival_s = trace.arrival_s
+    first = 0
+    if match[1] == "busiest":
+        tokens = np.concatenate(([0], np.cumsum(trace.input_tokens + trace.output_tokens)))
+        ends = np.searchsorted(arrival_s, arrival_s + length_s, side="left")
+        first = int(np.argmax(tokens[ends] - tokens[:-1]))
+    start_s = float(arrival_s[first])
+    end = int(np.searchsorted(arrival_s, start_s + length_s, side="left"))
+    # a length below the clock's resolution still holds the request it starts with
+    part = trace.select(np.arange(first, max(end, first + 1)))
+    measure = " by tokens" if match[1] == "busiest" else ""
+    note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(part)} of {len(trace)} requests"
+    if cut := int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum()) - len(part.after):
+        note += f"; {cut} waits for what came before the window were cut"
+    return replace(part, arrival_s=part.arrival_s - start_s, notes=(*trace.notes, note))
+
+
+def synthesise(
+    requests: int,
+    rate_rps: float,
+    *,
+    input_tokens: Lengths,
+    output_tokens: Lengths,
+    gap_cv: float = 1.0,
+    rng: np.random.Generator,
+    name: str = "synthetic",
+) -> Trace:
+    """`requests` independent arrivals, the first at 0, with lengths drawn from the two distributions.
+
+    Gaps are Gamma distributed with mean 1 / rate_rps and coefficient of variation `gap_cv`: 1 is a Poisson
+    process, more is bursty, 0 is a clock.
+    """
+    if not 1 <= requests <= MAX_REQUESTS:
+        raise InputError(f"requests: expected 1 to {MAX_REQUESTS}, found {requests}")
+    if not 0 < rate_rps < np.inf:
+        raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
+    if not 0 <= gap_cv <= 100:
+        raise InputError(f"gap_cv: expected 0 (a clock) to 100, found {gap_cv}")
+    gaps_s = np.full(requests, 1 / rate_rps)
+    if gap_cv:
+        gaps_s = rng.gamma(gap_cv**-2, gap_cv**2 / rate_rps, requests)
+    gaps_s[0] = 0.0
+    return Trace(
+        name=name,
+        arrival_s=np.cumsum(gaps_s),
+        input_tokens=input_tokens(rng, requests),
+        output_tokens=output_tokens(rng, requests),
+        notes=(f"synthetic: {requests} requests, {rate_rps:g} requests/s, Gamma gaps of CV {gap_cv:g}",),
+    )
+
+
+def fixed(tokens: int) -> Lengths:
+    """Every request the same."""
+    _at_least_one("fixed length", tokens)
+    return lambda rng, n: np.full(n, tokens, np.int64)
+
+
+def uniform(low_tokens: int, high_tokens: int) -> Lengths:
+    """Every whole number from low to high, both included, as likely as the next."""
+    _at_least_one("lowest length", low_tokens)
+    if high_tokens < low_tokens:
+        raise InputError(f"uniform lengths: the highest ({high_tokens}) is below the lowest ({low_tokens})")
+    return lambda rng, n: rng.integers(low_tokens, high_tokens, n, dtype=np.int64, endpoint=True)
+
+
+def lognormal(mean_tokens: float, cv: float) -> Lengths:
+    """Lognormal with this mean and coefficient of variation, rounded, at least 1."""
+    _at_least_one("mean length", mean_tokens)
+    if not 0 <= cv < np.inf:
+        raise InputError(f"lognormal lengths: expected a coefficient of variation >= 0, found {cv}")
+    variance = np.log1p(cv**2)
+    mu, sigma = np.log(mean_tokens) - variance / 2, np.sqrt(variance)
+    return lambda rng, n: _whole(rng.lognormal(mu, sigma, n))
+
+
+def empirical(tokens: npt.ArrayLike) -> Lengths:
+    """Drawn from observed lengths, with replacement."""
+    observed = np.asarray(tokens, dtype=np.float64)
+    if not observed.size or not (observed >= 1).all():
+        raise InputError("empirical lengths: expected one or more numbers of tokens >= 1")
+    return lambda rng, n: _whole(rng.choice(observed, n))
+
+
+def _whole(tokens: FloatArray) -> IntArray:
+    return np.maximum(np.round(tokens), 1).astype(np.int64)
+
+
+def _at_least_one(what: str, tokens: float) -> None:
+    if not 1 <= tokens < np.inf:
+        raise InputError(f"{what}: expected a number of tokens >= 1, found {tokens}")

@@ -1,0 +1,188 @@
+"""Requests as everything else sees them: which arrived when, how long it was, what it shares with others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import TraceError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+MAX_TOKENS = 100_000_000  # of one request; more is a broken column
+
+
+def no_ids() -> IntArray:
+    return np.zeros(0, np.int64)
+
+
+def no_edges() -> IntArray:
+    return np.zeros((0, 2), np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in order of arrival; every array has one entry per request, shape (n,).
+
+    `arrival_s` never falls and is >= 0. It starts at 0 except where a file gives `arrival_s` itself, whose
+    values are kept to the last bit. The prompt of request i begins with the blocks
+    `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
+    prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
+    `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
+    `after` (e, 2) holds rows (request, parent), by parent: a request arrives `think_s` (n,) after the last of
+    its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
+    time (planner/traffic/sessions.py). Parents stand before those who wait for them.
+    `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace, and `warnings`
+    what of it an answer must begin with. `coarse_s` is the step of a clock whose stamps are still to be
+    `spread`, 0 where they need not.
+    """
+
+    name: str
+    arrival_s: FloatArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    prefix_offsets: IntArray = field(default_factory=no_ids)
+    prefix_ids: IntArray = field(default_factory=no_ids)
+    prefix_block_tokens: int = 0
+    tenant: IntArray = field(default_factory=no_ids)
+    tenants: tuple[str, ...] = ()
+    after: IntArray = field(default_factory=no_edges)
+    think_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    coarse_s: float = 0.0
+    llm: IntArray = field(default_factory=no_ids)
+    llms: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.arrival_s)
+        if not n:
+            raise TraceError(f"{self.name}: no request is left; expected at least one")
+        if not self.prefix_offsets.size:
+            object.__setattr__(self, "prefix_offsets", np.zeros(n + 1, np.int64))
+        if not self.tenant.size:
+            object.__setattr__(self, "tenant", np.zeros(n, np.int64))
+        if not self.llm.size:
+            object.__setattr__(self, "llm", np.zeros(n, np.int64))
+        if not self.think_s.size:
+            object.__setattr__(self, "think_s", np.zeros(n))
+        columns = (self.input_tokens, self.output_tokens, self.tenant, self.llm, self.think_s)
+        if {len(column) for column in columns} != {n}:
+            raise TraceError(f"{self.name}: {n} arrivals, but other columns have another length")
+        if not (
+            self.arrival_s[0] >= 0 and (np.diff(self.arrival_s) >= 0).all() and self.arrival_s[-1] < np.inf
+        ):
+            raise TraceError(f"{self.name}: arrival_s must be finite, >= 0 and never fall; sort it by time")
+        if self.input_tokens.min() < 1 or self.output_tokens.min() < 1:
+            raise TraceError(f"{self.name}: a request needs at least one input and one output token")
+        offsets = self.prefix_offsets
+        if (
+            len(offsets) != n + 1
+            or offsets[0]
+            or offsets[-1] != len(self.prefix_ids)
+            or (np.diff(offsets) < 0).any()
+        ):
+            raise TraceError(
+                f"{self.name}: prefix_offsets must rise from 0 to {len(self.prefix_ids)} in {n} steps"
+            )
+        if self.prefix_ids.size and self.prefix_block_tokens < 1:
+            raise TraceError(f"{self.name}: prefix_block_tokens is {self.prefix_block_tokens}, must be > 0")
+        request, parent = self.after.T
+        if not ((0 <= parent) & (parent < request) & (request < n)).all() or (np.diff(parent) < 0).any():
+            raise TraceError(f"{self.name}: after: parents must come before their children, rows by parent")
+        if not ((self.think_s >= 0) & (self.think_s < np.inf)).all():
+            raise TraceError(f"{self.name}: think_s must be finite and >= 0")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def duration_s(self) -> float:
+        """From the first arrival to the last."""
+        return float(self.arrival_s[-1] - self.arrival_s[0])
+
+    @property
+    def rate_rps(self) -> float:
+        """Requests / duration_s, everywhere in the planner; NaN where all arrive at once (one request)."""
+        return len(self) / self.duration_s if self.duration_s > 0 else np.nan
+
+    @property
+    def has_prefixes(self) -> bool:
+        return bool(self.prefix_ids.size)
+
+    def select(self, index: npt.ArrayLike, *, arrival_s: FloatArray | None = None) -> Trace:
+        """The requests at `index` (positions or a mask of n booleans), in that order, with their prefixes.
+
+        They keep their arrivals, or take those of `arrival_s`, one for each request chosen; whoever waits for
+        a request that is not chosen no longer does.
+        """
+        chosen = np.arange(len(self))[np.asarray(index)]
+        place = np.full(len(self), -1)
+        place[chosen] = np.arange(len(chosen))
+        if self.after.size and (place[chosen] != np.arange(len(chosen))).any():
+            raise TraceError(f"{self.name}: who waits for whom is lost where a request is taken twice")
+        after = place[self.after]
+        after = after[(after >= 0).all(axis=1)]
+        blocks = np.diff(self.prefix_offsets)[chosen]
+        offsets = np.concatenate(([0], np.cumsum(blocks)))
+        # position of every kept id: its request's old start, plus how far it stands from its new start
+        ids_at = np.repeat(self.prefix_offsets[chosen] - offsets[:-1], blocks) + np.arange(offsets[-1])
+        return replace(
+            self,
+            arrival_s=self.arrival_s[chosen] if arrival_s is None else arrival_s,
+            input_tokens=self.input_tokens[chosen],
+            output_tokens=self.output_tokens[chosen],
+            prefix_offsets=offsets,
+            prefix_ids=self.prefix_ids[ids_at],
+            tenant=self.tenant[chosen],
+            llm=self.llm[chosen],
+            after=after[np.lexsort((after[:, 0], after[:, 1]))],
+            think_s=self.think_s[chosen],
+        )
+
+    def of_llm(self, name: str) -> Trace:
+        """The requests to one of `llms`, at their own times. A session must keep to one LLM."""
+        index = self.llms.index(name)
+        to, waited_for = self.llm[self.after.T]
+        if (across := (to != waited_for) & ((to == index) | (waited_for == index))).any():
+            raise TraceError(
+                f"{self.name}: {across.sum()} requests wait for requests to another LLM (columns after and "
+                f"model), {shown(name)} among them; LLMs are planned each on its own traffic, so keep a "
+                "session to one LLM, or take such waits out"
+            )
+        part = self.select(self.llm == index)
+        note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {shown(name)}"
+        notes = (*(each for each in self.notes if each != several_llms(self.llm, self.llms)), note)
+        return replace(part, llm=no_ids(), llms=(), notes=notes)
+
+
+def spread(trace: Trace, *, seed: int) -> Trace:
+    """A trace of a coarse clock with its stamps spread over the clock's step; any other as it is."""
+    quantum_s = trace.coarse_s
+    if not quantum_s:
+        return trace
+    jitter_s = np.random.default_rng(seed).uniform(0.0, quantum_s, len(trace))
+    arrival_s = np.sort(trace.arrival_s + jitter_s)
+    note = (
+        f"{quantum_s:g} s quantised stamps: uniform jitter of 0 to {quantum_s:g} s (seed {seed}), "
+        "rows kept in their order"
+    )
+    return replace(trace, arrival_s=arrival_s - arrival_s[0], notes=(*trace.notes, note), coarse_s=0.0)
+
+
+def several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:
+    """The note on a trace of several LLMs, as long as it is not split."""
+    counts = Counter(dict(zip(llms, np.bincount(llm, minlength=len(llms)).tolist(), strict=True)))
+    shares = (f"{shown(name)} {rows / len(llm):.1%}" for name, rows in counts.most_common(5))
+    return f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}"
+
+
+def shown(value: object) -> str:
+    """A value for an error message: its text, cut short, on one line."""
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

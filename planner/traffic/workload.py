@@ -1,0 +1,327 @@
+"""What a trace asks for: its summary for people, and its classes of requests for the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from planner.errors import InputError, TraceError
+from planner.traffic.sessions import sessions, waiting
+from planner.traffic.trace import FloatArray, IntArray, Trace
+
+PEAK_WINDOWS_S = (1, 10, 60, 600)
+DISPERSION_WINDOWS_S = (1, 10, 60)
+PROMPT_PARTS = 3  # by prompt length, of requests with as much left to compute
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of lengths [tokens], counts or times [s]; percentiles are interpolated linearly, as numpy does."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: IntArray | FloatArray) -> Distribution:
+        p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
+        return cls(float(values.mean()), p50, p90, p99, float(values.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSharing:
+    """How much of the prompts an ideal cache would spare: infinite, one for all, filled on arrival.
+
+    A block is a hit where it and all blocks before it in its prompt were in earlier requests.
+
+    `block_hit_frac`    hits / all blocks (Mooncake's cache hit ratio).
+    `token_hit_frac`    tokens of the hits / all input tokens.
+    `request_hit_frac`  mean over requests of tokens of the hits / its input tokens.
+    `shared_token_frac` tokens of blocks that another request has too, before or after / all input tokens
+                        (Preble).
+    """
+
+    block_tokens: int
+    blocks: int
+    distinct_blocks: int
+    block_hit_frac: float
+    token_hit_frac: float
+    request_hit_frac: float
+    shared_token_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """Of a trace in which requests wait for others: all that hangs together by waits is a session.
+
+    `waiting` is how many requests wait, `think_s` the pause of each after what it waits for, `turns` the
+    requests of a session of more than one; `sessions` counts those alone.
+    """
+
+    sessions: int
+    waiting: int
+    turns: Distribution
+    think_s: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """A trace in numbers. None stands where a number needs more requests or a longer trace.
+
+    `rate_rps` is requests / duration. `peak_rps` maps a window length [s] to the most requests in any window
+    of that length, per second. `gap_cv` is the coefficient of variation of the gaps between arrivals, 1 for a
+    Poisson process; `dispersion` maps a window length [s] to the variance / mean of the counts in whole
+    windows side by side, also 1 for a Poisson process and more for bursts. Where requests wait for others,
+    all of these are of nominal arrivals, as if answers took no time.
+    """
+
+    name: str
+    requests: int
+    duration_s: float
+    rate_rps: float | None
+    peak_rps: Mapping[int, float | None]
+    gap_cv: float | None
+    dispersion: Mapping[int, float | None]
+    input_tokens: Distribution
+    output_tokens: Distribution
+    tenants: int
+    prefixes: PrefixSharing | None
+    sessions: SessionSummary | None
+    dropped: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; window lengths become keys such as "10 s"."""
+        plain = asdict(self)
+        for name in ("peak_rps", "dispersion"):
+            plain[name] = {f"{window_s} s": value for window_s, value in plain[name].items()}
+        return plain | {"notes": list(self.notes)}
+
+
+def describe(trace: Trace) -> TraceSummary:
+    """Summarise a trace of any length, one request included."""
+    gaps_s = np.diff(trace.arrival_s)
+    is_spread = trace.duration_s > 0
+    return TraceSummary(
+        name=trace.name,
+        requests=len(trace),
+        duration_s=trace.duration_s,
+        rate_rps=trace.rate_rps if is_spread else None,
+        peak_rps={window_s: peak_rps(trace.arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
+        gap_cv=float(gaps_s.std() / gaps_s.mean()) if is_spread else None,
+        dispersion={window_s: dispersion(trace.arrival_s, window_s) for window_s in DISPERSION_WINDOWS_S},
+        input_tokens=Distribution.of(trace.input_tokens),
+        output_tokens=Distribution.of(trace.output_tokens),
+        tenants=len(trace.tenants),
+        prefixes=prefix_sharing(trace) if trace.has_prefixes else None,
+        sessions=session_summary(trace) if trace.after.size else None,
+        dropped=dict(trace.dropped),
+        notes=trace.notes,
+    )
+
+
+def peak_rps(arrival_s: FloatArray, window_s: float) -> float | None:
+    """Most arrivals in any [t, t + window_s), per second; None where the trace is shorter than the window."""
+    if arrival_s[-1] - arrival_s[0] < window_s:
+        return None
+    ends = np.searchsorted(arrival_s, arrival_s + window_s, side="left")
+    return float((ends - np.arange(len(arrival_s))).max() / window_s)
+
+
+def dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
+    """Variance / mean of the counts in whole windows from the first arrival on; None below two windows."""
+    windows = math.floor((arrival_s[-1] - arrival_s[0]) / window_s)
+    if windows < 2:
+        return None
+    at = np.floor((arrival_s - arrival_s[0]) / window_s)
+    # only windows with arrivals are listed, so a long quiet trace costs no memory
+    counts = np.unique(at[at < windows], return_counts=True)[1]
+    mean = counts.sum() / windows
+    return float(((counts**2).sum() / windows - mean**2) / mean)
+
+
+def session_summary(trace: Trace) -> SessionSummary:
+    """See SessionSummary; some request of the trace must wait for another."""
+    waits, turns = waiting(trace), np.bincount(sessions(trace))
+    turns = turns[turns > 1]
+    return SessionSummary(
+        len(turns), int(waits.sum()), Distribution.of(turns), Distribution.of(trace.think_s[waits])
+    )
+
+
+def prefix_sharing(trace: Trace) -> PrefixSharing:
+    """See PrefixSharing for what is counted; the trace must have prefix ids."""
+    offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
+    blocks = np.diff(offsets)
+    owner = np.repeat(np.arange(len(trace)), blocks)  # the request of every id
+    _, first_at, which = np.unique(ids, return_index=True, return_inverse=True)
+    first_owner = owner[first_at][which]
+
+    # a prompt's hits end at its first block that nobody had before
+    misses = np.append(np.flatnonzero(first_owner == owner), len(ids))
+    hit_blocks = np.minimum(misses[np.searchsorted(misses, offsets[:-1])], offsets[1:]) - offsets[:-1]
+    hit_tokens = np.minimum(hit_blocks * block, trace.input_tokens)
+
+    last_at = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]
+    is_shared = (first_owner != owner) | (owner[last_at][which] != owner)
+    within = np.arange(len(ids)) - offsets[:-1][owner]
+    tokens = np.clip(
+        trace.input_tokens[owner] - within * block, 0, block
+    )  # the last block may be part filled
+    all_tokens = trace.input_tokens.sum()
+    return PrefixSharing(
+        block_tokens=block,
+        blocks=len(ids),
+        distinct_blocks=len(first_at),
+        block_hit_frac=float(hit_blocks.sum() / len(ids)),
+        token_hit_frac=float(hit_tokens.sum() / all_tokens),
+        request_hit_frac=float((hit_tokens / trace.input_tokens).mean()),
+        shared_token_frac=float(tokens[is_shared].sum() / all_tokens),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """A trace as K classes of requests of similar lengths; arrays (K,), by input, then by output length.
+
+    Minima are taken for each length alone, so (min_input_tokens, min_output_tokens) is at most as much work
+    as any request of the class: what a lower bound may count on. `class_of` (n,) is each request's class.
+    With prefix caches `min_uncached_tokens` of a prompt are still to be computed, and `min_own_tokens` are in
+    no other prompt; without them both are the whole prompt.
+    """
+
+    requests: IntArray
+    rate_rps: FloatArray
+    min_input_tokens: IntArray
+    min_output_tokens: IntArray
+    mean_input_tokens: FloatArray
+    mean_output_tokens: FloatArray
+    class_of: IntArray
+    min_uncached_tokens: IntArray
+    min_own_tokens: IntArray
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+def to_classes(
+    trace: Trace,
+    inputs: int = 12,
+    outputs: int = 6,
+    *,
+    cached_tokens: IntArray | None = None,
+    shared_tokens: IntArray | None = None,
+) -> Workload:
+    """Cut the trace into `inputs` parts by quantiles of input length, each into `outputs` by output length.
+
+    Every request is in one class and no class is empty; equal lengths are never parted, so there may be fewer
+    than inputs * outputs classes. `cached_tokens` (n,) of each prompt may hit, `shared_tokens` may lie in
+    memory once for several; then the parts are first cut by what is left to compute.
+    """
+    if inputs < 1 or outputs < 1:
+        raise InputError(f"classes: expected at least 1 x 1 buckets, found {inputs} x {outputs}")
+    if not trace.duration_s > 0:
+        raise TraceError(
+            f"{trace.name}: all requests arrive at once, so a class has no rate; use a longer trace"
+        )
+    uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
+    own = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
+    code = _quantile_bucket(uncached, inputs)
+    cuts = [(trace.output_tokens, outputs)]
+    if cached_tokens is not None:
+        cuts = [(trace.input_tokens, PROMPT_PARTS), (trace.output_tokens, -(-outputs // 2))]
+    for lengths, parts in cuts:
+        code *= parts
+        for bucket in np.unique(code):
+            rows = np.flatnonzero(code == bucket)
+            code[rows] += _quantile_bucket(lengths[rows], parts)
+    class_of = np.unique(code, return_inverse=True)[1].astype(np.int64)
+
+    order = np.argsort(class_of, kind="stable")
+    requests = np.bincount(class_of)
+    starts = np.cumsum(requests) - requests
+    input_tokens, output_tokens = trace.input_tokens[order], trace.output_tokens[order]
+    return Workload(
+        requests=requests,
+        rate_rps=requests / trace.duration_s,
+        min_input_tokens=np.minimum.reduceat(input_tokens, starts),
+        min_output_tokens=np.minimum.reduceat(output_tokens, starts),
+        mean_input_tokens=np.add.reduceat(input_tokens, starts) / requests,
+        mean_output_tokens=np.add.reduceat(output_tokens, starts) / requests,
+        class_of=class_of,
+        min_uncached_tokens=np.minimum.reduceat(uncached[order], starts),
+        min_own_tokens=np.minimum.reduceat(own[order], starts),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
+
+    Traces repeat lengths, scaled ones above all, so sums over requests cost little over these. With prefix
+    caches (`is_cached`, search/prefix_hits.py) `cached_tokens` of a prompt hit and `shared_tokens` are in
+    others too.
+    """
+
+    input_tokens: FloatArray
+    output_tokens: FloatArray
+    requests: IntArray
+    cached_tokens: FloatArray | float = 0.0
+    shared_tokens: FloatArray | float = 0.0
+    is_cached: bool = False
+
+
+def distinct_lengths(trace: Trace) -> Lengths:
+    """Count the requests of every pair (input, output)."""
+    pairs, requests = np.unique((trace.input_tokens << 32) + trace.output_tokens, return_counts=True)
+    inputs, outputs = (pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float)
+    return Lengths(inputs, outputs, requests.astype(np.int64))
+
+
+@lru_cache(maxsize=8)
+def coarser(lengths: Lengths, most: int = 20_000) -> Lengths:
+    """The same requests as no more pairs than that, each somewhat less work: lengths on a grid of powers.
+
+    Prompts and outputs are rounded down, what hits or is shared up, so a lower bound may rest on them.
+    """
+    grow = 1.02
+    while len(lengths.requests) > most:
+        inputs = _on_grid(lengths.input_tokens, grow, np.floor)
+        columns = [inputs, _on_grid(lengths.output_tokens, grow, np.floor)]
+        if lengths.is_cached:
+            columns += [
+                np.minimum(_on_grid(np.zeros(len(inputs)) + tokens, grow, np.ceil), inputs)
+                for tokens in (lengths.cached_tokens, lengths.shared_tokens)
+            ]
+        group = np.zeros(len(inputs), np.int64)
+        for column in columns:
+            group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
+        requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
+        first = np.zeros(len(requests), np.int64)
+        first[group] = np.arange(len(group))  # any of them: they are alike
+        cached, shared = (each[first] for each in columns[2:]) if lengths.is_cached else (0.0, 0.0)
+        lengths = Lengths(
+            columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached
+        )
+        grow = 1 + 2 * (grow - 1)
+    return lengths
+
+
+def _on_grid(tokens: FloatArray, grow: float, rounded: np.ufunc) -> FloatArray:
+    """Tokens rounded to whole powers of `grow`; those below one step of it stay what they are."""
+    power = rounded(np.log(np.maximum(tokens, 1)) / np.log(grow) + (1e-9 if rounded is np.floor else -1e-9))
+    on_grid = rounded(grow**power)
+    return np.where(tokens * (grow - 1) < 1, tokens, on_grid)
+
+
+def _quantile_bucket(tokens: IntArray, buckets: int) -> IntArray:
+    """0 ... buckets - 1 for each length; bucket b ends below the (b + 1) / buckets quantile."""
+    cuts = np.quantile(tokens, np.arange(1, buckets) / buckets, method="higher")
+    return np.searchsorted(cuts, tokens, side="right").astype(np.int64)

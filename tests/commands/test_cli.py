@@ -1,0 +1,670 @@
+"""The command on the shipped sample: what it writes and says, and that its plan holds when asked again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from planner import __main__, __version__, cli
+from planner.errors import InputError
+from planner.search import certify
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SLO, TRACE = EXAMPLES / "slo.yaml", EXAMPLES / "traces" / "azure-conversation-sample.csv"
+SMALL_SLO = "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}}\nfleet: {gpus: {h100-80g: 4}}\n"
+SMALL_TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(
+    f"{i / 2},{200 + 10 * (i % 7)},{20 + i % 5}\n" for i in range(60)
+)
+WRITTEN = {"plan.yaml", "certificate.json", "requests.csv", "report.html", "manifests"}
+COLOURING = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # CI asks for colours in a pipe
+Run = Callable[..., "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+def script(name: str, *arguments: object, **environment: str) -> Outcome:
+    """The installed command in a process of its own."""
+    command = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+    kept = {name: value for name, value in os.environ.items() if name not in COLOURING} | environment
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=kept)
+    return Outcome(done.returncode, done.stdout, without_progress(done.stderr))
+
+
+def without_progress(err: str) -> str:
+    """stderr without the lines that a busy machine gets to see: '[  1.4 s] writing the report'."""
+    return re.sub(r"^\[ *\d+\.\d s\] .*\n", "", err, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process."""
+
+    for name in COLOURING:
+        monkeypatch.delenv(name, raising=False)
+
+    def run_command(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["plan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        code = end.value.code or 0
+        assert isinstance(code, int)
+        return Outcome(code, said.out, without_progress(said.err))
+
+    return run_command
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small question."""
+    (tmp_path / "slo.yaml").write_text(SMALL_SLO)
+    (tmp_path / "trace.csv").write_text(SMALL_TRACE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Planned:
+    folder: Path
+    said: Outcome
+
+    @property
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = yaml.safe_load((self.folder / "plan.yaml").read_text())
+        return document
+
+    @property
+    def bytes(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture(scope="session")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """The main job, said as a table."""
+    out = tmp_path_factory.mktemp("planned") / "out"
+    said = script("plan", "--slo", SLO, "--trace", TRACE, "-o", out, PYTHONHASHSEED="1")
+    return Planned(out, said)
+
+
+@pytest.fixture(scope="session")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """The same in another process with other hashes, under the other name, said as JSON."""
+    out = tmp_path_factory.mktemp("again") / "out"
+    said = script(
+        "fleetplan", "--slo", SLO, "--trace", TRACE, "-o", out, "--seed", 0, "--json", PYTHONHASHSEED="2"
+    )
+    return Planned(out, said)
+
+
+# ---------------------------------------------------------------- plan
+
+
+def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
+    assert planned.said.code == 0, planned.said.err
+    assert {path.name for path in planned.folder.iterdir()} == WRITTEN
+    assert {path.name for path in planned.folder.parent.iterdir()} == {"out"}
+    assert planned.document["status"] == "certified"
+
+
+def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -> None:
+    document, said = planned.document, planned.said.out
+    for words in (
+        f"{document['cost_usd_per_h']:.2f} USD per hour",
+        "10909 requests in 9.1 min",
+        "ttft p90",
+        "tbt p99",
+        "exact",
+        "policy-free bound",
+        f"written to {planned.folder}",
+        *(pool["gpu"] for pool in document["workers"]),
+    ):
+        assert words in said
+    assert "MISSED" not in said
+
+
+def test_a_promised_attainment_is_shown_where_the_limits_are(run: Run, tmp_path: Path) -> None:
+    """An idle fleet keeps both limits for every request; none is complete within a microsecond."""
+    slo, trace = tmp_path / "slo.yaml", tmp_path / "trace.csv"
+    trace.write_text(SMALL_TRACE)
+    slo.write_text(SMALL_SLO.replace("slo: {", "slo: {attainment: 0.9, "))
+    assert run("--slo", slo, "--trace", trace, "-o", tmp_path / "out").code == 0
+    document = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
+    assert document["simulated_attainment_frac"] == 1.0
+    said = run("--slo", slo, "--trace", trace, "-o", tmp_path / "out").out
+    assert re.search(r"attainment.*90 %.*100.00 %.*all limits at once.*kept", said)
+    slo.write_text(SMALL_SLO.replace("slo: {", "slo: {attainment: 0.9, e2e: {p50: 1 us}, "))
+    asked = ("simulate", "--fleet", tmp_path / "out" / "plan.yaml", "--trace", trace, "--slo", slo)
+    assert re.search(r"attainment.*90 %.*0.00 %.*all limits at once.*MISSED", run(*asked).out)
+    assert re.search(r"attainment.*90 %.*0.00 %, 0.00 at least", run(*asked, "--seeds", 2).out)
+
+
+def test_stderr_holds_progress_alone(planned: Planned, again: Planned) -> None:
+    for line in (planned.said.err + again.said.err).splitlines():
+        assert line.startswith("[") and " s] " in line
+
+
+def test_json_is_one_object_that_agrees_with_the_files(again: Planned) -> None:
+    said = json.loads(again.said.out)
+    certificate = json.loads((again.folder / "certificate.json").read_text())
+    assert (said["status"], said["directory"]) == ("certified", str(again.folder))
+    assert said["cost_usd_per_h"] == again.document["cost_usd_per_h"]
+    assert said["certificate"] == certificate["certificate"]
+    assert certificate["certificate"]["level0_exact"]
+    assert 0 < certificate["certificate"]["bound"] <= certificate["certificate"]["value"]
+
+
+def test_equal_seeds_give_equal_bytes_whatever_the_hashes(planned: Planned, again: Planned) -> None:
+    assert planned.bytes == again.bytes
+
+
+def test_another_seed_draws_other_traffic_that_is_kept_too(
+    tmp_path: Path, planned: Planned, run: Run
+) -> None:
+    outcome = run("--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out", "--seed", 5, "--json")
+    assert outcome.code == 0
+    assert (tmp_path / "out" / "requests.csv").read_bytes() != planned.bytes["requests.csv"]
+    assert json.loads(outcome.out)["simulation"]["slo"]["holds"]
+
+
+def test_a_plan_replaces_the_one_before_and_leaves_other_files(here: Path, run: Run) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "plan.yaml").write_text("old")
+    (here / "out" / "notes.txt").write_text("mine")
+    (here / "out" / "charts").mkdir()
+    (here / "out" / "charts" / "mine.png").write_text("mine")
+    line = ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
+    assert run(*line, "--png").code == 0
+    charts = {path.name for path in (here / "out" / "charts").iterdir()}
+    assert {"ttft.png", "tbt.png", "busy.png", "load.png", "mine.png"} <= charts
+    assert run(*line).code == 0
+    assert {path.name for path in (here / "out").iterdir()} == WRITTEN | {"notes.txt", "charts"}
+    assert {path.name for path in (here / "out" / "charts").iterdir()} == {"mine.png"}
+    assert yaml.safe_load((here / "out" / "plan.yaml").read_text())["status"] == "certified"
+
+
+# ---------------------------------------------------------------- the clock
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """The planner's clock stands still for so many looks at it, then all time is over."""
+    count = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: 0.0 if next(count) < looks else 1e9)
+    for module in ("certify", "problem", "bounds", "infeasible"):
+        monkeypatch.setattr(f"planner.search.{module}.time", clock)
+
+
+def test_no_plan_in_time_is_one_clear_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking(monkeypatch, 1)
+    outcome = run("--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out")
+    assert (outcome.code, outcome.out) == (4, "")
+    assert outcome.err.splitlines()[-1].startswith("plan: no fleet within the limits (stock of a100-80g, ")
+    assert outcome.err.splitlines()[-1].endswith("the time limit came first; raise --time-limit")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_cut_short_keeps_the_slo(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = []
+    for looks in (1, 2, 3, 5, 8, 13, 21, 34, 55, 10**9):
+        out = here / f"out-{looks}"
+        with monkeypatch.context() as patch:
+            ticking(patch, looks)
+            outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", out, "--json")
+        codes.append(outcome.code)
+        said = json.loads(outcome.out)
+        if said["status"] == "not found":  # the time was over before the first fleet that holds
+            assert outcome.code == 4 and not out.exists()
+            continue
+        is_whole = outcome.code == 0
+        assert said["status"] == ("certified" if is_whole else "best found")
+        assert said["certificate"]["level0_exact"] == is_whole
+        assert {path.name for path in out.iterdir()} == WRITTEN
+        line = ("simulate", "--fleet", out / "plan.yaml", "--trace", "trace.csv", "--slo", "slo.yaml")
+        assert json.loads(run(*line, "--json").out)["slo"]["holds"]
+    assert set(codes) == {0, 4} and codes == sorted(codes, reverse=True)
+
+
+def test_a_table_cut_short_says_so(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for looks in range(1, 40):
+        with monkeypatch.context() as patch:
+            ticking(patch, looks)
+            outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
+        if outcome.code == 4 and outcome.out:  # with less, no fleet is found at all
+            break
+    assert outcome.code == 4 and "NOT exhausted" in outcome.out
+    assert "# best found:" in (here / "out" / "plan.yaml").read_text()
+
+
+def test_what_was_found_under_assumptions_is_not_called_exact(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search came to its end, so the exit code is 0; but it left fleets out by assumption."""
+    line = ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out")
+
+    def assumed(*given: Any, **more: Any) -> Any:
+        found = plan(*given, **more)
+        return replace(found, certificate=replace(found.certificate, level0_exact=False, beyond_exact=True))
+
+    plan = certify.plan
+    monkeypatch.setattr(certify, "plan", assumed)
+    outcome = run(*line)
+    assert outcome.code == 0
+    report = re.sub(r"<[^>]*>", " ", (here / "out" / "report.html").read_text())
+    for said in (outcome.out, report):
+        assert "found by search" in said
+        assert not re.search(r"exactly|, exact|proved|no policy whatever", said, flags=re.IGNORECASE)
+
+
+def test_a_relaxation_cut_short_is_never_called_latency(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "slo.yaml").write_text(SMALL_SLO + "limits: {power: 300 W}\n")
+    codes = set()
+    for looks in (1, 2, 3, 4, 6, 10, 10**9):
+        with monkeypatch.context() as patch:
+            ticking(patch, looks)
+            outcome = run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--json")
+        codes.add(outcome.code)
+        assert outcome.code in (3, 4) and not (here / "out").exists()
+        said = json.loads(outcome.out)
+        assert said["kind"] == "capacity"
+        assert said["status"] == ("infeasible" if outcome.code == 3 else "not found")
+    assert codes == {3, 4}
+
+
+def test_the_shortest_time_limit_ends_with_a_plan_or_a_clear_line(tmp_path: Path) -> None:
+    """On a real clock either may come first."""
+    outcome = script("plan", "--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out", "--time-limit", 0.1)
+    assert outcome.code == 4
+    if outcome.err.splitlines()[-1].endswith("raise --time-limit"):
+        assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- simulate
+
+
+def test_simulating_the_plan_on_its_requests_repeats_its_numbers(planned: Planned, run: Run) -> None:
+    folder = planned.folder
+    line = ("simulate", "--fleet", folder / "plan.yaml", "--trace", folder / "requests.csv", "--slo", SLO)
+    for more in ((), ("--window", "whole")):
+        summary = json.loads(run(*line, "--json", *more).out)
+        assert summary["slo"]["holds"] and summary["slo"]["is_steady"]
+        assert summary["slo"]["lines"] == planned.document["simulated"]
+        assert summary["requests"] == planned.document["traffic"]["requests"]
+    said = run(*line)
+    assert (said.code, said.err) == (0, "") and "SLO: kept" in said.out
+
+
+def test_simulating_the_plan_on_the_trace_scales_it_as_the_plan_did(planned: Planned, run: Run) -> None:
+    outcome = run(
+        "simulate", "--fleet", planned.folder / "plan.yaml", "--trace", TRACE, "--slo", SLO, "--json"
+    )
+    assert json.loads(outcome.out)["slo"]["lines"] == planned.document["simulated"]
+
+
+def test_requests_csv_of_simulate_is_the_plans(planned: Planned, run: Run, tmp_path: Path) -> None:
+    line = ("simulate", "--fleet", planned.folder / "plan.yaml", "--trace", planned.folder / "requests.csv")
+    assert run(*line, "-o", tmp_path / "requests.csv").code == 0
+    assert (tmp_path / "requests.csv").read_bytes() == planned.bytes["requests.csv"]
+
+
+def test_a_plan_without_any_one_of_its_workers_misses_the_slo(
+    planned: Planned, run: Run, tmp_path: Path
+) -> None:
+    for number in range(len(planned.document["workers"])):
+        document = planned.document
+        document["workers"][number]["count"] -= 1
+        document["workers"] = [pool for pool in document["workers"] if pool["count"]]
+        (tmp_path / "fewer.yaml").write_text(yaml.safe_dump(document))
+        outcome = run(
+            "simulate", "--fleet", tmp_path / "fewer.yaml", "--trace", TRACE, "--slo", SLO, "--json"
+        )
+        assert outcome.code in (0, 1)  # 1: a role without a worker is no fleet
+        assert outcome.code == 1 or not json.loads(outcome.out)["slo"]["holds"]
+
+
+def test_window_whole_replays_a_plan_whose_window_was_cut_out(here: Path, run: Run) -> None:
+    """The busiest 10 s of a burst carry more than 6 requests/s, and must not be thinned to 6 again."""
+    rows = [i / 2 for i in range(40)] + [20 + i / 10 for i in range(60)] + [26 + i / 2 for i in range(40)]
+    (here / "trace.csv").write_text(
+        "timestamp,input_tokens,output_tokens\n"
+        + "".join(f"{at},{300 + i % 9},20\n" for i, at in enumerate(rows))
+    )
+    (here / "slo.yaml").write_text(SMALL_SLO + "traffic: {rate: 6, window: busiest 10 s}\n")
+    assert run("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out").code == 0
+    line = ("simulate", "--fleet", "out/plan.yaml", "--trace", "out/requests.csv", "--slo", "slo.yaml")
+    summary = json.loads(run(*line, "--window", "whole", "--json").out)
+    document = yaml.safe_load((here / "out" / "plan.yaml").read_text())
+    assert document["traffic"]["rate_rps"] > 6.5
+    assert summary["requests"] == document["traffic"]["requests"]
+    assert summary["slo"]["lines"] == document["simulated"]
+
+
+def test_rate_window_and_closed_loop_change_what_is_simulated(here: Path, run: Run) -> None:
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    line = ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--json")
+
+    def simulated(*more: str) -> dict[str, Any]:
+        outcome = run(*line, *more)
+        assert (outcome.code, outcome.err) == (0, "")
+        summary: dict[str, Any] = json.loads(outcome.out)
+        return summary
+
+    assert simulated()["requests"] == 60
+    assert simulated("--rate", "4")["requests"] == 118  # 29.5 s
+    assert simulated("--rate", "4", "--scale", "compress")["requests"] == 60
+    assert simulated("--rate", "1", "--scale", "thin")["requests"] == 30
+    assert simulated("--window", "first 10 s")["requests"] == 20
+    assert simulated("--closed-loop", "8")["requests_per_s"] > simulated()["requests_per_s"]
+
+
+# ---------------------------------------------------------------- trace and catalog
+
+
+def test_a_trace_is_described(run: Run) -> None:
+    table, document = run("trace", TRACE), json.loads(run("trace", TRACE, "--json").out)
+    assert (table.code, table.err) == (0, "")
+    assert document["requests"] == 3000 and document["rate_rps"] == pytest.approx(5.5)
+    assert "3000" in table.out and "rate_rps" in table.out
+
+
+@pytest.mark.parametrize(
+    ("what", "row"),
+    [("gpus", "h100-80g"), ("llms", "Llama-3.1-8B"), ("slos", "vidur"), ("latency", "a100-80g")],
+)
+def test_the_catalog_is_shown(run: Run, what: str, row: str) -> None:
+    table, document = run("catalog", what), json.loads(run("catalog", what, "--json").out)
+    assert (table.code, table.err) == (0, "")
+    assert list(document) == [what] and row in json.dumps(document)
+    assert row in table.out
+    for entry in document[what]:
+        assert entry["basis"] if what == "latency" else entry["source"] and entry["date"]
+    if what == "gpus":
+        assert all(entry["price_source"] and entry["price_date"] for entry in document[what])
+
+
+def test_catalog_alone_shows_gpus_and_a_catalog_of_ones_own_comes_first(here: Path, run: Run) -> None:
+    assert run("catalog").out == run("catalog", "gpus").out
+    (here / "own").mkdir()
+    (here / "own" / "slos.yaml").write_text(
+        "mine: {slo: {ttft: {p50: 1 s}}, for: me, source: myself, date: 2025-07-01}\n"
+    )
+    document = json.loads(run("catalog", "slos", "--catalog", "own", "--json").out)
+    assert [entry["preset"] for entry in document["slos"]] == ["mine"]
+
+
+# ---------------------------------------------------------------- the command itself
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version") == Outcome(0, f"fleetplan {__version__}\n", "")
+    for line in ((), ("-h",)):
+        outcome = script("plan", *line)
+        assert (outcome.code, outcome.err) == (0, "")
+        for word in ("--slo", "--trace", "simulate", "catalog"):
+            assert word in outcome.out
+    for command in ("simulate", "trace", "catalog"):
+        assert (run(command, "-h").code, run(command, "--help").code) == (0, 0)
+
+
+def test_both_names_are_installed_and_neither_is_planner() -> None:
+    """`planner` is the package of many others."""
+    scripts = {
+        point.name: point
+        for point in entry_points(group="console_scripts")
+        if point.value.startswith("planner.")
+    }
+    assert set(scripts) == {"plan", "fleetplan"}
+    assert all(point.load() is __main__.main for point in scripts.values())
+    assert script("fleetplan", "--version") == script("plan", "--version")
+
+
+def test_no_escape_codes_where_nobody_looks(planned: Planned, run: Run) -> None:
+    assert "\x1b" not in planned.said.out + planned.said.err
+    for line in (("trace", TRACE), ("catalog", "gpus"), ("-h",), ("--slo",), ("catalog", "x")):
+        outcome = script("plan", *line, NO_COLOR="1")
+        assert "\x1b" not in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
+def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...]) -> None:
+    command = [str(Path(sys.executable).with_name("plan")), "catalog", *more]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "plan: the answer cannot be written to stdout (No space left on device)\n"
+
+
+START = "import os; os.write(1, b'.'); from planner.__main__ import main; main()"
+
+
+@pytest.mark.parametrize("after_s", [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 1.5])
+def test_an_interrupt_is_one_line_and_leaves_nothing(here: Path, after_s: float) -> None:
+    """From the moment that Python has started: while modules load, and while a trace never comes."""
+    os.mkfifo("pipe.csv")
+    asked = ["--slo", "slo.yaml", "--trace", "pipe.csv", "-o", "out"]
+    command = [sys.executable, "-c", START, *asked]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.read(1) == "."
+        time.sleep(after_s)
+        for _ in range(5):  # a signal that comes just before the read is seen after it only: press again
+            running.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, err = running.communicate(timeout=5)
+                break
+    assert (running.returncode, out, without_progress(err)) == (130, "", "plan: interrupted\n")
+    assert {path.name for path in here.iterdir()} == {"slo.yaml", "trace.csv", "pipe.csv"}
+
+
+@pytest.mark.parametrize("after_s", [1.0, 1.4, 1.8, 2.5])
+def test_an_interrupt_of_many_processes_is_one_line(here: Path, after_s: float) -> None:
+    """A terminal sends it to all of them: while workers start, and while they work."""
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    asked = ["simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--seeds", "10000"]
+    with subprocess.Popen(
+        [sys.executable, "-c", START, *asked],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stdout is not None and running.stdout.read(1) == "."
+        time.sleep(after_s)
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, without_progress(err)) == (130, "", "plan: interrupted\n")
+
+
+def test_an_interrupt_ends_a_solver_that_does_not_hear_it() -> None:
+    """Minutes in one call of a library in C, as a solver or a long simulation may take."""
+    code = (
+        "import hashlib, os, planner.cli\n"
+        "from planner.__main__ import main\n"
+        "def command():\n"
+        "    os.write(1, b'.')\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 2**31 - 1)\n"
+        "planner.cli.main = command\n"
+        "main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None and running.stdout.read(1) == "."
+        time.sleep(0.2)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "plan: interrupted\n")
+
+
+def test_an_interrupt_that_python_would_drop_comes_again() -> None:
+    """Raised in a destructor it ends nothing: Python writes a traceback and goes on."""
+    code = (
+        "import signal, sys, time, planner.cli\n"
+        "from planner.__main__ import main\n"
+        "class Dropped:\n"
+        "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "def command():\n"
+        "    Dropped()\n"
+        "    for _ in range(100): time.sleep(0.1)\n"
+        "planner.cli.main = command\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "plan: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["stdin", "stdout", "stderr"])
+def test_a_closed_stream_changes_nothing(here: Path, number: int) -> None:
+    """Else the first file that is opened gets its number, a chart's pipe for instance."""
+    plan = Path(sys.executable).with_name("plan")
+    line = f"exec {plan} --slo slo.yaml --trace trace.csv -o out {number}>&-"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, without_progress(done.stderr)) == (0, "")
+    assert "written to out" in done.stdout or number == 1
+    assert {path.name for path in (here / "out").iterdir()} == WRITTEN
+
+
+def test_a_name_that_is_no_text_is_escaped(here: Path) -> None:
+    """A name is bytes; where they are no UTF-8, Python keeps half characters that no file can hold."""
+    (here / "trace.csv").rename(here / os.fsdecode(b"trace\xff.csv"))
+    outcome = script("plan", "--slo", "slo.yaml", "--trace", os.fsdecode(b"trace\xff.csv"), "-o", "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert r"trace\udcff.csv" in outcome.out
+    assert r"trace\udcff.csv" in (here / "out" / "report.html").read_text()
+    assert yaml.safe_load((here / "out" / "plan.yaml").read_text())["traffic"]["requests"] == 60
+
+
+def test_colours_asked_for_do_not_move_the_status_line_in_a_log(here: Path) -> None:
+    outcome = script("plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", FORCE_COLOR="1")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_a_terminal_that_knows_ascii_alone_gets_an_answer(here: Path) -> None:
+    outcome = script(
+        "plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", PYTHONIOENCODING="ascii"
+    )
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.isascii() and "h100-80g" in outcome.out
+
+
+def test_a_terminal_gets_its_cursor_back_after_an_error(here: Path) -> None:
+    """The moving status line hides it."""
+    (here / "slo.yaml").write_text(SMALL_SLO.replace("2 s", "1 ms"))
+    command = [
+        str(Path(sys.executable).with_name("plan")),
+        "--slo",
+        "slo.yaml",
+        "--trace",
+        "trace.csv",
+        "-o",
+        "out",
+    ]
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    done = subprocess.run(command, stdout=slave, stderr=slave, check=False, timeout=60, env=environment)
+    os.close(slave)
+    seen = os.read(master, 2**16).decode()
+    os.close(master)
+    assert done.returncode == 3 and "plan: latency" in seen
+    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") > -1
+
+
+@pytest.mark.parametrize("usd", ["inf", "1e300"])
+@pytest.mark.parametrize("option", ["--stop-cost", "--start-cost"])
+def test_a_cost_without_end_is_refused(run: Run, here: Path, option: str, usd: str) -> None:
+    """With an infinite one the solver was asked for the impossible, and said so with a traceback."""
+    line = ("replan", "--current", "fleet.yaml", "--slo", "slo.yaml", "--trace", "trace.csv", option, usd)
+    outcome = run(*line)
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert f"plan: {option}: expected USD per worker, 0 to 1e+09, found {float(usd):g}" in outcome.err
+
+
+def failing(share: int) -> str:
+    """The small trace, with no output in one of so many rows."""
+    head, *rows = SMALL_TRACE.splitlines()
+    cut = (f"{row.rpartition(',')[0]},0" if i % share == 1 else row for i, row in enumerate(rows))
+    return "\n".join([head, *cut, ""])
+
+
+def test_requests_left_out_are_said_before_the_answer(run: Run, here: Path) -> None:
+    """6 of 60 cannot be served: on the console first, and in what programs read."""
+    (here / "trace.csv").write_text(failing(10))
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    said = "trace.csv: 6 of 60 requests (10.0%) cannot be served as they stand: 6 rows with no output tokens"
+    for line in (
+        ("trace", "trace.csv"),
+        ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"),
+        ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"),
+    ):
+        outcome = run(*line, "--json")
+        assert outcome.code == 0 and outcome.err.startswith(f"warning: {said}")
+        assert json.loads(outcome.out)["warnings"][0].startswith(said)
+    assert "Mind:" in (here / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("trace", "trace.csv"),
+        ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"),
+        ("compare", "--fleet", "fleet.yaml", "--trace", "trace.csv"),
+        ("goodput", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--slo", "slo.yaml"),
+        ("search", "vidur", "--slo", "slo.yaml", "--trace", "trace.csv"),
+        ("what-if", "--slo", "slo.yaml", "--trace", "trace.csv", "--change", "slo.ttft.p90=3 s"),
+        ("sensitivity", "--slo", "slo.yaml", "--trace", "trace.csv"),
+        ("pareto", "--slo", "slo.yaml", "--trace", "trace.csv", "--over", "ttft"),
+        ("replan", "--current", "fleet.yaml", "--slo", "slo.yaml", "--trace", "trace.csv"),
+        ("validate", "fleet.yaml", "-o", "out", "--trace", "trace.csv"),
+        ("prefixes", "trace.csv"),
+        ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"),
+    ],
+    ids=lambda line: line[0],
+)
+def test_a_trace_of_which_much_is_left_out_is_refused(
+    run: Run, here: Path, line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the requests failed; whoever means the other half says so."""
+    (here / "trace.csv").write_text(failing(2))
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    outcome = run(*line)
+    assert outcome.code == 1 and outcome.out == ""
+    assert "30 of 60 requests (50.0%) cannot be served" in outcome.err and "--drop-invalid" in outcome.err
+    assert not (here / "out").exists()
+    said: list[str] = []
+
+    def stop(warnings: Iterable[str]) -> None:
+        said.extend(warnings)
+        raise InputError("enough")
+
+    monkeypatch.setattr("planner.commands.common.say_first", stop)
+    run(*line, "--drop-invalid")
+    assert len(said) == 1

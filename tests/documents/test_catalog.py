@@ -1,0 +1,430 @@
+"""Catalogs: the shipped rows against published figures, and refusal of rows that make no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.documents import catalog as catalog_module
+from planner.documents.catalog import Catalog, read_catalog
+from planner.domain import Limit
+from planner.errors import CatalogError
+from planner.io.files import repository_dir
+from planner.models.latency import StepLatency
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return read_catalog()
+
+
+PUBLISHED = {  # parameters in billions, as on the model cards
+    "llama-2-7b": 6.74,
+    "llama-2-13b": 13.0,
+    "llama-2-70b": 69.0,
+    "llama-3.1-8b": 8.03,
+    "llama-3.1-70b": 70.6,
+    "llama-3.1-405b": 405.9,
+    "qwen3-32b": 32.8,
+    "qwen-72b": 72.3,
+    "mistral-7b": 7.24,
+    "mixtral-8x7b": 46.7,
+    "opt-13b": 12.9,
+    "opt-66b": 65.7,
+    "opt-175b": 175.0,
+    "bloom-176b": 176.2,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_count(catalog: Catalog, name: str) -> None:
+    assert catalog.llm(name).parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.02)
+
+
+def test_every_llm_row_is_checked_against_a_published_count(catalog: Catalog) -> None:
+    assert {catalog.llm(name).name for name in PUBLISHED} == set(catalog.llms)
+
+
+def test_kv_bytes_of_llama_3_1_70b(catalog: Catalog) -> None:
+    """2 (keys, values) x 80 layers x 8 heads x 128 x 2 bytes = 327,680; BLOOM, MHA: 2 x 70 x 14336 x 2."""
+    assert catalog.llm("llama-3.1-70b").kv_bytes_per_token == 327_680
+    assert catalog.llm("bloom").kv_bytes_per_token == 4_014_080
+
+
+def test_units_of_an_h100(catalog: Catalog) -> None:
+    """81,559 MiB x 2^20, 3.35 TB/s, 989.4 TFLOP/s dense, 450 GB/s each way, 700 W."""
+    gpu = catalog.gpu("h100-80g")
+    assert gpu.memory_bytes == 81_559 * 2**20
+    assert (gpu.bandwidth_bytes_per_s, gpu.dense_flops_per_s) == (3.35e12, 989.4e12)
+    assert (gpu.link_bytes_per_s, gpu.power_w, gpu.gpus_per_node) == (450e9, 700, 8)
+    assert (gpu.node_selector, gpu.base) == ("NVIDIA-H100-80GB-HBM3", "h100-80g")
+
+
+def test_drivers_never_report_less_than_nine_tenths_of_what_vendors_state() -> None:
+    """A slip between GB and GiB is 7 %; one between two rows is more."""
+    rows = yaml.safe_load((repository_dir("catalogs") / "gpus.yaml").read_text())
+    for row in rows.values():
+        if "cap_of" not in row:
+            stated_gb, reported_mib = (int(row[key].split()[0]) for key in ("memory_vendor", "memory"))
+            assert 0.99 < reported_mib * 2**20 / (stated_gb * 1e9) < 1.08
+
+
+@pytest.mark.parametrize(
+    ("cap_w", "slowdown"), [(550, 1 + 0.3 * 150 / 350), (450, 1 + 0.3 * 250 / 350), (350, 1.3)]
+)
+def test_a_cap_slows_prefill_linearly_and_leaves_the_rest(
+    catalog: Catalog, cap_w: int, slowdown: float
+) -> None:
+    """On the line through (700 W, 1.0) and (350 W, 1.3); tokens, price and memory as uncapped."""
+    capped, base = catalog.gpu(f"h100-80g@{cap_w}W"), catalog.gpu("h100-80g")
+    assert capped.prefill_slowdown == pytest.approx(slowdown, abs=1e-4)
+    assert (capped.power_w, capped.decode_slowdown, capped.base) == (cap_w, 1.0, "h100-80g")
+    assert (capped.price_usd_per_h, capped.memory_bytes) == (base.price_usd_per_h, base.memory_bytes)
+
+
+def test_every_row_has_a_source_and_a_date(catalog: Catalog) -> None:
+    assert set(catalog.provenance) == {*catalog.gpus, *catalog.llms, *catalog.slos}
+    assert all(p.source and p.date[:2] == "20" for p in catalog.provenance.values())
+    assert all(
+        catalog.provenance[gpu].price_source and catalog.provenance[gpu].price_date for gpu in catalog.gpus
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("H100", "h100-80g"), ("a100", "a100-80g"), ("h100@350w", "h100-80g@350W"), ("h200", "h200-141g")],
+)
+def test_aliases_in_any_case(catalog: Catalog, asked: str, found: str) -> None:
+    assert catalog.gpu(asked).name == found
+    assert catalog.llm("LLAMA-3.1-70B") is catalog.llm("meta-llama/Llama-3.1-70B")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(catalog: Catalog) -> None:
+    with pytest.raises(
+        CatalogError, match=r"GPU 'h100-80gg' is not in catalogs/gpus.yaml; nearest: h100-80g"
+    ):
+        catalog.gpu("h100-80gg")
+    with pytest.raises(CatalogError, match=r"LLM 'lama-3.1-70b' .* nearest: meta-llama/Llama-3.1-70B"):
+        catalog.llm("lama-3.1-70b")
+    with pytest.raises(CatalogError, match="no such file or folder"):
+        catalog.llm("./nowhere/config.json")
+    with pytest.raises(CatalogError, match="is not in catalogs"):
+        catalog.llm("x" * 5000)
+
+
+def test_presets_of_the_papers(catalog: Catalog) -> None:
+    """Vidur 7.3, DistServe Table 1, Aladdin Table 2, Splitwise Table VI."""
+    assert catalog.slos["vidur"].slo.limits == (Limit("ttft", 0.9, 2.0), Limit("tbt", 0.99, 0.2))
+    code = catalog.slos["distserve-code-opt-66b"].slo
+    assert code.limits == (Limit("ttft", 0.9, 0.125), Limit("tpot", 0.9, 0.2))
+    assert code.attainment_frac == 0.9
+    assert catalog.slos["aladdin-llama-2-70b-a100"].slo.limits == (
+        Limit("ttft", 1.0, 1.6),
+        Limit("tpot", 1.0, 0.075),
+    )
+    splitwise = catalog.slos["splitwise"]
+    assert splitwise.slo.limits == () and splitwise.slowdowns is not None
+    assert (splitwise.slowdowns.gpu, splitwise.slowdowns.tp) == ("a100-80g", 8)
+    factors = {(line.metric, line.percentile_frac): line.factor for line in splitwise.slowdowns.limits}
+    assert len(factors) == 9 and factors["ttft", 0.99] == 6 and factors["e2e", 0.5] == 1.25
+
+
+# --- rows that make no sense
+
+GPU = {
+    "memory_vendor": "80 GB",
+    "memory": "80 GiB",
+    "bandwidth": "2 TB/s",
+    "dense_tflops": 312,
+    "link": "NVLink 3",
+    "link_bandwidth": "300 GB/s",
+    "power": "400 W",
+    "gpus_per_node": 8,
+    "price": "2 usd/h",
+    "price_source": "us",
+    "price_date": "2026-11",
+    "node_selector": "X",
+    "source": "us",
+    "date": "2026-11-20",
+}
+LLM = {
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 128,
+    "vocab": 1000,
+    "context": 512,
+    "source": "us",
+    "date": "2026-11-20",
+}
+SLO = {"slo": {"ttft": {"p90": "2 s"}}, "for": "us", "source": "us", "date": "2026-11-20"}
+
+
+def write(folder: Path, **files: dict[str, Any]) -> Path:
+    for name, rows in files.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(rows))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory": "80 furlongs"}, r"gpus.yaml: mine: memory: unknown unit 'furlongs'"),
+        ({"memory": None}, r"gpus.yaml: mine: memory is missing"),
+        ({"memory": "-1 GiB"}, r"gpus.yaml: mine: GPU mine: memory_bytes is -1073741824.0, must be > 0"),
+        ({"price": "-1 usd/h"}, r"price_usd_per_h is -1.0, must be >= 0"),
+        ({"dense_tflops": "312 TFLOP/s"}, r"dense_tflops: expected a number, found '312 TFLOP/s'"),
+        ({"dense_tflops": float("nan")}, r"dense_tflops: expected a number, found nan"),
+        ({"gpus_per_node": 8.0}, r"gpus_per_node: expected a whole number > 0, found 8.0"),
+        ({"gpus_per_node": True}, r"gpus_per_node: expected a whole number > 0, found True"),
+        ({"bandwith": "1 TB/s"}, r"gpus.yaml: mine: unknown key 'bandwith'; did you mean 'bandwidth'"),
+        ({"source": " "}, r"gpus.yaml: mine: source: expected text"),
+        ({"aliases": "h"}, r"aliases: expected a list of names, found 'h'"),
+        ({"prefill_slowdown": 1.3}, r"prefill_slowdown: only for a row with cap_of"),
+    ],
+)
+def test_a_bad_gpu_row_names_file_row_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        read_catalog(write(tmp_path, gpus={"mine": {**GPU, **change}}))
+
+
+@pytest.mark.parametrize(
+    ("cap", "message"),
+    [
+        ({"cap_of": "other"}, r"cap_of: expected the name of an uncapped row of this file, found 'other'"),
+        ({"power": "400 W"}, r"power: expected a cap below 400 W, found '400 W'"),
+        ({"prefill_slowdown": None}, r"prefill_slowdown is missing"),
+        ({"prefill_slowdown": 0.9}, r"a slowdown is below 1"),
+        ({"aliases": ["MINE"]}, r"aliases: 'MINE' already names mine"),
+    ],
+)
+def test_a_bad_cap_is_refused(tmp_path: Path, cap: dict[str, Any], message: str) -> None:
+    least = {"cap_of": "mine", "power": "200 W", "prefill_slowdown": 1.2, "decode_slowdown": 1.0}
+    row = {**least, "source": "us", "date": "2026-11-20", **cap}
+    with pytest.raises(CatalogError, match=message):
+        read_catalog(write(tmp_path, gpus={"mine": GPU, "mine@200W": row}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 5}, r"llms.yaml: mine: LLM mine: 5 heads do not share 2 KV heads"),
+        ({"gated_ffn": "yes"}, r"llms.yaml: mine: gated_ffn: expected true or false, found 'yes'"),
+        ({"layers": 0}, r"layers: expected a whole number > 0, found 0"),
+        ({"dtype_bytes": 0}, r"dtype_bytes is 0.0, must be > 0"),
+        ({"kv_dtype_bytes": 0}, r"kv_dtype_bytes is 0.0, must be > 0"),
+    ],
+)
+def test_a_bad_llm_row_names_file_row_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        read_catalog(write(tmp_path, llms={"mine": {**LLM, **change}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slo": {"ttft": {"p90": "-2 s"}}}, r"slos.yaml: mine: slo: ttft p90: must be > 0"),
+        ({"slowdown": {"ttft": {"p90": 2}}}, r"expected one of slo and slowdown, found both"),
+        ({"reference": {"gpu": "a", "tp": 8}}, r"reference: only for a row with slowdown"),
+        ({"for": None}, r"slos.yaml: mine: for is missing"),
+    ],
+)
+def test_a_bad_preset_names_file_row_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        read_catalog(write(tmp_path, slos={"mine": {**SLO, **change}}))
+
+
+@pytest.mark.parametrize(
+    ("reference", "factor", "message"),
+    [
+        ({"gpu": "a", "tp": 8}, 0.5, r"slowdown: ttft p90: expected a factor of at least 1, found 0.5"),
+        ({"gpu": "a", "tp": 0}, 2, r"reference: tp: expected a whole number >= 1, found 0"),
+        ({"gpu": 1, "tp": 8}, 2, r"reference: gpu: expected the name of a GPU, found 1"),
+        (None, 2, r"reference: expected keys and values, found None"),
+    ],
+)
+def test_a_bad_slowdown_is_refused(tmp_path: Path, reference: Any, factor: float, message: str) -> None:
+    row = {key: value for key, value in SLO.items() if key != "slo"}
+    row |= {"slowdown": {"ttft": {"p90": factor}}, "reference": reference}
+    with pytest.raises(CatalogError, match=message):
+        read_catalog(write(tmp_path, slos={"mine": row}))
+
+
+def test_files_that_are_no_catalog(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="no such catalog directory"):
+        read_catalog(tmp_path / "nowhere")
+    with pytest.raises(CatalogError, match=r"holds none of gpus.yaml, llms.yaml, slos.yaml, latency/"):
+        read_catalog(tmp_path)
+    (tmp_path / "gpus.yaml").write_text("- a\n- b\n")
+    with pytest.raises(CatalogError, match=r"gpus.yaml: the top level is a list"):
+        read_catalog(tmp_path)
+    with pytest.raises(
+        CatalogError, match=r"gpus.yaml: mine: expected a name and a mapping of fields, found 3"
+    ):
+        read_catalog(write(tmp_path, gpus={"mine": 3}))
+
+
+def test_a_directory_of_ones_own_replaces_single_files(tmp_path: Path, catalog: Catalog) -> None:
+    own = read_catalog(write(tmp_path, gpus={"mine": {**GPU, "aliases": ["m"]}}))
+    assert list(own.gpus) == ["mine"] and own.gpu("M").memory_bytes == 80 * 2**30
+    assert own.llms == catalog.llms and own.slos == catalog.slos
+
+
+# --- step times
+
+FIT = {
+    "tp": 4,
+    "knots_tokens": [1, 8192],
+    "f_s": [0.010, 0.110],
+    "a_s": 1e-9,
+    "b_s": 0.0,
+    "d_s": 1e-7,
+    "e_s": 0.0,
+    "h_s": 0.001,
+    "basis": "measured by hand",
+    "mape_frac": 0.02,
+    "max_context_tokens": 9000,
+    "errors": {},
+}
+
+
+def with_fits(folder: Path, *fits: dict[str, Any], llm: str = "llama-3.1-70b", gpu: str = "h100") -> Catalog:
+    (folder / "latency").mkdir(exist_ok=True)
+    head = {"llm": llm, "gpu": gpu, "source": "us", "date": "2026-11-20", "command": "none"}
+    text = yaml.safe_dump({**head, "fits": list(fits)}, sort_keys=False)
+    (folder / "latency" / f"{llm.replace('/', '-')}--{gpu}.yaml").write_text(text)
+    return read_catalog(folder)
+
+
+def test_a_fit_of_ones_own_comes_before_the_shipped_ones(tmp_path: Path) -> None:
+    """f(1) = 10 ms, h = 1 ms: a step of one token takes 11 ms."""
+    own = with_fits(tmp_path, FIT)
+    latency = own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+    assert latency.basis == "measured by hand"
+    assert latency.step_s(1) == pytest.approx(0.011)
+
+
+def test_a_capped_gpu_has_its_bases_fit_slowed(tmp_path: Path) -> None:
+    """At 350 W the 100 ms that grow with tokens take 130 ms, the floor of 10 ms and 1 ms of host stay."""
+    own = with_fits(tmp_path, FIT)
+    capped = own.latency(own.llm("llama-3.1-70b"), own.gpu("h100@350W"), 4)
+    assert capped.step_s(8192) == pytest.approx(0.010 + 0.130 + 0.001)
+    assert capped.d_s == 1e-7 and "power cap" in capped.basis
+
+
+def test_a_fit_measured_under_the_cap_is_not_slowed_again(tmp_path: Path) -> None:
+    own = with_fits(tmp_path, {**FIT, "basis": "at 350 W"}, gpu="h100-80g@350W")
+    assert own.latency(own.llm("llama-3.1-70b"), own.gpu("h100@350W"), 4).basis == "at 350 W"
+
+
+def test_without_a_fit_the_roofline_answers(catalog: Catalog) -> None:
+    latency = catalog.latency(catalog.llm("opt-13b"), catalog.gpu("a6000"), 2)
+    assert "roofline" in latency.basis
+    capped = catalog.latency(catalog.llm("opt-13b"), catalog.gpu("h100@350W"), 1)
+    uncapped = catalog.latency(catalog.llm("opt-13b"), catalog.gpu("h100"), 1)
+    assert capped.step_s(8192) > uncapped.step_s(8192)
+    assert capped.step_s(1, 0, 1, 1000) >= uncapped.step_s(1, 0, 1, 1000)
+
+
+def test_only_the_fits_of_the_pair_are_parsed_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "latency").mkdir()
+    (tmp_path / "latency" / "other.yaml").write_text("llm: opt-13b\ngpu: l4\nfits: [this is { not YAML\n")
+    own = with_fits(tmp_path, FIT)
+    parsed: list[Path] = []
+    read_fits = catalog_module._read_fits
+
+    def counted(path: Path) -> dict[int, StepLatency]:
+        parsed.append(path)
+        return read_fits(path)
+
+    monkeypatch.setattr(catalog_module, "_read_fits", counted)
+    for _ in range(3):
+        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+    assert [path.name for path in parsed if path.parent.parent == tmp_path] == ["llama-3.1-70b--h100.yaml"]
+    assert len(parsed) == len(set(parsed))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"f_s": [0.1]}, r"tp 4: step latency: 2 knots"),
+        ({"f_s": 0.1}, r"tp 4: f_s: expected a list of numbers, found 0.1"),
+        ({"d_s": None}, r"tp 4: d_s is missing"),
+        ({"d_s": -1.0}, r"must be >= 0"),
+        ({"tp": "four"}, r"fits\[0\]: tp: expected a whole number > 0, found 'four'"),
+        ({"mape": 0.1}, r"tp 4: unknown key 'mape'; did you mean 'mape_frac'"),
+    ],
+)
+def test_a_bad_fit_names_file_row_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    own = with_fits(tmp_path, {**FIT, **change})
+    with pytest.raises(CatalogError, match=rf"h100.yaml: .*{message}"):
+        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+
+
+def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> None:
+    own = with_fits(tmp_path, FIT, FIT)
+    with pytest.raises(CatalogError, match="tp 4: is given twice"):
+        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+    (tmp_path / "latency" / "headless.yaml").write_text("fits: []\n")
+    own = read_catalog(tmp_path)
+    with pytest.raises(CatalogError, match=r"headless.yaml: llm is missing"):
+        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+
+
+def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
+    for path in catalog.fit_files:
+        llm, gpu = catalog_module._header(path)
+        for tp in catalog_module._read_fits(path):
+            assert catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp).step_s(1) > 0
+
+
+def test_a_row_may_say_how_wide_its_kv_cache_is(tmp_path: Path) -> None:
+    plain = read_catalog(write(tmp_path, llms={"mine": LLM})).llm("mine")
+    rows = {"mine": {**LLM, "dtype_bytes": 1, "kv_dtype_bytes": 2}}
+    own = read_catalog(write(tmp_path, llms=rows)).llm("mine")
+    assert own.kv_bytes_per_token == plain.kv_bytes_per_token
+    assert own.weight_bytes == (plain.weight_bytes + plain.embedding_parameters * 2) / 2
+
+
+@pytest.mark.parametrize("dtype_bytes", [0.53, 1, 4])
+def test_keys_and_values_are_not_as_wide_as_weights(tmp_path: Path, dtype_bytes: float) -> None:
+    """2 x 36 layers x 4 heads of 128 in 16 bits are 73,728 bytes per token; 0.53 for both gave 19,538."""
+    row = {**LLM, "layers": 36, "heads": 32, "kv_heads": 4, "head_dim": 128, "dtype_bytes": dtype_bytes}
+    llm = read_catalog(write(tmp_path, llms={"mine": row})).llm("mine")
+    assert llm.kv_bytes_per_token == 73_728
+
+
+def test_a_capped_row_knows_what_the_board_may_draw(catalog: Catalog) -> None:
+    assert catalog.gpu("h100@350W").board_w == catalog.gpu("h100").board_w == 700
+
+
+TUNED_70B = {
+    "model_type": "llama",
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_config_is_found_by_folder_or_file_and_has_the_fits_of_its_twin(tmp_path: Path) -> None:
+    """A fine-tune of Llama-3.1-70B has its shape, so its step times."""
+    own = with_fits(tmp_path, FIT)
+    file = tmp_path / "tuned" / "config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(TUNED_70B))
+    llm = own.llm(str(file.parent))
+    assert llm == own.llm(str(file)) and llm.name == str(file.parent) and llm.context_tokens == 8192
+    assert own.latency(llm, own.gpu("h100"), 4).basis == "measured by hand"

@@ -1,0 +1,385 @@
+"""slo.yaml: what is read, and that nothing unknown or senseless passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.slo import parse_slo
+from planner.documents.task import Robust, Spot, Task, parse_task, read_task
+from planner.domain import Limit
+from planner.errors import CatalogError, InputError
+from planner.fleet import Network
+from planner.io.files import repository_dir
+
+CATALOG = read_catalog()
+LEAST = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}}
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return CATALOG
+
+
+def task(**change: Any) -> Task:
+    return parse_task({**LEAST, **change}, CATALOG)
+
+
+def test_the_example_of_the_design(catalog: Catalog) -> None:
+    """2 s, 200 ms, 20 requests/s, 50 GB/s, 80 kW, 500 USD/h in the library's units."""
+    read = read_task(repository_dir("examples") / "slo.yaml", catalog)
+    assert read == Task(
+        llm="meta-llama/Llama-3.1-70B",
+        slo=parse_slo({"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}, where=""),
+        stock={"a100-80g": 64, "h100-80g": 32, "h100-80g@350W": 32},
+        rate_rps=20.0,
+        network=Network(bandwidth_bytes_per_s=50e9),
+        power_limit_w=80_000.0,
+        cost_limit_usd_per_h=500.0,
+    )
+
+
+@pytest.mark.parametrize("name", ["slo.yaml", "slo-code.yaml"])
+def test_every_example_is_read(catalog: Catalog, name: str) -> None:
+    assert read_task(repository_dir("examples") / name, catalog).slo.limits
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    """Any GPU of the catalog without limit, the trace as it is, least cost, no spare."""
+    least = task()
+    assert least.stock == dict.fromkeys(CATALOG.gpus) and least.network == Network()
+    assert (least.rate_rps, least.scale, least.window, least.objective, least.spare_workers) == (
+        None,
+        "superpose",
+        None,
+        "cost",
+        0,
+    )
+    assert (least.power_limit_w, least.cost_limit_usd_per_h, least.gpu_limit, least.slo.attainment_frac) == (
+        None,
+    ) * 4
+    assert task(traffic=None, limits={"power": None}, fleet={}, spare=None) == least
+
+
+def test_everything_at_once() -> None:
+    full = task(
+        traffic={"rate": "120 req/min", "scale": "thin", "window": "busiest 10 min"},
+        fleet={
+            "gpus": {"H100": 8, "l4": None, "a100": "unlimited"},
+            "network": {"bandwidth": "100 Gbit/s", "latency": "1 ms", "transfer": "serialised"},
+        },
+        objective="power",
+        limits={"power": "10 kW", "cost": "720 usd/day", "gpus": 16},
+        spare="2 workers",
+    )
+    assert full.stock == {"h100-80g": 8, "l4-24g": None, "a100-80g": None}
+    assert full.network == Network(12.5e9, 0.001, "serialised")
+    assert (full.rate_rps, full.scale, full.window, full.objective) == (
+        2.0,
+        "thin",
+        "busiest 10 min",
+        "power",
+    )
+    assert (full.power_limit_w, full.cost_limit_usd_per_h, full.gpu_limit, full.spare_workers) == (
+        1e4,
+        30.0,
+        16,
+        2,
+    )
+
+
+def test_both_ways_to_write_a_percentile() -> None:
+    nested = parse_slo({"ttft": {"p90": "2 s", "p99.9": "5 s"}, "e2e": {"p100": "1 min"}}, where="")
+    flat = parse_slo({"ttft_p90": "2 s", "ttft_p99.9": "5 s", "e2e_p100": "1 min"}, where="")
+    assert nested == flat
+    assert nested.limits == (Limit("ttft", 0.9, 2.0), Limit("ttft", 0.999, 5.0), Limit("e2e", 1.0, 60.0))
+    assert nested.limits[1].name == "ttft p99.9"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slo": {"ttft": {"p90": 2000}}}, "slo: ttft p90: 2000 has no unit; write 2000 ms or 2000 s"),
+        ({"slo": {"ttft_p90": 2.0}}, "slo: ttft p90: 2.0 has no unit; write 2.0 ms or 2.0 s"),
+        ({"slo": {"ttft": {"p90": "2000"}}}, "slo: ttft p90: '2000' has no unit"),
+        ({"slo": {"ttft": {"p0.9": "2 s"}}}, "ttft: 'p0.9' is kept where 0.9 % of .* write p90 for 90 %"),
+        ({"slo": {"ttft_p0.99": "2 s"}}, "write p99 for 99 %"),
+        ({"fleet": {"network": {"bandwidth": 50}}}, "bandwidth: 50 has no unit; write 50 GB/s"),
+        ({"fleet": {"network": {"latency": 1}}}, "latency: 1 has no unit; write 1 ms or 1 s"),
+        ({"fleet": {"host_overhead": 2}}, "host_overhead: 2 has no unit"),
+        ({"limits": {"gpus": 2**70}}, "limits: gpus: expected at most"),
+        ({"limits": {"power": 80}}, "power: 80 has no unit; write 80 W or 80 kW"),
+        ({"policies": {"queue": "sjf", "longest_wait": 60}}, "longest_wait: 60 has no unit"),
+        (
+            {"fleet": {"prices": {"h100": {"spot": 1, "spot_interruptions_per_h": 1, "spot_restart": 9}}}},
+            "spot_restart: 9 has no unit",
+        ),
+    ],
+)
+def test_a_bare_number_is_refused_where_it_may_mean_two_things(
+    change: dict[str, object], message: str
+) -> None:
+    """`ttft: {p90: 2000}` was 2000 s: half an hour of planning without a word, for a limit of 2 s."""
+    with pytest.raises(InputError, match=message):
+        parse_task({"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}} | change, CATALOG)
+
+
+def test_zero_money_and_rates_need_no_unit() -> None:
+    task = parse_task(
+        {
+            "llm": "llama-3.1-8b",
+            "slo": {"ttft": {"p90": "2 s"}},
+            "traffic": {"rate": 20},
+            "fleet": {"network": {"latency": 0}, "host_overhead": 0, "prices": {"h100-80g": 2}},
+        },
+        CATALOG,
+    )
+    assert (task.rate_rps, task.network.latency_s, task.prices_usd_per_h) == (20.0, 0.0, {"h100-80g": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("{gpus: {h100-80g: 010}}", "'010' would be read as the octal number 8; write 10"),
+        ("{gpus: {h100-80g: 1:30}}", "'1:30' would be read as 90"),
+        ("{gpus: {h100-80g: +0_17}}", "would be read as the octal number 15; write 17"),
+    ],
+)
+def test_numbers_that_yaml_takes_for_others_are_refused(tmp_path: Path, written: str, message: str) -> None:
+    """A stock of 010 was one of 8 GPUs."""
+    path = tmp_path / "slo.yaml"
+    path.write_text(f"llm: llama-3.1-8b\nslo: {{ttft: {{p90: 2 s}}}}\nfleet: {written}\n")
+    with pytest.raises(InputError, match=rf"slo.yaml, line 3: .*{message}"):
+        read_task(path, CATALOG)
+    path.write_text(path.read_text().replace(written, "{gpus: {h100-80g: 0x10}, prices: {h100-80g: 0.5}}"))
+    assert read_task(path, CATALOG).stock == {"h100-80g": 16}
+
+
+def test_prices_of_ones_own_hold_for_capped_rows_too() -> None:
+    """H100 at 2 USD/h also with a cap, unless the cap has a price of its own; a stock of 0 is left out."""
+    stock = {"h100": 1, "h100@350W": 1, "h100@450W": 1, "l4": 1, "a100": 0}
+    gpus = task(fleet={"gpus": stock, "prices": {"h100": "2 usd/h", "h100@450W": 1.5}}).gpus(CATALOG)
+    assert {gpu.name: gpu.price_usd_per_h for gpu in gpus} == {
+        "h100-80g": 2.0,
+        "h100-80g@350W": 2.0,
+        "h100-80g@450W": 1.5,
+        "l4-24g": CATALOG.gpu("l4").price_usd_per_h,
+    }
+
+
+def test_kinds_of_prices() -> None:
+    """Around the clock the reserved price counts; on spot the H100 is a second GPU of the same stock."""
+    prices = {
+        "h100": {"on_demand": "2.5 usd/h", "reserved": 1.8, "spot": 1.0, "spot_interruptions_per_h": 0.05},
+        "a100": {"on_demand": 1.2, "reserved": 1.5},
+    }
+    read = task(fleet={"gpus": {"h100": 8, "h100@350W": 8, "a100": 8}, "prices": prices})
+    assert read.reserved == {"h100-80g"} and read.prices_usd_per_h == {"h100-80g": 1.8, "a100-80g": 1.2}
+    assert {gpu.name: gpu.price_usd_per_h for gpu in read.gpus(CATALOG)} == {
+        "h100-80g": 1.8,
+        "h100-80g@350W": 1.8,
+        "a100-80g": 1.2,
+        "h100-80g@spot": 1.0,
+        "h100-80g@350W@spot": 1.0,
+    }
+    (spot,) = {read.spot_terms(gpu) for gpu in read.gpus(CATALOG)} - {None}
+    assert spot == Spot(1.0, 0.05, 600.0)
+    assert spot is not None and spot.down_frac == pytest.approx(0.05 / 6 / (1 + 0.05 / 6))
+    on_spot = CATALOG.gpu("H100@spot")
+    assert (on_spot.name, on_spot.base) == ("h100-80g@spot", "h100-80g")
+
+
+def test_spares_are_workers_or_nodes() -> None:
+    found = [(t.spare_workers, t.spare_nodes) for t in (task(spare=1), task(spare="2 nodes"), task())]
+    assert found == [(1, 0), (0, 2), (0, 0)]
+
+
+def test_shares_with_and_without_a_percent_sign() -> None:
+    assert task(robust={"step_times": "10 %", "traffic": 0.1}).robust == Robust(0.1, 0.1)
+
+
+def test_cheapest_tokens_are_the_cheapest_fleet() -> None:
+    """The traffic is given, so its tokens are a constant."""
+    assert task(objective="cost_per_million_tokens") == task(objective="cost")
+
+
+def test_a_preset_instead_of_limits() -> None:
+    vidur = parse_task({"llm": "llama-2-70b", "preset": "vidur"}, CATALOG)
+    assert vidur.slo == CATALOG.slos["vidur"].slo and vidur.preset == "vidur" and vidur.slowdowns is None
+    splitwise = parse_task({"llm": "bloom", "preset": "splitwise"}, CATALOG)
+    assert splitwise.slo.limits == () and splitwise.slowdowns == CATALOG.slos["splitwise"].slowdowns
+
+
+@pytest.mark.parametrize(
+    ("slo", "message"),
+    [
+        ({"ttft": {"mean": "2 s"}}, r"slo: ttft: 'mean' is refused: .* such as p50 or p90"),
+        ({"ttft_avg": "2 s"}, r"'avg' is refused"),
+        ({"ttft": "2 s"}, r"ttft: expected percentiles such as \{p90: 2 s\}, found '2 s'"),
+        ({"ttft": {}}, r"ttft: expected percentiles"),
+        ({"ttft": {"p0": 1}}, r"expected a percentile in \(0, 100\] such as p90, found 'p0'"),
+        ({"ttft": {"p101": 1}}, r"found 'p101'"),
+        ({"ttft": {90: 1}}, r"expected a percentile .* found '90'"),
+        ({"ttft": {"p90": 0}}, r"slo: ttft p90: must be > 0, found 0"),
+        ({"ttft": {"p90": "-1 s"}}, r"must be > 0, found '-1 s'"),
+        ({"ttft": {"p90": float("nan")}}, r"expected a quantity such as '2 s', found nan"),
+        ({"ttft": {"p90": float("inf")}}, r"expected a quantity such as '2 s', found inf"),
+        ({"ttft": {"p90": True}}, r"expected a quantity"),
+        ({"ttft": {"p90": "2 parsec"}}, r"unknown unit 'parsec'"),
+        ({"ttft": {"p90": 1}, "ttft_p90": 2}, r"ttft p90 is given twice"),
+        ({"ttft": {"p90": 1, "p90.0": 2}}, r"ttft p90.0 is given twice"),
+        ({"tftt": {"p90": 1}}, r"unknown key 'tftt'; did you mean 'ttft'"),
+        ({"attainment": 0.9}, r"no limit found"),
+        ({}, r"no limit found"),
+        (None, r"slo: expected keys and values, found None"),
+        ({"ttft_p90": 1, "attainment": 0}, r"attainment: expected a share in \(0, 1\] such as 0.9, found 0"),
+        ({"ttft_p90": 1, "attainment": 90}, r"found 90"),
+        ({"ttft_p90": 1, "attainment": float("nan")}, r"found nan"),
+        ({"ttft_p90": 1, "attainment": True}, r"found True"),
+    ],
+)
+def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
+    with pytest.raises(InputError, match=rf"^slo.yaml: .*{message}"):
+        task(slo=slo)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trafic": {}}, r"unknown key 'trafic'; did you mean 'traffic'"),
+        ({"llm": None}, r"llm: expected the name of an LLM, found None"),
+        ({"preset": "vidur"}, r"found both of slo and preset, expected one"),
+        ({"traffic": {"rps": 20}}, r"traffic: unknown key 'rps'.* Valid: rate, scale, window"),
+        ({"traffic": 20}, r"traffic: expected keys and values, found 20"),
+        ({"traffic": {"rate": 0}}, r"traffic: rate: must be > 0, found 0"),
+        ({"traffic": {"rate": "20 tokens/s"}}, r"unknown unit 'tokens/s'"),
+        (
+            {"traffic": {"scale": "stretch"}},
+            r"scale: expected one of superpose, compress, thin, found 'stretch'",
+        ),
+        ({"traffic": {"window": 600}}, r"window: expected text such as 'busiest 10 min', found 600"),
+        ({"fleet": {"gpus": {"a100": 0, "h100": 0}}}, r"fleet: gpus: stock of every GPU is 0"),
+        ({"fleet": {"gpus": {}}}, r"stock of every GPU is 0"),
+        ({"fleet": {"gpus": {"a100": -1}}}, r"gpus: a100: expected a whole number >= 0, found -1"),
+        ({"fleet": {"gpus": {"a100": 1.5}}}, r"found 1.5"),
+        ({"fleet": {"gpus": {"a100": 1, "a100-80g": 2}}}, r"a100-80g is a100-80g, which is given twice"),
+        ({"fleet": {"prices": {"h100": "-1 usd/h"}}}, r"prices: h100: must be >= 0, found '-1 usd/h'"),
+        ({"fleet": {"prices": {"h100": 1, "h100-80g": 2}}}, r"which is given twice"),
+        ({"fleet": {"prices": 3}}, r"prices: expected keys and values, found 3"),
+        ({"fleet": {"network": {"bandwidth": 0}}}, r"network: bandwidth: must be > 0"),
+        ({"fleet": {"network": {"latency": "-1 ms"}}}, r"network: latency: must be >= 0"),
+        (
+            {"fleet": {"network": {"transfer": "pigeon"}}},
+            r"expected one of serialised, layerwise, found 'pigeon'",
+        ),
+        ({"fleet": {"network": {"speed": 1}}}, r"network: unknown key 'speed'"),
+        ({"objective": "throughput"}, r"objective throughput has no end without a limit; set limits"),
+        (
+            {"objective": "throughput", "traffic": {"rate": 5}, "limits": {"gpus": 8}},
+            r"objective throughput looks for the rate, found traffic: rate: 5; drop one of the two",
+        ),
+        (  # it was accepted, and every plan with it refused later, by a key that no slo.yaml has
+            {"policies": {"routing": ["jsq", "least-waiting"]}},
+            r"least-waiting is that of DistServe's program .* no plan; take of jsq, least-out",
+        ),
+        ({"robust": {"step_times": "ten"}}, r"robust: step_times: expected a number from 0 to 1 .* 'ten'"),
+        ({"robust": {"traffic": "120 %"}}, r"robust: traffic: expected a number from 0 to 1"),
+        ({"robust": {"prices": 0.1}}, r"robust: unknown key 'prices'; .*Valid: step_times, traffic"),
+        (
+            {"fleet": {"prices": {"h100": {"spot": 1.0}}}},
+            r"prices: h100: spot: needs spot_interruptions_per_h too, such as 0.05",
+        ),
+        ({"fleet": {"prices": {"h100": {"spot_restart": "5 min"}}}}, r"terms of spot workers and no price"),
+        ({"fleet": {"prices": {"h100": {"on_demand": -1}}}}, r"h100: on_demand: must be >= 0, found -1"),
+        (
+            {"objective": "beauty"},
+            r"objective: expected one of cost, power, gpus, throughput, found 'beauty'",
+        ),
+        ({"limits": {"power": "0 W"}}, r"limits: power: must be > 0"),
+        ({"limits": {"gpus": 0}}, r"limits: gpus: expected a whole number >= 1, found 0"),
+        ({"limits": {"watts": 1}}, r"limits: unknown key 'watts'"),
+        ({"spare": "1 rack"}, r"spare: expected a number of workers or nodes .*, found '1 rack'"),
+        ({"spare": -1}, r"spare: expected a number of workers"),
+        ({"spare": True}, r"spare: expected a number of workers"),
+        ({"fleet": {"pp": [1, 0]}}, "fleet: pp: expected a whole number >= 1, found 0"),
+        ({"fleet": {"pp": 64}}, "fleet: pp: found 64, at most 16"),
+        ({"fleet": {"max_num_seqs": [64, 0]}}, "fleet: max_num_seqs: expected a whole number >= 1, found 0"),
+        ({"fleet": {"max_num_batched_tokens": "2k"}}, "max_num_batched_tokens: expected a whole number"),
+        ({"policies": {"queue": "lifo"}}, "policies: queue: expected one of fcfs, sjf, ljf, srpt"),
+        ({"policies": {"queue": ["sjf", "sjf"]}}, "found one twice"),
+        ({"policies": {"longest_wait": "5 s"}}, "fcfs overtakes nobody"),
+        ({"policies": {"queue": "sjf", "longest_wait": "0 s"}}, "longest_wait"),
+        ({"policies": {"cue": "sjf"}}, "cue"),
+    ],
+)
+def test_a_bad_task_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=rf"^slo.yaml: .*{message}"):
+        task(**change)
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(
+        CatalogError, match=r"^slo.yaml: LLM 'llama-3.1-71b' .*nearest: meta-llama/Llama-3.1-70B"
+    ):
+        task(llm="llama-3.1-71b")
+    with pytest.raises(CatalogError, match=r"^slo.yaml: GPU 'a100-81g' .*nearest: a100-80g"):
+        task(fleet={"gpus": {"a100-81g": 1}})
+    with pytest.raises(InputError, match=r"preset: 'vidurr' is not in catalogs/slos.yaml; nearest: vidur"):
+        parse_task({"llm": "bloom", "preset": "vidurr"}, CATALOG)
+    with pytest.raises(InputError, match=r"found neither of slo and preset"):
+        parse_task({"llm": "bloom"}, CATALOG)
+
+
+def test_a_config_beside_slo_yaml_is_found_from_anywhere(tmp_path: Path, catalog: Catalog) -> None:
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "config.json").write_text(
+        '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,'
+        ' "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 512}'
+    )
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({**LEAST, "llm": "tuned"}))
+    read = read_task(tmp_path / "slo.yaml", catalog)
+    assert catalog.llm(read.llm).layers == 2
+
+
+def test_a_folder_does_not_hide_a_row_of_the_catalog(tmp_path: Path, catalog: Catalog) -> None:
+    (tmp_path / "bloom").mkdir()
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({**LEAST, "llm": "bloom"}))
+    assert read_task(tmp_path / "slo.yaml", catalog).llm == "bigscience/bloom"
+
+
+def test_an_error_names_the_file(tmp_path: Path, catalog: Catalog) -> None:
+    (tmp_path / "mine.yaml").write_text("llm: bloom\nslo: {ttft: {p90: 2 parsec}}\n")
+    with pytest.raises(InputError, match=r"mine.yaml: slo: ttft p90: unknown unit 'parsec'"):
+        read_task(tmp_path / "mine.yaml", catalog)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["llm", "slo", "preset", "traffic", "fleet", "objective", "limits", "spare", "robust", "ttft"]
+        ),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.just("bloom"),
+            lambda inner: (
+                st.lists(inner, max_size=2)
+                | st.dictionaries(
+                    st.sampled_from(["gpus", "ttft", "p90", "rate", "power", "a100"]), inner, max_size=2
+                )
+            ),
+            max_leaves=4,
+        ),
+        max_size=4,
+    )
+)
+def test_any_document_is_read_or_refused_in_one_line(document: dict[str, Any]) -> None:
+    """Whatever the YAML holds, an InputError or a Task: never a traceback of ours."""
+    try:
+        parse_task(document, CATALOG)
+    except InputError as error:
+        assert "\n" not in str(error)

@@ -1,0 +1,228 @@
+"""Executors: the same list whatever computes it, on real processes and real local clusters."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from planner.errors import InputError, PlannerError
+from planner.io.executors import NAMES, SERIAL, Executor, run
+
+Numbers = npt.NDArray[np.int64]
+
+RAY_HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+arguments = {"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": int(sys.argv[1])}
+cluster = Cluster(initialize_head=True, head_node_args=arguments)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def loky() -> Iterator[Executor]:
+    yield Executor("loky")
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor().shutdown(wait=True)
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[Executor]:
+    """A scheduler and two worker processes."""
+    distributed = pytest.importorskip("distributed", reason="dask is not installed (extra `cluster`)")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
+    ) as cluster:
+        yield Executor("dask", cluster.scheduler_address)
+
+
+@pytest.fixture(scope="module")
+def ray_addresses() -> Iterator[tuple[str, str]]:
+    """A head node of two CPUs, as `ray start --head` makes it: its address, and its client server's."""
+    pytest.importorskip("ray", reason="ray is not installed (extra `cluster`)")
+    port = free_port()
+    command = [sys.executable, "-c", RAY_HEAD, str(port)]
+    here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=here
+    ) as head:
+        assert head.stdout is not None
+        address = head.stdout.readline().strip()
+        wait_for(port)
+        yield address, f"ray://127.0.0.1:{port}"
+        head.communicate(timeout=60)  # its input ends, and with it the cluster
+
+
+@pytest.fixture
+def ray(ray_addresses: tuple[str, str]) -> Executor:
+    return Executor("ray", ray_addresses[0])
+
+
+@pytest.fixture(params=NAMES)
+def executor(request: pytest.FixtureRequest) -> Executor:
+    return the(str(request.param), request)
+
+
+def the(name: str, request: pytest.FixtureRequest) -> Executor:
+    """The executor of this name, its cluster started."""
+    found: Executor = SERIAL if name == "serial" else request.getfixturevalue(name)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def wait_for(port: int) -> None:
+    """Until somebody listens there, a minute at most."""
+    for _ in range(600):
+        with socket.socket() as caller:
+            if caller.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+
+
+def slow_first_sum(numbers: Numbers, item: int) -> tuple[int, int]:
+    """Later items are done earlier."""
+    time.sleep(max(0.0, 0.2 - 0.05 * item))
+    return item, int(numbers.sum()) + item
+
+
+def process(_: None, item: int) -> int:
+    time.sleep(0.2)
+    return os.getpid()
+
+
+def refuse(limit: int, item: int) -> int:
+    if item > limit:
+        raise InputError(f"item {item} is above {limit}")
+    return item
+
+
+def die(folder: Path, item: int) -> int:
+    """Item 1 takes its process along, as often as there is no file to say that it has."""
+    if item == 1 and not (folder / "died").exists():
+        if (folder / "once").exists():
+            (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def test_results_come_in_the_order_of_the_items(executor: Executor) -> None:
+    """0 + 1 + ... + 99,999 = 4,999,950,000, plus the item; the array (800 kB) is one that loky maps."""
+    numbers = np.arange(100_000)
+    total = 4_999_950_000
+    results = run(slow_first_sum, range(6), shared=numbers, executor=executor)
+    assert results == [(item, total + item) for item in range(6)]
+
+
+def test_no_items_give_no_results(executor: Executor) -> None:
+    assert run(refuse, [], shared=0, executor=executor) == []
+
+
+def test_work_is_done_elsewhere_unless_serial(executor: Executor) -> None:
+    processes = set(run(process, range(4), shared=None, executor=executor))
+    assert (os.getpid() in processes) == (executor.name == "serial")
+    if os.cpu_count() != 1:
+        assert len(processes) == (1 if executor.name == "serial" else 2)
+
+
+def test_an_error_of_the_function_is_raised_as_it_is(executor: Executor) -> None:
+    with pytest.raises(InputError, match=r"^item 3 is above 2$"):
+        run(refuse, range(4), shared=2, executor=executor)
+
+
+@pytest.mark.parametrize("name", ["ray", "dask"])
+def test_a_cluster_gives_the_item_of_a_dead_worker_to_another(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    (tmp_path / "once").touch()
+    assert run(die, range(3), shared=tmp_path, executor=the(name, request)) == [0, 1, 2]
+    assert (tmp_path / "died").exists()
+
+
+@pytest.mark.parametrize("name", ["loky", "ray", "dask"])
+def test_workers_that_go_on_dying_end_in_one_error(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with pytest.raises(PlannerError, match=f"^--executor {name}: .* died"):
+        run(die, range(3), shared=tmp_path, executor=the(name, request))
+
+
+@pytest.mark.parametrize("name", ["ray", "dask"])
+def test_workers_without_the_code_are_told_apart(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that only this process has."""
+    executor = the(name, request)
+    here = types.ModuleType("here")
+    exec("def first(shared, item):\n    return shared\n", here.__dict__)
+    monkeypatch.setitem(sys.modules, "here", here)
+    with pytest.raises(InputError, match=f"^--address {executor.address}: the {name} workers .* install"):
+        run(here.first, [1], shared=1, executor=executor)
+
+
+@pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ,
+    reason="Ray's client server stalls beside a second head node; run -n 0",
+)
+def test_a_ray_cluster_is_reached_through_its_client_server(ray_addresses: tuple[str, str]) -> None:
+    pytest.importorskip("grpc", reason="Ray's client needs grpcio (extra `cluster`)")
+    executor = Executor("ray", ray_addresses[1])
+    assert run(refuse, range(3), shared=9, executor=executor) == [0, 1, 2]
+    with pytest.raises(InputError, match=r"^item 3 is above 2$"):
+        run(refuse, range(4), shared=2, executor=executor)
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "says"),
+    [
+        ("threads", None, "--executor: must be one of serial, loky, ray, dask, found 'threads'"),
+        ("loky", "tcp://host:1", "--address tcp://host:1: is for ray and dask, not for loky"),
+        ("ray", None, "--executor ray: needs the cluster's --address, auto, host:6379 or ray://host:10001"),
+        ("dask", None, "--executor dask: needs the cluster's --address, tcp://host:8786"),
+        ("dask", "auto", "--address auto: expected tcp://host:8786"),
+        ("ray", "head", "--address head: expected auto, host:6379"),
+        ("ray", "host:99999", "--address host:99999: expected auto"),
+    ],
+)
+def test_an_executor_that_cannot_be_is_refused(name: str, address: str | None, says: str) -> None:
+    with pytest.raises(InputError, match=f"^{says}"):
+        Executor(name, address)
+
+
+@pytest.mark.parametrize("name", ["ray", "dask"])
+def test_where_nobody_listens_is_said_at_once(name: str) -> None:
+    pytest.importorskip({"dask": "distributed"}.get(name, name), reason=f"{name} is not installed")
+    address = f"127.0.0.1:{free_port()}"
+    start_s = time.monotonic()
+    with pytest.raises(InputError, match=f"^--address {address}: nobody answers there"):
+        run(refuse, [1], shared=1, executor=Executor(name, address))
+    assert time.monotonic() - start_s < 10
+
+
+@pytest.mark.parametrize(("name", "module"), [("ray", "ray"), ("dask", "distributed")])
+def test_a_missing_package_is_named(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        InputError, match=rf"^--executor {name}: {name} is not installed; pip install .*cluster"
+    ):
+        run(refuse, [1], shared=1, executor=Executor(name, "127.0.0.1:1"))

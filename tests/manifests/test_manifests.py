@@ -1,0 +1,446 @@
+"""Manifests: every number of the plan in each, every GPU used once, names and files as they should be."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from manifest_commands import (
+    EXAMPLES,
+    FLEETS,
+    Command,
+    commands,
+    composed,
+    documents,
+    each_fleet,
+    each_on_nodes,
+    piped,
+    quantised,
+    rendered,
+    run_script,
+    spanning,
+    workers_of,
+)
+from plans import LLM, a_plan, a_pool, mixed, pairs
+from typer.testing import CliRunner
+
+from planner import manifests
+from planner.cli import app
+from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool
+from planner.io.files import write_files
+from planner.manifests import engine, kserve, kubernetes
+from planner.reports.output import plan_yaml
+
+DATA = Path(__file__).parents[1] / "data"
+FLAGS: dict[str, Any] = yaml.safe_load((DATA / "vllm_flags.yaml").read_text())["flags"]
+RFC1123 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
+Document = dict[str, Any]
+
+
+def test_every_target_writes_what_it_can_and_says_why_not() -> None:
+    """Per example plan, the targets that cannot express it: what is not in this table is written."""
+    pairs_only = "found a mixed one"
+    refused = {
+        "mixed": {"disaggregatedset": pairs_only},
+        "two gpu types": {"disaggregatedset": pairs_only},
+        "pairs of one gpu": {},
+        "pairs of two gpus": {},
+        "capped and quantised": {"disaggregatedset": pairs_only},
+        "two prefill pools": {"kserve": "found 2 and 1", "ray-serve": "found 2 and 1"},
+        "rocm": {"disaggregatedset": pairs_only, "dynamo": "for NVIDIA GPUs"},
+        "spanning nodes": {
+            "disaggregatedset": pairs_only,
+            "compose": "take lws",
+            "kubernetes": "take lws",
+            "llm-d": "take lws",
+            "kserve": "take lws",
+            "production-stack": "take lws",
+        },
+        "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "found PP 2"},
+        "both roles and mixed": {
+            "disaggregatedset": pairs_only,
+            "llm-d": "pairs or mixed pools, found both",
+            "ray-serve": "cannot keep a pool off nodes",
+            "production-stack": "pairs or mixed pools, found both",
+        },
+    }
+    for name, expected in refused.items():
+        found = manifests.render(FLEETS[name], 5000)
+        assert set(found.refused) == set(expected), name
+        assert all(part in found.refused[target] for target, part in expected.items())
+        assert set(commands(found.files)) == set(manifests.TARGETS) - set(expected)
+        for target, why in found.refused.items():
+            assert f"- {why}" in found.files["README.md"]
+            with pytest.raises(InputError, match=re.escape(why)):
+                manifests.render(FLEETS[name], 5000, target)
+
+
+def test_one_target_alone_writes_its_own_files() -> None:
+    every = manifests.render(mixed(), 5000).files
+    for target in manifests.TARGETS:
+        if target != "disaggregatedset":
+            alone = manifests.render(mixed(), 5000, target).files
+            readme = alone.pop("README.md")
+            assert alone and alone.items() <= every.items()
+            assert re.findall(r"^## ([a-z-]+)$", readme, re.M) == [target]
+
+
+def engines(fleet: Fleet) -> Iterator[tuple[str, Command]]:
+    for target, found in commands(rendered(fleet)).items():
+        for command in found:
+            yield target, command
+
+
+@each_fleet
+def test_every_number_of_the_plan_is_in_every_command(fleet: Fleet) -> None:
+    """Per target one engine per pool, each with the pool's settings; a follower has its leader's."""
+    for target, found in commands(rendered(fleet)).items():
+        told = {
+            tuple(
+                command.value(flag)
+                for flag in (
+                    "--tensor-parallel-size",
+                    "--pipeline-parallel-size",
+                    "--max-num-seqs",
+                    "--max-num-batched-tokens",
+                    "--max-model-len",
+                    "--block-size",
+                    "--gpu-memory-utilization",
+                    "--kv-cache-dtype",
+                )
+            )
+            for command in found
+        }
+        planned = {
+            (
+                str(pool.type.tp),
+                str(pool.type.pp),
+                str(pool.type.max_num_seqs),
+                str(pool.type.max_num_batched_tokens),
+                "5120",
+                "16",
+                "0.9",
+                "fp8" if fleet.llm.kv_dtype_bytes == 1 else "auto",
+            )
+            for pool in fleet.pools
+        }
+        assert told == planned, target
+        assert all("--enable-prefix-caching" in command.args for command in found)
+
+
+@each_fleet
+def test_every_target_starts_the_workers_of_the_plan(fleet: Fleet) -> None:
+    """Workers times the GPUs of each is the fleet's GPUs, and each has TP * PP of them."""
+    for target, found in commands(rendered(fleet)).items():
+        if target == "vllm":
+            continue
+        serving = [command for command in found if command.workers]
+        assert sum(command.workers for command in serving) == fleet.workers, target
+        assert sum(command.workers * command.gpus for command in serving) == fleet.gpus, target
+        for command in serving:
+            tp, pp = (int(command.value(f"--{what}-parallel-size")) for what in ("tensor", "pipeline"))
+            assert command.gpus == tp * pp, target
+
+
+@each_fleet
+def test_flags_are_vllms_with_values_it_takes(fleet: Fleet) -> None:
+    """Against the committed list of flags; tests/with_vllm asks vLLM's parser itself."""
+    types: dict[str | None, Callable[[str], object]]
+    types = {"int": int, "float": float, "json": json.loads, None: str}
+    for target, command in engines(fleet):
+        words = list(command.args[1:])
+        while words:
+            flag = words.pop(0)
+            assert flag in FLAGS, (target, flag)
+            if FLAGS[flag]["values"] != 0:
+                value = words.pop(0)
+                types[FLAGS[flag].get("type")](value)
+                assert value in FLAGS[flag].get("choices", [value])
+
+
+def test_prefill_produces_and_decode_consumes() -> None:
+    """`kv_both` is deprecated in every vLLM named here (0.26 to 0.33); both ends agree on the blocks."""
+    for target, found in commands(rendered(EXAMPLES["pairs of two gpus"])).items():
+        roles = sorted({json.loads(command.value("--kv-transfer-config"))["kv_role"] for command in found})
+        assert roles == ["kv_consumer", "kv_producer"], target
+        assert len({(c.value("--block-size"), c.value("--kv-cache-dtype")) for c in found}) == 1
+    assert not any("--kv-transfer-config" in command.args for _, command in engines(mixed()))
+
+
+def test_a_worker_that_spans_nodes_is_a_group_of_full_nodes() -> None:
+    """TP 8 x PP 2 on nodes of 8: a leader that answers and a headless follower, 8 GPUs each."""
+    big, _, small, *_ = documents(rendered(spanning())["lws.yaml"])
+    template = big["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == 2 and small["spec"]["leaderWorkerTemplate"]["size"] == 1
+    leader, follower = (template[f"{part}Template"]["spec"]["containers"][0] for part in ("leader", "worker"))
+    assert leader["resources"] == follower["resources"]
+    assert leader["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    group = ["--nnodes", "2", "--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"]
+    assert leader["args"][-6:] == group and follower["args"][-7:] == [*group, "--headless"]
+    assert "startupProbe" in leader and "startupProbe" not in follower
+    roles = [
+        template[f"{part}Template"]["metadata"]["labels"]["fleetplan/role"] for part in ("leader", "worker")
+    ]
+    assert roles == ["mixed", "headless"]  # the router looks for mixed
+
+
+def test_a_worker_must_fill_its_nodes() -> None:
+    pool = a_pool("odd", "mixed", "h100-80g", 4, 1)
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, pp=3)),))
+    with pytest.raises(InputError, match="12 GPUs does not fill whole nodes of 8"):
+        manifests.render(fleet, 5000, "lws")
+
+
+def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
+    """8-bit weights leave KV in 16 bits, unless the plan counts 8; 4 bits vLLM has not."""
+    dtypes = {
+        kv: engine.settings(f.pools[0], f, 5000)["kv-cache-dtype"]
+        for kv in (1.0, 2.0)
+        for f in [quantised(kv)]
+    }
+    assert dtypes == {1.0: "fp8", 2.0: "auto"}
+    with pytest.raises(InputError, match="in 1 or 2 bytes"):
+        manifests.render(quantised(0.5), 5000, "vllm")
+
+
+def test_scripts_start_what_the_plan_says(tmp_path: Path) -> None:
+    """Run with stand-ins for the programs: the config's path, ports apart, and what the user adds."""
+    write_files(tmp_path, rendered(pairs()))
+    script = str(tmp_path / "vllm/dec.sh")
+    said = run_script('bash "$0" "$@"', script, "3", "--seed", "7", stubs=("vllm",), folder=tmp_path)
+    assert said == [
+        "serve",
+        "--config",
+        str(tmp_path / "vllm/dec.config.yaml"),
+        "--port",
+        "8004",
+        "--seed",
+        "7",
+    ]
+    said = run_script(
+        'bash "$0"',
+        str(tmp_path / "vllm/router.sh"),
+        stubs=("vllm-router",),
+        folder=tmp_path,
+        PREFILL_URLS="http://a:1 http://b:2",
+        DECODE_URLS="http://c:3",
+    )
+    assert said[-6:] == ["--prefill", "http://a:1", "--prefill", "http://b:2", "--decode", "http://c:3"]
+
+
+def test_the_script_of_a_worker_that_spans_nodes_needs_its_place(tmp_path: Path) -> None:
+    write_files(tmp_path, rendered(spanning()))
+    script = str(tmp_path / "vllm/big.sh")
+    with pytest.raises(subprocess.CalledProcessError):
+        run_script('bash "$0"', script, stubs=("vllm",), folder=tmp_path)
+    for rank, more in (("0", []), ("1", ["--headless"])):
+        said = run_script(
+            'bash "$0"', script, stubs=("vllm",), folder=tmp_path, NODE_RANK=rank, MASTER_ADDR="a"
+        )
+        assert said[-6 - len(more) :] == ["--nnodes", "2", "--node-rank", rank, "--master-addr", "a", *more]
+
+
+def invoke(*words: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    said = str(result.exception) if isinstance(result.exception, InputError) else result.output
+    return result.exit_code, result.stdout, said
+
+
+def test_a_written_plan_gives_its_manifests_again(tmp_path: Path) -> None:
+    plan = a_plan()
+    write_files(tmp_path, {"plan.yaml": plan_yaml(plan)})
+    code, _, said = invoke("manifests", tmp_path / "plan.yaml", "-o", tmp_path / "again")
+    assert code == 0 and "not written: ray-serve" in said
+    again = tmp_path / "again"
+    written = {str(path.relative_to(again)): path.read_text() for path in again.rglob("*") if path.is_file()}
+    assert written == manifests.render(plan.fleet, plan.max_model_len).files
+
+
+def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, {"plan.yaml": plan_yaml(a_plan()), "m/kserve.yaml": "old", "m/compose/node-9.yaml": "old"}
+    )
+    code, out, _ = invoke(
+        "manifests", tmp_path / "plan.yaml", "--target", "compose", "-o", tmp_path / "m", "--json"
+    )
+    assert code == 0 and json.loads(out)["refused"] == {}
+    assert (tmp_path / "m/kserve.yaml").read_text() == "old"
+    assert not (tmp_path / "m/compose/node-9.yaml").exists()
+    assert (tmp_path / "m/compose/node-0.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        (None, ("--target", "nomad"), "target: must be one of all, vllm"),
+        (None, ("--target", "ray-serve"), "ray-serve: cannot keep a pool off nodes"),
+        ("llm: meta-llama/Llama-3.1-70B\nworkers: [{gpu: h100-80g, tp: 4}]\n", (), "max_model_len: missing"),
+        ("slo: {ttft: 1 s}\n", (), "slo"),
+        ("a,b\n1,2\n", (), "top level is a str"),
+    ],
+    ids=["unknown target", "refused target", "no length", "an slo", "a csv"],
+)
+def test_what_is_no_plan_ends_in_one_line(
+    tmp_path: Path, text: str | None, words: tuple[str, ...], expected: str
+) -> None:
+    (tmp_path / "plan.yaml").write_text(plan_yaml(a_plan()) if text is None else text)
+    code, _, said = invoke("manifests", tmp_path / "plan.yaml", "-o", tmp_path / "m", *words)
+    assert code != 0 and expected in said
+    assert not (tmp_path / "m").exists()
+
+
+@each_on_nodes
+def test_ports_of_workers_that_share_a_host_differ(fleet_on_nodes: Fleet) -> None:
+    for document in composed(fleet_on_nodes).values():
+        hosted = [s for s in workers_of(document).values() if s.get("network_mode") == "host"]
+        http = [s["command"][s["command"].index("--port") + 1] for s in hosted]
+        nixl = [s["environment"].get("VLLM_NIXL_SIDE_CHANNEL_PORT") for s in hosted]
+        side = [int(port) for port in nixl if port]
+        assert len(set(http)) == len(http)
+        assert len(set(side)) == len(side)
+
+
+@each_on_nodes
+def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:
+    names = [(d["kind"], d["metadata"]["name"]) for d in kubernetes.documents(fleet_on_nodes, 5000)]
+    assert len(set(names)) == len(names)
+    assert all(RFC1123.fullmatch(name) for _, name in names)
+    services = [name for document in composed(fleet_on_nodes).values() for name in document["services"]]
+    assert len(set(services)) == len(services)
+
+
+@pytest.mark.parametrize(("longest", "served"), [(1, 256), (5000, 5120), (5120, 5120), (200_000, 131_072)])
+def test_the_longest_request_fits(longest: int, served: int) -> None:
+    """Up to the next 256, never beyond the 131072 tokens of the LLM (the workers hold 160000)."""
+    assert engine.served_model_len(mixed(), longest) == served
+
+
+def test_requests_that_no_worker_holds_are_named() -> None:
+    assert (
+        "Requests of more than 131072 tokens are refused"
+        in manifests.render(mixed(), 200_000).files["README.md"]
+    )
+
+
+def test_a_policy_that_no_engine_is_told_of_is_named() -> None:
+    """Routing has its place in every router; the simulator's batching is vLLM's own only under that name."""
+    readme = rendered(replace(mixed(), policies=Policies("another", routing="round-robin")))["README.md"]
+    assert "simulated with batching another; vLLM is not told of it" in readme
+    assert "vLLM is not told" not in rendered(mixed())["README.md"]
+
+
+def test_a_power_cap_is_said_and_kept_apart_but_never_set() -> None:
+    """The capped pool goes to labelled nodes, the other of the same GPU to nodes without the label."""
+    prefill, _, _, decode, *_ = kubernetes.documents(pairs(), 5000)
+    capped, free = (d["spec"]["template"] for d in (decode, prefill))
+    assert capped["metadata"]["annotations"] == {"fleetplan/gpu-power-limit-w": "350"}
+    assert capped["spec"]["nodeSelector"]["fleetplan/gpu-power-limit-w"] == "350"
+    terms = free["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms["nodeSelectorTerms"][0]["matchExpressions"][0]["operator"] == "DoesNotExist"
+    files = rendered(pairs())
+    for path in ("README.md", "compose/node-1.yaml", "vllm/dec.sh"):
+        assert "nvidia-smi -pl 350" in files[path]
+
+
+def test_amd_gpus_get_their_image_resource_and_label() -> None:
+    deployment = kubernetes.documents(mixed("mi300x-192g", 2, 1), 5000)[0]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == engine.ROCM_IMAGE
+    assert pod["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
+    assert all(key.startswith("amd.com/") for key in pod["nodeSelector"])
+
+
+def test_workers_fill_nodes_without_waste() -> None:
+    """4 x 2 and 3 x 1 GPUs of a node with 8: 8 + 3 GPUs, two nodes."""
+    fleet = Fleet(LLM, (a_pool("a", "mixed", "h100-80g", 1, 3), a_pool("b", "mixed", "h100-80g", 2, 4)))
+    nodes = engine.place(fleet)
+    assert [sum(len(w.devices) for w in node.workers) for node in nodes] == [8, 3]
+
+
+def test_pools_whose_names_differ_by_case_alone_keep_apart() -> None:
+    fleet = Fleet(LLM, (a_pool("Pool", "mixed", "h100-80g", 4, 1), a_pool("pool", "mixed", "h100-80g", 4, 1)))
+    assert engine.pool_labels(fleet) == ["pool", "pool-2"]
+
+
+def test_kserve_starts_its_own_image_with_what_its_presets_do_not_say() -> None:
+    """The preset knows TP alone, runs as no root, and downloads with the token of a service account."""
+    account, service = kserve.documents(piped(), 5000)
+    assert account["secrets"] == [{"name": "hf-token-secret"}]
+    template = service["spec"]["template"]
+    assert template["serviceAccountName"] == account["metadata"]["name"]
+    main = template["containers"][0]
+    assert main["image"] == "ghcr.io/llm-d/llm-d-cuda:v0.9.0"
+    assert service["spec"]["parallelism"] == {"tensor": 2}
+    extra = {variable["name"]: variable["value"] for variable in main["env"]}["VLLM_ADDITIONAL_ARGS"]
+    assert "--pipeline-parallel-size 2" in extra and "--tensor-parallel-size" not in extra
+    turns = replace(mixed(), policies=Policies(routing="round-robin"))
+    assert "scheduler" not in kserve.documents(turns, 5000)[1]["spec"]["router"]
+    rocm = kserve.documents(mixed("mi300x-192g", 2, 1), 5000)[1]["spec"]["template"]["containers"][0]
+    assert rocm["image"] == "ghcr.io/llm-d/llm-d-rocm:v0.9.0"
+
+
+def test_kserves_shell_gives_vllm_the_words_unharmed(tmp_path: Path) -> None:
+    """Its presets put VLLM_ADDITIONAL_ARGS into a line that they evaluate once: JSON keeps its quotes."""
+    for document in kserve.documents(EXAMPLES["pairs of two gpus"], 5000)[1:]:
+        for load in (document["spec"], document["spec"]["prefill"]):
+            main = load["template"]["containers"][0]
+            extra = {v["name"]: v.get("value") for v in main["env"]}["VLLM_ADDITIONAL_ARGS"]
+            said = run_script(
+                'eval "exec vllm serve ${VLLM_ADDITIONAL_ARGS}"',
+                stubs=("vllm",),
+                folder=tmp_path,
+                VLLM_ADDITIONAL_ARGS=extra,
+            )
+            sent = json.loads(said[said.index("--kv-transfer-config") + 1])
+            assert sent["kv_connector"] == "NixlConnector" and said[0] == "serve"
+
+
+def test_every_worker_of_several_gpus_has_shared_memory() -> None:
+    """A pod has 64 MB of it by itself; KServe's presets and Dynamo's operator bring their own."""
+    pod = kubernetes.documents(mixed(), 5000)[0]["spec"]["template"]["spec"]
+    values = yaml.safe_load(rendered(mixed())["llm-d/mixed.values.yaml"])["decode"]
+    for volumes, main in (
+        (pod["volumes"], pod["containers"][0]),
+        (values["volumes"], values["containers"][0]),
+    ):
+        named = {volume["name"] for volume in volumes if volume["emptyDir"]["medium"] == "Memory"}
+        assert {mount["name"] for mount in main["volumeMounts"] if mount["mountPath"] == "/dev/shm"} == named
+    stack = yaml.safe_load(rendered(mixed())["production-stack.values.yaml"])
+    assert stack["servingEngineSpec"]["modelSpec"][0]["shmSize"] == "16Gi"
+
+
+@pytest.mark.parametrize("pools", [mixed().pools, spanning().pools, pairs().pools])
+def test_names_stay_as_short_as_their_targets_ask(pools: tuple[Pool, ...]) -> None:
+    """However long those of LLM and pools are.
+
+    63 letters: production-stack's RELEASE-MODEL-engine-service; the label NAME-999-HASH of LeaderWorkerSet's
+    pods, where DisaggregatedSet calls that SET-0-REVISION-ROLE. 45: Dynamo's graph and component together,
+    where one of several nodes counts twice, with `-ldr`.
+    """
+    named = tuple(replace(pool, name=f"{'p' * 60}{number}") for number, pool in enumerate(pools))
+    files = manifests.render(Fleet(replace(LLM, name="org/" + "y" * 90), named), 5000).files
+    for graph in documents(files["dynamo.yaml"]):
+        for component in graph["spec"]["components"]:
+            own, is_wide = len(component["name"]), "multinode" in component
+            assert len(graph["metadata"]["name"]) + (2 * own + 4 if is_wide else own) <= 45
+    for group in documents(files["lws.yaml"]):
+        if group["kind"] == "LeaderWorkerSet":
+            assert len(group["metadata"]["name"] + "-999-") + 10 <= 63
+    if "disaggregatedset.yaml" in files:
+        whole = documents(files["disaggregatedset.yaml"])[0]
+        for role in whole["spec"]["roles"]:
+            assert len(f"{whole['metadata']['name']}-0--{role['name']}-999-") + 8 + 10 <= 63
+    if "production-stack.values.yaml" in files:
+        found = re.search(r"helm install (\S+) vllm/vllm-stack", files["README.md"])
+        assert found is not None
+        for model in yaml.safe_load(files["production-stack.values.yaml"])["servingEngineSpec"]["modelSpec"]:
+            assert len(f"{found[1]}-{model['name']}-engine-service") <= 63

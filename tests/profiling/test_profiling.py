@@ -1,0 +1,428 @@
+"""The profiler without vLLM: its plan of measurements, its table, its torch operators on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from planner.documents.catalog import read_catalog
+from planner.errors import InputError
+from planner.models.latency import StepLatency
+from planner.models.step_fit import PiecewiseLinearStepLatency
+from planner.models.tables import COLUMNS, read_step_table
+from profiling import design
+from profiling.config import sharded
+from profiling.design import Limits
+from profiling.machine import catalog_name, describe
+from profiling.measure import measure_into, summary
+from profiling.meter import Measurement, Ran, Repeats, StepNotRunError
+from profiling.power import GpuPower, Power
+from profiling.silicon import Step
+from profiling.vllm_install import is_installed
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
+LIMITS = Limits(step_tokens=2048, sequences=64, context_tokens=8192, kv_tokens=200_000, block_tokens=16)
+TRUTH = StepLatency(
+    knots_tokens=(1, 64, 2048),
+    f_s=(0.008, 0.009, 0.09),
+    a_s=2e-9,
+    b_s=1e-5,
+    d_s=4e-8,
+    e_s=1e-4,
+    h_s=0.0,
+    basis="planted",
+)
+HEADER = {
+    "llm": "tiny",
+    "gpu": "none",
+    "tp": "1",
+    "dtype": "bfloat16",
+    "engine": "fake",
+    "date": "2026-11-20",
+}
+
+
+class FakeMeter:
+    """Times steps by a planted formula, on a clock of its own; disturbed during some of its calls."""
+
+    host_is = "planted"
+
+    def __init__(
+        self,
+        limits: Limits = LIMITS,
+        *,
+        noise_frac: float = 0.0,
+        disturbed: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.limits, self.noise_frac, self.disturbed = limits, noise_frac, disturbed
+        self.now_s, self.calls = 0.0, 0
+        self.asked: list[Step] = []
+        self.rng = np.random.default_rng(0)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+        assert self.limits.hold(step)
+        self.calls += 1
+        self.asked.append(step)
+        t_s = float(TRUTH.step_s(*design.features([step])[0]))
+        t_s *= 1 + self.noise_frac * self.rng.normal()
+        if self.disturbed(self.calls):
+            t_s *= 10
+        self.now_s += 0.01 + 4 * t_s
+        return Measurement(step, t_s, 0.001, 3, 0.01, 0.01 + 4 * t_s, context_tokens=float(step.context))
+
+    def close(self) -> None:
+        pass
+
+
+def rows(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if not line.startswith("#")][1:]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_planned_step_is_one_the_engine_can_run(seed: int) -> None:
+    """Whatever the limits; and a start design has all three kinds in near equal shares."""
+    rng = np.random.default_rng(seed)
+    limits = Limits(
+        step_tokens=int(2 ** rng.uniform(4, 14)),
+        sequences=int(2 ** rng.uniform(1, 9)),
+        context_tokens=int(2 ** rng.uniform(7.5, 16)),
+        kv_tokens=int(2 ** rng.uniform(10, 21)),
+        block_tokens=int(rng.choice([1, 16, 128])),
+    )
+    planned = [*design.start(limits, 36, seed), *design.candidates(limits, 100, seed)]
+    assert all(limits.hold(step) for step in planned)
+    kinds = [(step.prompts > 0, step.decodes > 0) for step in design.candidates(limits, 90, seed)]
+    assert min(kinds.count(kind) for kind in ((True, False), (False, True), (True, True))) >= 25
+
+
+def test_the_start_design_holds_the_ends_of_every_range() -> None:
+    """So that no later prediction within the limits is an extrapolation in tokens, batch or context."""
+    planned = design.start(LIMITS, 36, seed=0)
+    tokens = [step.prompts * step.new + step.decodes for step in planned]
+    assert (min(tokens), max(tokens)) == (1, LIMITS.step_tokens)
+    assert max(step.decodes for step in planned) == LIMITS.sequences
+    assert max(step.context for step in planned) == LIMITS.context_tokens - design.ROOM_TOKENS
+    assert max(step.cached + step.new for step in planned) == LIMITS.context_tokens - 1
+
+
+def test_the_next_step_is_where_the_fits_disagree() -> None:
+    """Decodes were measured at short contexts and with noise, so the slope over KV tokens is hardly known: of
+    three candidates that cost about the same the one with many KV tokens tells most.
+    """
+    rng = np.random.default_rng(1)
+    measured = [Step(1, n, 0, 0, 0) for n in (1, 8, 32, 128, 256, 512, 1024, 2048)]
+    measured += [Step(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 4, 6, 8, 12, 16, 32, 48, 64, 3)]
+    X = design.features(measured)
+    y = np.asarray(TRUTH.step_s(*X.T)) * (1 + 0.03 * rng.normal(size=len(X)))
+    among = [Step(1, 300, 0, 0, 0), Step(0, 0, 0, 12, 40), Step(0, 0, 0, 20, 8000)]
+    chosen = design.choose(X, y, among, np.random.default_rng(2), repeats=4, overhead_s=1.0)
+    assert chosen.step == among[2]
+    assert chosen.disagreement_frac == chosen.worst_frac > 0.03
+
+
+def test_of_two_steps_as_uncertain_the_cheaper_is_measured() -> None:
+    """Both rest on the slope over KV tokens, d: uncertain by K d / t, which is 0.68 and 0.53 of d's own
+    error, at 30 and 20 ms. Per second 32 decodes tell more; where time costs nothing, 64 do.
+    """
+    rng = np.random.default_rng(3)
+    measured = [Step(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)]
+    X = design.features(measured)
+    y = np.asarray(TRUTH.step_s(*X.T)) * (1 + 0.002 * rng.normal(size=len(X)))
+    among = [Step(0, 0, 0, 64, 8000), Step(0, 0, 0, 32, 8000)]
+    cheap = design.choose(X, y, among, np.random.default_rng(0), repeats=1e6, overhead_s=0.0)
+    free = design.choose(X, y, among, np.random.default_rng(0), repeats=0.0, overhead_s=1.0)
+    assert (cheap.step, free.step) == (among[1], among[0])
+
+
+def test_a_profile_recovers_the_planted_step_times(tmp_path: Path) -> None:
+    """2 % of noise; a fit to 60 s of measuring predicts unseen steps to 2 %, mixed ones included."""
+    meter = FakeMeter(noise_frac=0.02)
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=60, clock=meter.clock)
+    fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(table.X, table.y)
+    unseen = design.features(design.candidates(LIMITS, 200, seed=99))
+    error = np.abs(fit.predict(unseen) / TRUTH.step_s(*unseen.T) - 1)
+    assert error.mean() < 0.02
+    assert error[(unseen[:, 2] > 0) & (unseen[:, 4] > 0)].mean() < 0.02
+
+
+def test_measuring_ends_with_the_budget(tmp_path: Path) -> None:
+    """The last step may start just before the end; nothing here takes longer than 2 s with its tries."""
+    meter = FakeMeter(noise_frac=0.05)
+    measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=20, clock=meter.clock)
+    assert 20 <= meter.now_s < 22
+
+
+def test_no_budget_for_a_single_step_is_an_error(tmp_path: Path) -> None:
+    meter = FakeMeter()
+    with pytest.raises(InputError, match="spent before the first step"):
+        measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=0.0, clock=meter.clock)
+
+
+def test_noiseless_measuring_ends_before_the_budget(tmp_path: Path) -> None:
+    """Fits to a formula of their own form agree exactly once every coefficient is seen."""
+    meter = FakeMeter()
+    said: list[str] = []
+    measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=1e5, clock=meter.clock, progress=said.append)
+    assert "done early" in said[-1] and meter.now_s < 1e4
+
+
+def test_the_table_is_a_step_table_with_its_origin(tmp_path: Path) -> None:
+    meter = FakeMeter()
+    out = tmp_path / "t.csv"
+    measure_into(out, meter, HEADER, budget_s=5, clock=meter.clock)
+    table = read_step_table(out)
+    assert tuple(table.steps.columns[: len(COLUMNS)]) == COLUMNS
+    assert dict(table.about) == HEADER
+    assert {"host_s", "spent_s", "repeats", "spread_frac", "power_w"} <= set(table.steps.columns)
+    assert table.y == pytest.approx(TRUTH.step_s(*table.X.T), rel=1e-4)
+    told = summary(table)
+    assert told["steps"] == len(table.steps) and told["host_s_median"] == 0.001
+
+
+def test_every_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
+    """The tenth call (three references, then a row and a reference each) is interrupted: 3 rows stay."""
+
+    class Interrupted(FakeMeter):
+        def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+            if self.calls == 9:
+                raise KeyboardInterrupt
+            return super().measure(step, quick=quick)
+
+    meter = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=60, clock=meter.clock)
+    assert len(rows(tmp_path / "t.csv")) == 3
+
+
+def test_a_restart_goes_on_where_the_last_run_ended(tmp_path: Path) -> None:
+    """Cut within a line: that row is measured again, no other is, and the seconds spent before count."""
+    out = tmp_path / "t.csv"
+    first = FakeMeter(noise_frac=0.02)
+    measure_into(out, first, HEADER, budget_s=10, clock=first.clock)
+    kept = rows(out)[:-1]
+    out.write_text(out.read_text()[:-7])
+    second = FakeMeter(noise_frac=0.02)
+    measure_into(out, second, HEADER | {"date": "2026-11-21"}, budget_s=20, clock=second.clock)
+    after = rows(out)
+    assert after[: len(kept)] == kept and len(after) > len(kept) + 3
+    steps = read_step_table(out).steps
+    assert not steps.duplicated(
+        ["n_prefill", "prefill_tokens", "cached_tokens", "n_decode", "kv_tokens"]
+    ).any()
+    assert second.now_s < 12
+    assert "2026-11-21" not in out.read_text()
+
+
+@pytest.mark.parametrize("key", ["llm", "gpu", "tp", "dtype", "engine"])
+def test_a_table_of_another_machine_is_not_continued(tmp_path: Path, key: str) -> None:
+    meter, out = FakeMeter(), tmp_path / "t.csv"
+    measure_into(out, meter, HEADER, budget_s=2, clock=meter.clock)
+    with pytest.raises(InputError, match=f"holds steps with {key} .*name another file"):
+        measure_into(out, FakeMeter(), HEADER | {key: "other"}, budget_s=2)
+
+
+def test_a_file_of_something_else_is_not_appended_to(tmp_path: Path) -> None:
+    out = tmp_path / "notes.csv"
+    out.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="no table of this profiler"):
+        measure_into(out, FakeMeter(), HEADER, budget_s=2)
+    assert out.read_text() == "a,b\n1,2\n"
+
+
+def test_a_disturbed_step_is_measured_again(tmp_path: Path) -> None:
+    """Everything takes ten times as long during calls 10 to 13: two rows and their references. Tries later
+    than that are clean, so no row shows it.
+    """
+    meter = FakeMeter(disturbed=lambda call: 10 <= call <= 13)
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=10, clock=meter.clock)
+    assert table.y == pytest.approx(TRUTH.step_s(*table.X.T), rel=1e-4)
+    assert meter.calls > 3 + 2 * len(table.steps)
+
+
+def test_steps_the_engine_refuses_are_left_out(tmp_path: Path) -> None:
+    class Picky(FakeMeter):
+        def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+            if step.cached:
+                raise StepNotRunError("no")
+            return super().measure(step, quick=quick)
+
+    small = Limits(step_tokens=64, sequences=4, context_tokens=256, kv_tokens=4096, block_tokens=16)
+    meter = Picky(small, noise_frac=0.05)
+    with pytest.raises(InputError, match="were refused"):
+        measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=1e4, clock=meter.clock)
+    assert (read_step_table(tmp_path / "t.csv").steps.cached_tokens == 0).all()
+
+
+def test_a_run_that_was_not_the_step_is_thrown_away() -> None:
+    """Wanted: 64 tokens after 128 and a decode at 200. A run of 63 tokens, or at 199, is another step."""
+    step = Step(1, 64, 128, 1, 200)
+    wanted = [(1, 199), (64, 128)]
+    repeats = Repeats(step)
+    repeats.add(Ran(((1, 199), (63, 128)), 9.0, 9.0), wanted, 200)
+    repeats.add(Ran(((1, 198), (64, 128)), 9.0, 9.0), wanted, 200)
+    repeats.add(Ran(((64, 128),), 9.0, 9.0), wanted, 200)
+    with pytest.raises(StepNotRunError):
+        repeats.result()
+    repeats.add(Ran(((1, 199), (64, 128)), 0.5, 0.4), wanted, 200)
+    found = repeats.result()
+    assert (found.t_s, found.repeats, found.discarded) == (0.5, 1, 3)
+    assert found.host_s == pytest.approx(0.1)
+
+
+def test_one_rank_of_four_has_a_quarter_of_the_heads() -> None:
+    """Llama-3.1-70B: 64 heads, 8 KV heads, feed-forward 28672; at TP 16 KV heads are copied, one each."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "intermediate_size": 28672,
+        "vocab_size": 128256,
+        "num_hidden_layers": 80,
+    }
+    shard = sharded(config, 4)
+    assert [shard[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")] == [
+        16,
+        2,
+        7168,
+    ]
+    assert (shard["head_dim"], shard["hidden_size"], shard["num_hidden_layers"]) == (128, 8192, 80)
+    assert sharded(config, 16)["num_key_value_heads"] == 1
+    assert config["num_attention_heads"] == 64
+    with pytest.raises(InputError, match="must divide the 64 heads"):
+        sharded(config, 3)
+
+
+def test_a_gpu_is_known_by_its_drivers_name() -> None:
+    catalog = read_catalog()
+    assert catalog_name("NVIDIA H100 80GB HBM3", catalog) == "h100-80g"
+    assert catalog_name("NVIDIA H200", catalog) == "h200-141g"
+    assert catalog_name("Some CPU", catalog) == "Some CPU"
+    assert {"machine", "device", "driver", "python"} <= set(describe())
+
+
+def test_mean_power_is_energy_over_time() -> None:
+    """A counter of 100 mJ per call-free millisecond would be 100 W; ours adds 75 J in the block, whatever
+    the samples say, and the peak is the largest sample.
+    """
+    energy_mj, watts_mw = itertools.count(0, 75_000), itertools.cycle([90_000, 110_000])
+    nvml = SimpleNamespace(
+        nvmlDeviceGetTotalEnergyConsumption=lambda _: next(energy_mj),
+        nvmlDeviceGetPowerUsage=lambda _: next(watts_mw),
+        NVMLError=RuntimeError,
+    )
+    start_s = time.monotonic()
+    with Power(GpuPower(nvml, None)) as power:
+        time.sleep(0.3)
+    assert power.mean_w == pytest.approx(75 / (time.monotonic() - start_s), rel=0.2)
+    assert power.peak_w == 110
+    with Power(None) as nothing:
+        pass
+    assert (nothing.mean_w, nothing.peak_w) == (None, None)
+
+
+def test_clocks_are_told_with_their_most_and_unknown_where_the_driver_hides_them() -> None:
+    """NVML numbers its clocks: 1 is the SMs', 2 the memory's."""
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("not supported")
+
+    kinds: dict[str, Any] = {"NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2, "NVMLError": RuntimeError}
+    now, most = {1: 1755, 2: 3201}, {1: 1980, 2: 3201}
+    seen = SimpleNamespace(
+        nvmlDeviceGetClockInfo=lambda _, kind: now[kind],
+        nvmlDeviceGetMaxClockInfo=lambda _, kind: most[kind],
+        **kinds,
+    )
+    hidden = SimpleNamespace(nvmlDeviceGetClockInfo=refuse, nvmlDeviceGetMaxClockInfo=refuse, **kinds)
+    assert GpuPower(seen, None).clocks() == "SM 1755 of 1980 MHz, memory 3201 of 3201 MHz"
+    assert GpuPower(hidden, None).clocks() == "unknown"
+
+
+@pytest.mark.skipif(is_installed(), reason="vLLM is installed")
+@pytest.mark.parametrize("engine", ["vllm", "torch"])
+def test_the_command_says_what_to_install(engine: str, tmp_path: Path) -> None:
+    from planner.cli import app
+
+    if engine == "torch" and importlib.util.find_spec("torch") is not None:
+        pytest.skip("torch is installed")
+    result = CliRunner().invoke(
+        app, ["profile", str(TINY), "-o", str(tmp_path / "t.csv"), "--engine", engine]
+    )
+    assert isinstance(result.exception, InputError)
+    assert "pip install" in str(result.exception) and "\n" not in str(result.exception)
+    assert not (tmp_path / "t.csv").exists()
+
+
+def torch_or_skip() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed (pip install 'fleetplan[profile]')")
+
+
+def test_operators_compute_a_decoder_layer() -> None:
+    """A prompt of 5 after 3 cached tokens and two decodes at 4, against attention written out in float64."""
+    torch = torch_or_skip()
+    from profiling.operators import TorchOperators
+
+    meter = TorchOperators(
+        TINY, dtype="float32", max_num_batched_tokens=64, max_num_seqs=4, max_model_len=128
+    )
+    step, s, w = Step(1, 5, 3, 2, 4), meter.shape, meter._weights[0]
+    keys, values = (cache.clone() for cache in meter._kv[0])
+    x = torch.randn(7, s.hidden)
+    position = torch.tensor([3, 4, 5, 6, 7, 3, 3])
+    cos, sin = meter._cos[position][:, None], meter._sin[position][:, None]
+    from torch.nn.attention.bias import causal_lower_right
+
+    with torch.inference_mode():
+        found = meter._layer(x, w, keys, values, step, cos, sin, causal_lower_right(5, 8))
+
+    def norm(v: Any, weight: Any) -> Any:
+        return v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.double()
+
+    qkv = (norm(x.double(), w["norm"]) @ w["qkv"].double().T).view(7, -1, s.head_dim)
+    q = qkv[:, : s.heads]
+    a, b = q.chunk(2, dim=-1)
+    q = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    size = s.kv_heads * s.head_dim
+    starts = [(0, 8), (8 * size, 4), (12 * size, 4)]  # where each sequence's slot begins, and its tokens
+    out = torch.empty(7, s.heads, s.head_dim, dtype=torch.float64)
+    for row in range(7):
+        begin, tokens = starts[0] if row < 5 else starts[row - 4]
+        slot = (s.kv_heads, tokens, s.head_dim)
+        k = keys[begin : begin + tokens * size].view(slot).double()
+        v = values[begin : begin + tokens * size].view(slot).double()
+        seen = 4 + row if row < 5 else 4
+        for head in range(s.heads):
+            kv = head // (s.heads // s.kv_heads)
+            share = torch.softmax(k[kv, :seen] @ q[row, head] / s.head_dim**0.5, dim=0)
+            out[row, head] = share @ v[kv, :seen]
+    y = x.double() + out.view(7, -1) @ w["o"].double().T
+    gate, up = (norm(y, w["norm2"]) @ w["up"].double().T).chunk(2, dim=-1)
+    y = y + (torch.nn.functional.silu(gate) * up) @ w["down"].double().T
+    assert torch.allclose(found.double(), y, rtol=1e-3, atol=1e-3)
+
+
+def test_operators_are_profiled_on_the_cpu(tmp_path: Path) -> None:
+    torch_or_skip().set_num_threads(1)
+    from profiling.operators import TorchOperators
+
+    config = json.loads((TINY / "config.json").read_text()) | {"num_hidden_layers": 2, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    meter = TorchOperators(tmp_path, tp=2, max_num_batched_tokens=128, max_num_seqs=4, max_model_len=256)
+    assert (meter.shape.heads, meter.shape.kv_heads) == (4, 2)
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=5)
+    assert (table.y > 0).all() and (table.steps.host_s == 0).all()
+    meter.close()

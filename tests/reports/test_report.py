@@ -1,0 +1,480 @@
+"""report.html: self-contained, escaped, light; and the arithmetic behind its curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import vl_convert
+from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
+
+from planner.io.files import cached_text, package_text
+from planner.reports import charts, curves, drawing, figures, output, report, rows
+from planner.reports.page import page as make_page
+from planner.reports.words import excluded_text, proof_lines
+from planner.simulator.repeats import Interval, Repeats
+
+VOID = {"meta", "br", "img", "hr", "input", "link"}
+PAGE_CSS = package_text("reports/page.css")
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags that balance, with their attributes, and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+
+    def attributes(self, name: str) -> list[str]:
+        return [value or "" for _, attrs in self.tags for key, value in attrs.items() if key == name]
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for found, attrs in self.tags if found == tag]
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.scripts[:-2]]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report.render(a_plan(), command="plan --slo slo.yaml --trace trace.csv -o out/")
+
+
+def test_the_page_is_well_formed_and_needs_no_network(page: str) -> None:
+    parsed = Page(page)
+    for name in ("src", "href", "xlink:href", "srcset", "action"):
+        assert parsed.attributes(name) == []
+    assert "url(http" not in page and "@import" not in page
+    assert not any("url" in data for spec in parsed.specs for data in _data(spec))
+
+
+def _data(spec: Any) -> list[dict[str, Any]]:
+    """Every `data` of a specification."""
+    parts = list(spec.values()) if isinstance(spec, dict) else spec if isinstance(spec, list) else []
+    own = [spec["data"]] if isinstance(spec, dict) and isinstance(spec.get("data"), dict) else []
+    return own + [data for part in parts for data in _data(part)]
+
+
+def test_every_chart_is_there_without_scripts_too_and_the_library_once(page: str) -> None:
+    parsed = Page(page)
+    figures = parsed.all("figure")
+    assert len(figures) == 4
+    assert len([attrs for attrs in parsed.all("svg") if attrs.get("class") == "marks"]) == len(figures)
+    assert len(parsed.specs) == len(figures)
+    library, drawing = parsed.scripts[-2:]
+    assert "window.vegaEmbed=" in library and "vegaEmbed(live" in drawing
+    assert page.count("window.vegaEmbed=") == 1
+
+
+def test_a_page_without_charts_needs_no_script() -> None:
+    assert Page(make_page("title", "<p>text</p>", "footer")).scripts == []
+
+
+def test_the_page_answers_and_says_why(page: str) -> None:
+    for text in (
+        "4 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W: 59.80 USD per hour",
+        "✓\u00a0kept",
+        "TTFT p90 binds",
+        "more workers never hurt",
+        "a gap of 20 % to the plan",
+        "runner-up",
+        "refuted up to there",
+        "84 % within 2.00 s",
+        "a note on the trace",
+        "Left out: 3 rows, blank line",
+        "seed 7",
+        "nvidia-smi -pl 350",
+        "38\u00a0% left",
+        "Price per million output tokens",
+        "plan --slo slo.yaml --trace trace.csv -o out/",
+    ):
+        assert text in page, text
+
+
+def test_the_page_says_what_is_provisioned_and_what_is_expected() -> None:
+    plan = a_plan()
+    power = plan.power
+    assert power is not None
+    page = report.render(plan)
+    for text in (
+        f"provisioned, GPUs only; {power.mean_w / 1e3:,.1f} kW expected",
+        f"{power.request_j:,.0f} J",
+        "a model fitted to A100 measurements",
+    ):
+        assert text in page, text
+    blind = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
+    page = report.render(blind)
+    assert "Power, provisioned" in page and "Power, expected" not in page
+
+
+def test_a_missed_limit_is_said_in_words() -> None:
+    plan = a_plan()
+    line = replace(plan.verdict.lines[0], holds=False)
+    page = report.render(replace(plan, verdict=replace(plan.verdict, lines=(line, *plan.verdict.lines[1:]))))
+    assert "✗\u00a0missed" in page
+    assert "it does NOT keep the promise" in page
+
+
+def test_what_users_wrote_is_text_in_the_page_and_in_its_charts() -> None:
+    """Names that close a script, a comment or an attribute stay names."""
+    evil = "</script><script>alert(1)</script><!-- \"><b onload='x'> & "
+    plan = a_plan(note=evil)
+    pools = (replace(plan.fleet.pools[0], name=evil + "1"), *plan.fleet.pools[1:])
+    others = tuple(replace(other, label=evil + other.label) for other in plan.alternatives)
+    fleet = replace(plan.fleet, pools=pools, llm=replace(plan.fleet.llm, name=evil))
+    page = report.render(replace(plan, fleet=fleet, alternatives=others), command=evil)
+    parsed, harmless = Page(page), Page(report.render(plan))
+    assert len(parsed.scripts) == len(harmless.scripts)
+    assert parsed.all("b") == []
+    assert parsed.attributes("onload") == []
+    assert any(
+        evil + "1" in json.dumps(spec, ensure_ascii=False).replace('\\"', '"') for spec in parsed.specs
+    )
+
+
+def test_a_guess_is_flagged_as_a_guess() -> None:
+    plan = a_plan()
+    pool = plan.fleet.pools[0]
+    guess = replace(pool.type, latency=replace(pool.type.latency, basis="roofline", mape_frac=None))
+    fleet = replace(plan.fleet, pools=(replace(pool, type=guess), *plan.fleet.pools[1:]))
+    assert "⚠ computed from catalog figures, nothing was profiled" in report.render(
+        replace(plan, fleet=fleet)
+    )
+
+
+def test_charts_follow_dark_pages(page: str) -> None:
+    for variable in ("--blue", "--vermillion", "--grid", "--muted"):
+        assert f'"var({variable},' in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def _schemes() -> dict[str, dict[str, str]]:
+    """Colours of page.css in either scheme."""
+    roots = re.findall(r":root \{(.*?)\}", PAGE_CSS, re.DOTALL)
+    light, dark = (dict(re.findall(r"(--\w+): (#\w+)", root)) for root in roots)
+    return {"light": light, "dark": dark}
+
+
+def _contrast(one: str, other: str) -> float:
+    """WCAG 2.2, relative luminance."""
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[k : k + 2], 16) / 255 for k in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    bright, dim = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def test_contrast_is_as_wcag_measures_it() -> None:
+    """Black on white is 21, and #777 on white 4.48, just too little."""
+    assert _contrast("#000", "#ffffff") == pytest.approx(21)
+    assert _contrast("#777777", "#fff") == pytest.approx(4.48, abs=0.005)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_curves_can_be_seen(scheme: str) -> None:
+    """AA: 4.5 for text, 3 for what a chart draws."""
+    colours = _schemes()[scheme]
+    for paper in ("--page", "--card"):
+        assert min(_contrast(colours[text], colours[paper]) for text in ("--ink", "--muted")) >= 4.5
+    curves = ("--blue", "--vermillion", "--green", "--purple", "--orange")
+    assert min(_contrast(colours[curve], colours["--page"]) for curve in curves) >= 3
+
+
+def test_charts_are_drawn_in_the_colours_of_a_light_page() -> None:
+    light = _schemes()["light"]
+    assert {variable: colour for colour, variable in drawing.THEME.items()}.items() <= light.items()
+
+
+def test_the_page_can_be_read_aloud(page: str) -> None:
+    """Charts and tables have names, ids are unique, headings go down one by one."""
+    parsed = Page(page)
+    ids = parsed.attributes("id")
+    assert len(ids) == len(set(ids))
+    assert parsed.all("html") == [{"lang": "en"}]
+    pictures = [attrs for attrs in parsed.all("div") if attrs.get("role") == "img"]
+    assert len(pictures) == 2 * len(parsed.all("figure"))
+    assert {attrs["aria-labelledby"] for attrs in pictures} == {name for name in ids if "chart-" in name}
+    assert len(parsed.all("table")) == len(parsed.all("caption")) >= 8
+    assert {attrs.get("scope") for attrs in parsed.all("th")} == {"col", "row"}
+    levels = [int(tag[1]) for tag, _ in parsed.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+
+
+def test_a_large_trace_gives_a_small_page() -> None:
+    """The library is 0.9 MB of it."""
+    page = report.render(a_plan(requests=50_000))
+    assert len(page.encode()) < 1_300_000
+
+
+def test_a_plan_without_recorded_steps_still_has_a_report() -> None:
+    plan = a_plan()
+    page = report.render(replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0])))
+    assert "How busy" not in page
+
+
+@pytest.mark.parametrize(
+    ("cheaper", "simulated", "said"),
+    [
+        (5195, 99, "of 5,195 cheaper ones with the workers that the work takes 99 were simulated and fail"),
+        (99, 99, "all 99 cheaper ones with the workers that the work takes were simulated and fail"),
+        (0, 0, "no cheaper one has the workers that the work takes"),
+        (None, 7, "7 cheaper ones were simulated and fail"),
+    ],
+)
+def test_not_every_cheaper_fleet_was_simulated(cheaper: int | None, simulated: int, said: str) -> None:
+    """99 of 5195 were, where the report claimed all."""
+    assert excluded_text(cheaper, simulated) == said
+    found = a_plan()
+    searched = replace(
+        found.certificate,
+        level0_exact=False,
+        cheaper=cheaper,
+        cheaper_simulated=simulated,
+        assumed=("assumed: x",),
+    )
+    exact, by_search = (
+        " ".join(proof_lines(replace(found, certificate=certificate)))
+        for certificate in (found.certificate, searched)
+    )
+    assert "exactly" in exact and "exactly" not in by_search
+    assert said in by_search and "found by search" in by_search and "Assumed: x." in by_search
+
+
+def test_a_saturated_fleet_still_has_curves() -> None:
+    """Three of four requests never get a token: the curve ends at a quarter."""
+    simulation = a_simulation(pairs(), a_trace(4))
+    ttft_s = np.array([0.5, np.nan, np.nan, np.nan])
+    curve = curves.distribution(replace(simulation, ttft_s=ttft_s), "ttft", [2.0])
+    assert (curve.value_s.tolist(), curve.share.tolist()) == ([0.5], [0.25])
+    assert curves.distribution(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", [2.0]).share.size == 0
+
+
+def test_a_curve_keeps_the_share_at_every_limit() -> None:
+    """One request in five waits: 80 % at 0.25 s, and the rejected one never gets there."""
+    curve = curves.distribution(a_simulation(pairs(), a_trace(1000)), "ttft")
+    assert len(curve.value_s) <= curves.POINTS
+    assert curve.share[curve.value_s <= 0.25].max() == pytest.approx(0.8)
+    assert curve.share.max() == pytest.approx(0.999)
+
+
+def test_busy_share_counts_each_second_of_a_step_once() -> None:
+    """Worker 0 works from 0 to 1 s and from 1.5 s to 2 s: all of the first second, half of the next."""
+    simulation = a_plan().simulation
+    runs = simulation.runs[:3].copy()
+    runs["worker"], runs["growth_s"], runs["prefill_tokens"] = [0, 0, 1], 0.0, 0
+    runs["start_s"], runs["first_s"], runs["steps"] = [0.0, 1.5, 0.0], [0.25, 0.5, 2.0], [4, 1, 1]
+    share = curves.busy_share(replace(simulation, runs=runs), [0], np.array([0.0, 1.0, 2.0, 3.0]))
+    assert share == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_requests_in_the_fleet_add_up() -> None:
+    """At 1.4 s of one request every third of a second: 5 came, request 4 (at 1.33 s) waits for 1 s."""
+    running, queued = curves.in_system(a_plan().simulation, np.array([1.4]))
+    simulation = a_plan().simulation
+    finished = (simulation.arrival_s + simulation.e2e_s <= 1.4).sum()
+    assert queued == [1]
+    assert running == [4 - finished]
+
+
+def test_spread_weighs_and_ranks() -> None:
+    """Values 1, 2, 3 seen 8, 1 and 1 times: p50 1, p90 2, p99 3, mean 1.3."""
+    found = curves.spread(np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0]))
+    assert found == {"mean": pytest.approx(1.3), "p50": 1.0, "p90": 2.0, "p99": 3.0}
+
+
+def test_importing_the_report_does_not_import_altair() -> None:
+    code = (
+        "import sys, planner.reports.report; sys.exit('altair' in sys.modules or 'vl_convert' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_chart_becomes_an_image_with_its_caption() -> None:
+    found = figures.every(a_plan())
+    written = output.pictures(found)
+    assert list(written) == [f"charts/{figure.name}.png" for figure in found]
+    assert set(written) <= set(output.OUTDATED)
+    for figure in found:
+        png = written[f"charts/{figure.name}.png"]
+        assert png.startswith(b"\x89PNG")
+        width, height = (int.from_bytes(png[k : k + 4], "big") for k in (16, 20))
+        plain = drawing.chart_spec(figure.chart)
+        assert width > 2 * plain["width"] and height > 2 * plain["height"]
+
+
+def every_kind() -> dict[str, Any]:
+    """A chart of every kind there is."""
+    trace = a_trace(200)
+    curve = curves.distribution(a_simulation(pairs(), trace), "ttft")
+    return {figure.name: figure.chart for figure in figures.every(a_plan())} | {
+        "rate": charts.rate_chart(trace),
+        "lengths": charts.lengths_chart(trace),
+        "stacked": charts.stacked_chart({"a": [1.0, 2.0], "b": [3.0, 1.0]}, 3600.0, "GPUs"),
+        "hits": charts.hits_chart({1000: 0.1, 10_000: 0.4}, 0.6),
+        "comparison": charts.comparison_chart({"a": curve, "b": curve}, "ttft", LIMITS[:1]),
+        "staircase": charts.staircase_chart([2.0, 1.0], [10.0, 20.0], ["1", "2"], ("x", "y"), loosest=4.0),
+        "trade": charts.trade_chart({"a": (1.0, 2.0), "b": (2.0, 1.0), "c": (3.0, 3.0)}, "a"),
+    }
+
+
+def test_every_kind_of_chart_answers_to_the_pointer() -> None:
+    """Vega takes the live specification of each, and something in each has a tooltip with the axis's unit."""
+    for name, chart in every_kind().items():
+        chart.to_dict(validate=True)
+        spec = drawing.live_spec(chart)
+        vl_convert.vegalite_to_svg(spec | {"width": 400})
+        told = json.dumps(_values(spec, "tooltip"))
+        assert spec["layer"][0]["encoding"]["x"]["axis"]["title"] in told, name
+
+
+def _values(spec: Any, key: str) -> list[Any]:
+    parts = list(spec.values()) if isinstance(spec, dict) else spec if isinstance(spec, list) else []
+    own = [spec[key]] if isinstance(spec, dict) and key in spec else []
+    return own + [value for part in parts for value in _values(part, key)]
+
+
+def test_a_legend_switches_and_the_horizontal_axis_zooms() -> None:
+    curve = curves.distribution(a_simulation(pairs(), a_trace(200)), "ttft")
+    spec = drawing.live_spec(charts.comparison_chart({"a": curve, "b": curve}, "ttft", LIMITS[:1]))
+    params = {param["name"]: param for found in _values(spec, "params") for param in found}
+    assert params["zoom"]["bind"] == "scales" and params["zoom"]["select"]["encodings"] == ["x"]
+    assert params["shown0"]["bind"] == "legend"
+
+
+def test_bars_neither_zoom_nor_move() -> None:
+    spec = drawing.live_spec(charts.bars_chart([charts.Bar("a", 1.0)], "USD/h"))
+    assert _values(spec, "params") == []
+
+
+def test_what_costs_and_draws_less_has_a_name() -> None:
+    """b is beaten by a in both; a and c beat each other in one."""
+    chart = charts.trade_chart({"a": (1.0, 5.0), "b": (2.0, 6.0), "c": (3.0, 1.0)}, "c").to_dict()
+    told = [row for data in _data(chart) for row in data["values"]]
+    kinds = {row["name"]: row["kind"] for row in told if "kind" in row}
+    assert {row["text"] for row in told if "text" in row} == {"a", "c"}
+    assert kinds == {"a": "not beaten", "b": "another", "c": "the plan"}
+
+
+def test_what_a_plan_costs_is_arithmetic() -> None:
+    """2 workers of 4 GPUs. A month has 730 hours, a year 8760."""
+    plan = a_plan(mixed())
+    told = {name: value for name, value, _ in rows.cost_rows(plan)[1]}
+    price = plan.fleet.price_usd_per_h
+    assert told["Price per month of 730\u00a0h"] == f"{730 * price:,.0f} USD"
+    assert told["Price per year of 8,760\u00a0h"] == f"{8760 * price:,.0f} USD"
+    tokens = plan.trace.output_tokens.sum()
+    assert told["Price per million output tokens"] == (
+        f"{price / 3600 * plan.trace.duration_s / tokens * 1e6:.3g} USD"
+    )
+
+
+def test_use_of_a_pool_is_over_its_own_workers() -> None:
+    """Of 7 workers each is busy for 10 s of the 69.3 s until the end, with 5000 tokens in 200 steps."""
+    plan = a_plan()
+    _, (prefill, decode) = rows.usage_rows(plan)
+    assert prefill[:4] == ("pre", "14.4 %", "14.4 %", "25")
+    assert decode[0] == "dec"
+    still = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
+    assert rows.usage_rows(still)[1][0][4:] == ("–", "–", "–")
+
+
+def test_other_draws_are_told_with_what_they_decide() -> None:
+    """32 of 32 kept decide for more than 90 %; one run alone has no interval."""
+    draws = Repeats(
+        "other draws",
+        32,
+        32,
+        "holds",
+        {"ttft p90": Interval(0.431, 0.0093, 0.4, 0.499)},
+        Interval(0.97, 0.01, 0.9, 1.0),
+    )
+    once = replace(
+        draws,
+        what="histories",
+        runs=1,
+        kept=0,
+        decision="open",
+        limits={"ttft p90": Interval(0.5, math.nan, 0.5, 0.5)},
+    )
+    plan = a_plan()
+    plan = replace(plan, certificate=replace(plan.certificate, repeats=(draws, once)))
+    assert rows.repeat_rows(plan)[1] == [
+        ("other draws", "32 of 32", "✓\u00a0more than 90 %", "431 ms ± 9.3 ms (499 ms)"),
+        ("histories", "0 of 1", "undecided", "500 ms (500 ms)"),
+    ]
+    assert "431 ms ± 9.3 ms (499 ms)" in report.render(plan)
+
+
+def test_prefixes_are_counted_with_their_copies() -> None:
+    """Of three prefixes (the root is none) one lies on both workers, one on the first, one nowhere: 3."""
+    placed = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], dtype=bool)
+    planned = SimpleNamespace(
+        pool=a_plan().fleet.pools[0],
+        replication=SimpleNamespace(placed=placed),
+        hit_frac=0.8,
+        prefill_saved_frac=0.7,
+    )
+    pool: Any = SimpleNamespace(plan=planned, simulated_hit_frac=0.79, possible_hit_frac=0.85)
+    plan = replace(a_plan(), prefixes=(pool,))
+    assert rows.prefix_rows(plan)[1] == [("pre", "2", "3", "80.0 %", "79.0 %", "85.0 %", "70.0 %")]
+    assert "What prompts share" in report.render(plan)
+    assert "What prompts share" not in report.render(a_plan())
+
+
+def test_the_margin_is_a_share_of_the_limit() -> None:
+    """TTFT p90 of 1.25 s under 2 s leaves 37.5 %; 200 ms per gap against 50 ms leaves 75 %."""
+    _, lines = rows.slo_rows(a_plan())
+    assert [line[4] for line in lines] == ["38\u00a0% left", "75\u00a0% left", ""]
+
+
+def test_a_text_is_made_once_and_kept_where_there_is_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def make() -> str:
+        made.append("×")
+        return "×"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert [cached_text("a.js", make), cached_text("a.js", make)] == ["×", "×"]
+    assert len(made) == 1
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert [cached_text("a.js", make), cached_text("a.js", make)] == ["×", "×"]
+    assert len(made) == 3

@@ -1,0 +1,116 @@
+"""The router over HTTP before engines that keep prefixes: what it finds there, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+from aiohttp import web
+from runtime_fakes import MODEL, Backend, Body, a_body, a_server, engines, is_idle, post, routed
+
+from planner.fleet import Policies
+from planner.runtime.exchange import TENANT_HEADER
+from planner.runtime.launch import WORKER_HEADER
+
+
+async def workers_of(url: str, body: Body, times: int, **headers: str) -> list[str]:
+    """Who answers the same request so many times, one after the other."""
+    answers = [await post(url, body, **headers) for _ in range(times)]
+    assert {status for status, _, _ in answers} == {200}
+    return [headers[WORKER_HEADER] for _, _, headers in answers]
+
+
+async def hits_of(routing: str) -> tuple[int, int]:
+    """Tokens asked for and found cached: 60 prompts over 12 documents of 320 tokens, on four engines."""
+    policies = Policies(routing=routing, prefix_cache=True)
+    rng = np.random.default_rng(2)
+    async with engines(["mixed"] * 4) as backends, routed(backends, policies) as (router, url):
+        for document in rng.integers(12, size=60).tolist():
+            prompt = [*range(1000 * document, 1000 * document + 320), *rng.integers(10**6, size=20).tolist()]
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 3, "stream": True}
+            assert (await post(url, body))[0] == 200
+        assert is_idle(router)
+        return await counters(backends)
+
+
+async def counters(backends: Sequence[Backend]) -> tuple[int, int]:
+    """Tokens of prompts, and those of them that the engines found cached."""
+    queried = hit = 0
+    async with aiohttp.ClientSession() as client:
+        for backend in backends:
+            async with client.get(f"{backend.url}/metrics") as answer:
+                text = await answer.text()
+            queried += int(re.findall(r"prefix_cache_queries_total\S* (\d+)", text)[0])
+            hit += int(re.findall(r"prefix_cache_hits_total\S* (\d+)", text)[0])
+    return queried, hit
+
+
+def test_e2_finds_on_the_engines_what_round_robin_misses() -> None:
+    """60 prompts over 12 documents of 320 tokens: wherever e2 has seen a document, its 320 tokens are cached
+    on the engine it chooses, so that only 12 times they are not (a prompt has 340). Round robin has to show
+    every document to four engines."""
+    queried, hit = asyncio.run(hits_of("e2"))
+    assert (queried, hit) == (60 * 340, (60 - 12) * 320)
+    queried, hit = asyncio.run(hits_of("round-robin"))
+    assert queried == 60 * 340 and hit <= (60 - 35) * 320
+
+
+def test_d2lpm_gives_a_tenant_as_much_of_every_worker() -> None:
+    """30 times the same prompt of 33 tokens, 4 of output: the first on a worker costs 33 + 2 x 4, the others,
+    of which 32 are cached, 9. With quanta of 50 no worker serves tenant a more than a quantum and a request
+    beyond the other, where affinity leaves all to one. b's three requests are paid from b's own quanta."""
+
+    async def run(routing: str) -> tuple[list[str], list[str], dict[str, float]]:
+        policies = Policies(routing=routing, prefix_cache=True, worker_quantum_tokens=50)
+        async with engines(["mixed"] * 2) as backends, routed(backends, policies) as (router, url):
+            body = a_body(tokens=33, outputs=4, stream=True)
+            a = await workers_of(url, body | {"user": "a"}, 30)
+            b = await workers_of(url, body, 3, **{TENANT_HEADER: "b"})
+            credit = {name: router.live.caches.deficits[u].sum() for name, u in router.live.tenants.items()}
+            return a, b, credit
+
+    a, b, credit = asyncio.run(run("d2lpm"))
+    assert abs(a.count("mixed-0") - a.count("mixed-1")) * 9 <= 50 + 41
+    assert len(set(b)) == 1 and credit["b"] == 2 * 50 - 3 * 9
+    assert len(set(asyncio.run(run("prefix-affinity"))[0])) == 1
+
+
+def test_a_refused_prompt_counts_as_cached_nowhere() -> None:
+    """An engine answers 400: its client sees that, and nobody takes the prompt for computed."""
+
+    async def refuses(request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"error": "too long for me"}, status=400)
+
+    async def run() -> None:
+        policies = Policies(routing="min-ttft", prefix_cache=True)
+        async with a_server(refuses) as backend, routed([backend], policies) as (router, url):
+            assert (await post(url, a_body(tokens=64)))[0] == 400
+            assert is_idle(router) and not router.live.caches.holders.any()
+
+    asyncio.run(run())
+
+
+def test_tenants_are_text_of_some_length() -> None:
+    """The field `user`, or what a gateway says in X-Tenant instead. Other types and a thousand letters are
+    refused where the policy looks at tenants, and are the engine's business where it does not."""
+
+    async def run() -> None:
+        for routing, refused in (("tenant-round-robin", 400), ("jsq", 200)):
+            policies = Policies(routing=routing, prefix_cache=True)
+            async with engines(["mixed"]) as backends, routed(backends, policies) as (router, url):
+                odd: list[Any] = [0, 7, [], ["a"], {"a": 1}, True, "x" * 1000]
+                for user in odd:
+                    assert (await post(url, a_body(user=user)))[0] == refused
+                for user in ("", "a\x00b", "'; DROP TABLE tenants; --", "\u202egpj", "😀" * 256):
+                    assert (await post(url, a_body(user=user)))[0] == 200
+                assert (await post(url, a_body(user=7), **{TENANT_HEADER: "c"}))[0] == 200
+                assert is_idle(router)
+                if refused == 400:
+                    assert set(router.live.tenants) >= {"c", "a\x00b"} and len(router.live.tenants) == 6
+
+    asyncio.run(run())

@@ -1,0 +1,306 @@
+"""Several LLMs planned together with the simulator: enumeration, invariances, what binds, what is written."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from plans import CATALOG
+from questions import LLM, traffic
+
+from planner.documents.task import parse_task
+from planner.documents.together import Part, Question
+from planner.errors import InfeasibleError, PlannerError
+from planner.search import draws, options
+from planner.search import pose as posing
+from planner.search import together as sharing
+from planner.search.asked import asked_traffic
+from planner.search.certify import plan
+from planner.search.joint import Shared, share
+from planner.search.pose import pose
+from planner.search.together import SharedPlan, plan_together
+from planner.simulator.metrics import judge
+from planner.simulator.replay import simulate
+from planner.solvers.master import Limits
+
+Floats = npt.NDArray[np.float64]
+SLOS: tuple[dict[str, Any], ...] = (
+    {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
+    {"ttft": {"p90": "2 s"}, "tpot": {"p90": "60 ms"}},
+    {"ttft": {"p90": "500 ms"}, "tbt": {"p99": "200 ms"}},
+)
+TRACES = [traffic(k, requests=80, rate_rps=5.0) for k in range(3)]
+
+
+def question(
+    fleet: dict[str, Any],
+    *,
+    llms: int = 2,
+    rates: tuple[float, ...] = (6.0, 9.0, 4.0),
+    runs: int = 1,
+    **shared: Any,
+) -> Question:
+    parts = tuple(
+        Part(
+            f"llm-{k}",
+            parse_task(
+                {
+                    "llm": LLM,
+                    "slo": SLOS[k],
+                    "traffic": {"rate": rates[k], "draws": runs},
+                    "fleet": fleet,
+                    **shared,
+                },
+                CATALOG,
+            ),
+            TRACES[k],
+        )
+        for k in range(llms)
+    )
+    return Question(parts, (), ())
+
+
+def together(fleet: dict[str, Any], **asked: Any) -> SharedPlan:
+    return plan_together(question(fleet, **asked), CATALOG)
+
+
+def limits_of(asked: Question) -> Limits:
+    task = asked.parts[0].task
+    return Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+
+
+def every_fleet(part: Part, limits: Limits) -> Floats:
+    """Objective and use of each limit of all fleets of level 0 that hold and alone are within the limits."""
+    problem = pose(part.task, part.trace, CATALOG)
+    mixed, prefill, decode = (
+        make(problem.types, part.task.objective)
+        for make in (options.mixed_options, options.prefill_options, options.decode_options)
+    )
+    found = []
+    for shape in [*((option,) for option in mixed), *itertools.product(prefill, decode)]:
+        ranges = [range(1, int(limits.most(option.type)) + 1) for option in shape]
+        for counts in itertools.product(*ranges):
+            fleet = tuple(zip(shape, counts, strict=True))
+            is_within = limits.broken([(option.type, n) for option, n in fleet]) is None
+            if is_within and problem.oracle.holds([fleet])[0]:
+                uses = [sum(limits.use(name, o.type) * n for o, n in fleet) for name, _ in limits.rows()]
+                found.append([sum(o.objective * n for o, n in fleet), *uses])
+    return np.unique(np.array(found), axis=0)
+
+
+def least_by_force(fleets: list[Floats], amounts: list[float], column: int = 0) -> float:
+    """The least objective (column 0), or the least of the limit in a column, over all choices of fleets."""
+    totals = np.zeros((1, 1 + len(amounts)))
+    most = np.array([math.inf, *amounts])
+    most[column] = math.inf
+    for each in fleets:
+        totals = (totals[:, None, :] + each[None, :, :]).reshape(-1, 1 + len(amounts))
+        totals = np.unique(totals[(totals <= most * (1 + 1e-9)).all(axis=1)], axis=0)
+    return float(totals[:, column].min()) if len(totals) else math.inf
+
+
+@pytest.fixture
+def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of one token budget, so that all fleets can be simulated; few further draws of the traffic."""
+    monkeypatch.setattr(posing, "worker_types", partial(options.worker_types, budgets=(2048,)))
+    monkeypatch.setattr(draws, "RUNS_MOST", 3)
+
+
+pytestmark = pytest.mark.usefixtures("few_types")
+
+
+@pytest.mark.parametrize(
+    ("stock", "asked"),
+    [
+        ({"a100-80g": 16, "h100-80g": 4}, {}),
+        ({"a100-80g": 12, "h100-80g": 6}, {"objective": "power"}),
+        ({"a100-80g": 16, "h100-80g": 5}, {"rates": (9.0, 6.0)}),
+        ({"a100-80g": 12, "h100-80g": 5}, {"objective": "gpus"}),
+        ({"a100-80g": 12, "h100-80g": 12}, {"limits": {"power": "7.3 kW"}}),
+        ({"a100-80g": 12, "h100-80g": 8}, {"llms": 3, "limits": {"gpus": 20}}),
+        ({"a100-80g": 8, "h100-80g": 6}, {}),
+        ({"a100-80g": 10, "h100-80g": 6}, {"limits": {"power": "5.2 kW", "gpus": 10}}),
+    ],
+)
+def test_every_fleet_simulated_gives_the_same_answer(
+    stock: dict[str, int], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimum, with and without the fleets that serving one LLM after another finds; where there is none,
+    the least more of each limit that would do."""
+    posed = question({"gpus": stock}, **asked)
+    limits = limits_of(posed)
+    amounts = [amount for _, amount in limits.rows()]
+    fleets = [every_fleet(part, limits) for part in posed.parts]
+    expected = least_by_force(fleets, amounts)
+    if math.isfinite(expected):
+        for _ in range(2):
+            found = plan_together(posed, CATALOG)
+            assert found.is_exact and found.status == "certified"
+            assert found.level0_bound == pytest.approx(expected)
+            assert found.level0 is None or found.level0 == pytest.approx(expected)
+            assert found.bound <= found.value <= expected * (1 + 1e-9)
+            monkeypatch.setattr(sharing, "_one_after_another", lambda *_: None)
+        return
+    with pytest.raises(InfeasibleError) as caught:
+        plan_together(posed, CATALOG)
+    wide = Limits(dict.fromkeys(stock, 12), limits.power_w and 2e4, None, limits.gpus and 24)
+    fleets = [every_fleet(part, wide) for part in posed.parts]
+    for column, (name, amount) in enumerate(limits.rows(), start=1):
+        least = least_by_force(fleets, amounts, column)
+        said = f"{name} from {amount:g} to {least:g}"
+        assert (said in caught.value.relaxation) == math.isfinite(least)
+
+
+def kept(found: SharedPlan, asked: Question) -> None:
+    """Every constraint, from the answer alone: each LLM's SLO in a run of its own, each shared limit."""
+    for part in asked.parts:
+        answer = found.plans[part.name]
+        assert judge(simulate(answer.fleet, answer.trace, limits=answer.slo.limits), answer.slo).holds
+        assert answer.slo == part.task.slo and answer.fleet.llm.name == part.task.llm
+    task = asked.parts[0].task
+    pools = [pool for fleet in found.fleets for pool in fleet.pools]
+    for gpu, count in task.stock.items():
+        assert count is None or sum(p.count * p.type.gpus for p in pools if p.type.gpu.name == gpu) <= count
+    for limit, used in (
+        (task.power_limit_w, sum(p.count * p.type.power_w for p in pools)),
+        (task.cost_limit_usd_per_h, sum(p.count * p.type.price_usd_per_h for p in pools)),
+        (task.gpu_limit, sum(p.count * p.type.gpus for p in pools)),
+    ):
+        assert limit is None or used <= limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shared", [{}, {"limits": {"power": "12 kW"}}, {"limits": {"gpus": 24}}])
+def test_the_answer_keeps_every_constraint(shared: dict[str, Any]) -> None:
+    asked = question({"gpus": {"a100-80g": 24, "h100-80g": 8}}, llms=3, **shared)
+    found = plan_together(asked, CATALOG)
+    kept(found, asked)
+    assert found.value == pytest.approx(sum(fleet.price_usd_per_h for fleet in found.fleets))
+    assert sum(found.alone.values()) <= found.value * (1 + 1e-9)
+    assert found.placement is not None
+    placed = sum(len(part.gpus) for node in found.placement.nodes for part in node.parts)
+    assert placed == sum(fleet.gpus for fleet in found.fleets)
+
+
+def test_with_enough_for_all_each_has_its_own_plan() -> None:
+    asked = question({"gpus": ["a100-80g", "h100-80g"]})
+    found = plan_together(asked, CATALOG)
+    for part in asked.parts:
+        alone = plan(part.task, part.trace, CATALOG)
+        assert found.plans[part.name].fleet == alone.fleet
+        assert found.plans[part.name].certificate == alone.certificate
+    assert found.is_exact and found.rounds == 0
+    assert "no shared limit binds" in found.binding[0]
+
+
+def test_the_one_that_loses_least_gives_way() -> None:
+    """Both like 4 H100 best, and there are 4. What the other one costs on A100 decides who gets them."""
+    fleet = {"gpus": {"a100-80g": 16, "h100-80g": 4}}
+    found = together(fleet)
+    dearer = [name for name, one in found.plans.items() if one.certificate.value > found.alone[name] + 1e-6]
+    assert len(dearer) == 1 and any(line.startswith(f"{dearer[0]} gives way") for line in found.binding)
+    on_a100 = [
+        plan(replace(part.task, stock={"a100-80g": 16}), part.trace, CATALOG).certificate.level0
+        for part in question(fleet).parts
+    ]
+    loses = [cost - alone for cost, alone in zip(on_a100, found.alone.values(), strict=True)]
+    assert found.value == pytest.approx(sum(found.alone.values()) + min(loses))
+
+
+def test_twice_the_prices_is_the_same_plan() -> None:
+    stock = {"a100-80g": 16, "h100-80g": 4}
+    prices = {name: f"{2 * CATALOG.gpu(name).price_usd_per_h} usd/h" for name in stock}
+    cheap, dear = together({"gpus": stock}), together({"gpus": stock, "prices": prices})
+
+    def shape(found: SharedPlan) -> list[tuple[str, str, int]]:
+        return [(pool.role, pool.type.name, pool.count) for fleet in found.fleets for pool in fleet.pools]
+
+    assert shape(cheap) == shape(dear)
+    assert dear.value == pytest.approx(2 * cheap.value)
+
+
+def test_more_stock_never_costs_more() -> None:
+    values = [
+        together({"gpus": {"a100-80g": a100, "h100-80g": h100}}).level0_bound
+        for a100, h100 in ((12, 4), (16, 4), (16, 8))
+    ]
+    assert values == sorted(values, reverse=True) and values[-1] < values[0]
+
+
+def test_what_a_limit_costs_is_what_planning_with_more_of_it_saves() -> None:
+    stock = {"a100-80g": 16, "h100-80g": 4}
+    found = together({"gpus": stock})
+    (line,) = [line for line in found.binding if "more h100-80g" in line]
+    amount = int(line.partition("(")[2].partition(" ")[0])
+    saved = float(line.partition("would save ")[2].partition(" ")[0])
+    assert found.value - together({"gpus": stock | {"h100-80g": amount}}).value == pytest.approx(
+        saved, rel=1e-3
+    )
+    assert together({"gpus": stock | {"h100-80g": amount - 1}}).value == pytest.approx(found.value)
+
+
+def test_too_little_for_all_names_the_least_more_of_each_limit() -> None:
+    """4 A100 and 4 H100 serve each LLM alone. The least more of either GPU is enough, one less is not."""
+    stock = {"a100-80g": 4, "h100-80g": 4}
+    with pytest.raises(InfeasibleError, match="each LLM can be served alone") as caught:
+        together({"gpus": stock})
+    assert caught.value.kind == "capacity"
+    for gpu in stock:
+        assert f"stock of {gpu}" in caught.value.constraint
+        needed = int(caught.value.relaxation.partition(f"stock of {gpu} from 4 to ")[2].partition(",")[0])
+        together({"gpus": stock | {gpu: needed}})
+        with pytest.raises(InfeasibleError):
+            together({"gpus": stock | {gpu: needed - 1}})
+
+
+def test_too_little_for_one_names_it() -> None:
+    with pytest.raises(InfeasibleError, match="llm-0, even with all of the fleet for itself: capacity"):
+        together({"gpus": {"a100-80g": 2}})
+
+
+def test_out_of_time_is_no_plan_or_one_with_its_bound() -> None:
+    with pytest.raises(PlannerError, match="time limit"):
+        plan_together(question({"gpus": {"a100-80g": 16, "h100-80g": 4}}), CATALOG, time_limit_s=0.0)
+
+
+def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first proposal some fleets are known; the optimum lies between them and the bound."""
+    monkeypatch.setattr(posing, "worker_types", options.worker_types)
+    monkeypatch.setattr(sharing, "_one_after_another", lambda *_: None)
+    asked = question({"gpus": {"a100-80g": 24, "h100-80g": 4}}, rates=(9.0, 6.0))
+    best = plan_together(asked, CATALOG)
+
+    def stopped(*question: Any, **how: Any) -> Shared:
+        return share(*question, **how | {"out_of_time": lambda: True})
+
+    monkeypatch.setattr(sharing, "share", stopped)
+    found = plan_together(asked, CATALOG)
+    assert found.status == "best found" and not found.is_exact
+    assert best.level0 is not None and found.level0 is not None
+    assert best.rounds > 0 and found.level0_bound < best.level0 <= found.level0
+    kept(found, asked)
+
+
+def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
+    """Three draws of the traffic, each simulated here by itself, where the LLMs compete for 4 H100."""
+    asked = question({"gpus": {"a100-80g": 20, "h100-80g": 4}}, runs=3)
+    found = plan_together(asked, CATALOG)
+    assert any("gives way" in line for line in found.binding)
+    for part in asked.parts:
+        fleet = found.plans[part.name].fleet
+        for seed in range(3):
+            trace, _ = asked_traffic(part.trace, part.task, seed=seed)
+            assert judge(simulate(fleet, trace, limits=part.task.slo.limits), part.task.slo).holds
+    assert found.value >= together({"gpus": {"a100-80g": 20, "h100-80g": 4}}).value * (1 - 1e-9)
+
+
+def test_same_question_same_answer() -> None:
+    asked = question({"gpus": {"a100-80g": 16, "h100-80g": 4}})
+    first, second = (plan_together(asked, CATALOG, seed=3) for _ in range(2))
+    assert first.fleets == second.fleets and first.binding == second.binding
+    assert (first.rounds, first.simulations) == (second.rounds, second.simulations)

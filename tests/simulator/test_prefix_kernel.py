@@ -1,0 +1,522 @@
+"""Prefix caches, the queues and routers that look at them, and fairness between tenants, in the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prefix_reference import PrefixReference
+from simulations import LLM, make_latency, make_pool, make_trace
+
+from planner.documents.catalog import read_catalog
+from planner.documents.fleet import read_fleet
+from planner.errors import InputError
+from planner.fleet import Disturbance, Fleet, Policies
+from planner.io.files import to_yaml
+from planner.reports.output import fleet_document
+from planner.simulator import Simulation, simulate
+from planner.simulator.metrics import jain_index, tenant_service
+from planner.simulator.replay import NEEDS_CACHE
+from planner.traffic.trace import Trace
+
+TOKEN_S = 1 / 1024  # a step takes as many as it has tokens
+PER_TOKEN = make_latency((TOKEN_S, 1.0))
+
+
+def prefix_trace(
+    arrival_s: list[float],
+    blocks: list[list[int]],
+    *,
+    tokens: list[int] | None = None,
+    outputs: list[int] | None = None,
+    tenant: list[int] | None = None,
+    block: int = 16,
+) -> Trace:
+    """Prompts of these blocks; `tokens` where they do not fill them."""
+    n = len(arrival_s)
+    counts = [len(ids) for ids in blocks]
+    return Trace(
+        name="made",
+        arrival_s=np.array(arrival_s, float),
+        input_tokens=np.array(tokens or [count * block for count in counts]),
+        output_tokens=np.array(outputs or [1] * n),
+        prefix_offsets=np.concatenate(([0], np.cumsum(counts))),
+        prefix_ids=np.array([one for ids in blocks for one in ids], np.int64),
+        prefix_block_tokens=block,
+        tenant=np.array(tenant or [0] * n),
+        tenants=tuple(f"t{u}" for u in range(max(tenant or [0]) + 1)),
+    )
+
+
+def cached_fleet(count: int = 1, *, kv_tokens: int = 16 * 1000, seats: int = 8, **policies: object) -> Fleet:
+    pool = make_pool(PER_TOKEN, count=count, kv_tokens=kv_tokens, seats=seats, budget=64)
+    return Fleet(LLM, (pool,), Policies(**{"prefix_cache": True, "routing": "round-robin", **policies}))  # type: ignore[arg-type]
+
+
+def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
+    """Trees of blocks, three tenants, one request in three waits for another. "short": one token of output;
+    "roomy": memory for everything; "tight": neither, and routing that is blind to caches, as a run of decodes
+    lets go of what it will need at once. Times and seconds are multiples of 2^-10, so sums are exact and
+    events coincide.
+    """
+    rng = np.random.default_rng(seed)
+    n, block = 60, int(rng.choice([16, 32]))
+    paths: list[list[int]] = [[]]
+    for _ in range(40):
+        above = paths[rng.integers(len(paths))]
+        paths.append([*above, int(rng.integers(3))])
+    blocks = [paths[rng.integers(1, len(paths))] + [100 + int(rng.integers(9))] for _ in range(n)]
+    tokens = [len(ids) * block - int(rng.integers(block)) * int(rng.integers(2)) for ids in blocks]
+    trace = prefix_trace(
+        np.sort(rng.integers(0, int(rng.choice([256, 4096])), n) / 1024).tolist(),
+        blocks,
+        tokens=tokens,
+        outputs=[1] * n if kind == "short" else rng.integers(1, 40, n).tolist(),
+        tenant=rng.integers(0, 3, n).tolist(),
+        block=block,
+    )
+    if rng.integers(2):
+        children = 1 + np.flatnonzero(rng.integers(3, size=n - 1) == 0)
+        edges = np.array([(child, int(rng.integers(child))) for child in children.tolist()])
+        think_s = rng.integers(0, 64, n) * rng.integers(2, size=n) / 1024
+        trace = replace(trace, after=edges[np.argsort(edges[:, 1], kind="stable")], think_s=think_s)
+    routing = NEEDS_CACHE["routing"] if kind != "tight" else ("round-robin", "least-outstanding")
+    queue = ("fcfs", *NEEDS_CACHE["queue"])
+    return cached_fleet(
+        int(rng.integers(1, 5)),
+        kv_tokens=16 * (4000 if kind == "roomy" else int(rng.integers(20, 60))),
+        seats=int(rng.choice([2, 8, 32])),
+        routing=str(rng.choice(routing)),
+        queue=str(rng.choice(queue)),
+        tenant_weights=(("t1", 2.0),),
+        quantum_tokens=int(rng.choice([16, 256])),
+        worker_quantum_tokens=int(rng.choice([16, 256])),
+        priority_groups=int(rng.choice([2, 10])),
+        share_window_s=float(rng.choice([0.25, 2.0, 180.0])),
+        balance_requests=int(rng.choice([1, 4])),
+        balance_ratio=float(rng.choice([1.5, np.inf])),
+        replicate_ratio=float(rng.choice([0.5, 2.0, np.inf])),
+        explore_decode_frac=float(rng.choice([0.5, 1.0])),
+    ), trace
+
+
+@pytest.mark.parametrize("kind", ["tight", "short", "roomy"])
+@pytest.mark.parametrize("part", range(4))
+def test_kernel_and_plain_simulator_agree(part: int, kind: str) -> None:
+    """Hits, times, workers, preemptions of 30 random cases each; the plain one also checks after every step
+    that each KV block is counted once and that no child outlives its parent in a cache.
+    """
+    for seed in range(30 * part, 30 * (part + 1)):
+        fleet, trace = random_case(seed, kind)
+        plain, found = PrefixReference(fleet, trace).run(), simulate(fleet, trace)
+        said = f"seed {seed}, {fleet.policies.routing}, {fleet.policies.queue}"
+        assert found.cached_tokens is not None
+        status = [found.status[i] == 0 for i in range(len(trace))]
+        assert status == [request.status == "finished" for request in plain.requests], said
+        workers = [request.prefill_worker for request in plain.requests]
+        assert found.prefill_worker.tolist() == workers, said
+        assert found.cached_tokens.tolist() == [max(hit, 0) for hit in plain.hit], said
+        np.testing.assert_allclose(found.ttft_s, [request.ttft_s for request in plain.requests], err_msg=said)
+        np.testing.assert_allclose(found.e2e_s, [request.e2e_s for request in plain.requests], err_msg=said)
+        np.testing.assert_allclose(found.arrival_s, [request.arrival_s for request in plain.requests])
+        assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
+
+
+def test_random_cases_hit_evict_and_preempt() -> None:
+    """Else the test above would show little."""
+    found = [simulate(*random_case(seed, "tight")) for seed in range(100)]
+    assert sum(one.preemptions.sum() for one in found) > 100
+    hits = [one.token_hit_frac for one in found]
+    assert 0.1 < float(np.mean(np.array(hits, float))) < 0.9
+
+
+# ------------------------------------------------------------------------------------------------- by hand
+
+
+def hits(fleet: Fleet, trace: Trace) -> list[int]:
+    found = simulate(fleet, trace).cached_tokens
+    assert found is not None
+    return [int(tokens) for tokens in found]
+
+
+def test_the_last_token_of_a_prompt_is_computed_always() -> None:
+    """Blocks 1 2 twice: of 32 tokens 16 hit. With a 33rd token both blocks do."""
+    trace = prefix_trace([0, 10, 20], [[1, 2], [1, 2], [1, 2, 3]], tokens=[32, 32, 33])
+    assert hits(cached_fleet(), trace) == [0, 16, 32]
+
+
+def test_an_id_under_another_parent_is_another_block() -> None:
+    assert hits(cached_fleet(), prefix_trace([0, 10], [[1, 2, 3], [4, 2, 3]])) == [0, 0]
+
+
+def test_least_recently_used_leaves_first_and_children_before_parents() -> None:
+    """Room for 6 nodes, prompts of 3: a, b fill it; a again, then c takes the room of b, b that of a. A short
+    c leaves all of a; a short d takes only a's last two nodes where b is younger.
+    """
+    a, b, c, d = [1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]
+    trace = prefix_trace([0, 10, 20, 30, 40, 50], [a, b, a, c, b, a])
+    assert hits(cached_fleet(kv_tokens=96), trace) == [0, 0, 32, 0, 0, 0]
+    trace = prefix_trace([0, 10, 20, 30, 40], [a, b, a, [*c[:2]], a])
+    assert hits(cached_fleet(kv_tokens=96), trace) == [0, 0, 32, 0, 32]
+    trace = prefix_trace([0, 10, 20, 30], [a, b, d[:2], a])  # two of a's leave: the third and second
+    assert hits(cached_fleet(kv_tokens=96), trace) == [0, 0, 0, 16]
+
+
+def test_what_two_requests_share_takes_memory_once() -> None:
+    """6 blocks of memory. Of the 4 that the second prompt needs the first, still decoding, holds 3."""
+    trace = prefix_trace([0, 0.5], [[1, 2, 3], [1, 2, 3, 4]], outputs=[14, 2])
+    together = simulate(cached_fleet(kv_tokens=96), trace)
+    apart = simulate(cached_fleet(kv_tokens=96), prefix_trace([0, 0.5], [[1, 2, 3], [5, 6, 7, 4]]))
+    assert together.cached_tokens is not None and together.cached_tokens.tolist() == [0, 48]
+    assert together.ttft_s[1] < apart.ttft_s[1]
+
+
+def test_a_worker_that_goes_down_has_an_empty_cache() -> None:
+    fleet = cached_fleet()
+    trace = prefix_trace([0, 10, 20], [[1, 2, 3]] * 3)
+    down = (Disturbance(12.0, "down"), Disturbance(13.0, "up"))
+    assert hits(fleet, trace) == [0, 32, 32]
+    assert hits(replace(fleet, disturbances=down), trace) == [0, 32, 0]
+
+
+def test_prefill_workers_keep_prefixes_when_decode_workers_go_on() -> None:
+    pools = tuple(make_pool(PER_TOKEN, role=role, name=role) for role in ("prefill", "decode"))
+    fleet = Fleet(LLM, pools, Policies(prefix_cache=True))
+    assert hits(fleet, prefix_trace([0, 30], [[1, 2, 3], [1, 2, 4]], outputs=[3, 3])) == [0, 32]
+
+
+def test_the_router_hears_of_evictions_late() -> None:
+    """Two workers with room for one prompt: `b` drives `a` out of worker 0. While the router does not know it
+    sends `a` there again, though worker 0 is at work; when it knows, `a` goes to worker 1.
+    """
+    a, b = [1, 2, 3], [4, 5, 6]
+    busy = prefix_trace([0, 10, 19.99, 20], [a, b, b, a], tokens=[47] * 4)
+    seen = {
+        late_s: simulate(
+            cached_fleet(2, kv_tokens=48, routing="prefix-affinity", eviction_notice_s=late_s), busy
+        ).prefill_worker.tolist()
+        for late_s in (0.0, 60.0)
+    }
+    assert seen == {0.0: [0, 0, 0, 1], 60.0: [0, 0, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("routing", "workers"),
+    [
+        ("prefix-affinity", [0, 0]),
+        ("cache-aware", [0, 0]),
+        ("e2", [0, 0]),
+        ("d2lpm", [0, 0]),
+        ("min-ttft", [0, 1]),
+    ],
+)
+def test_what_is_sent_counts_as_cached_but_for_who_asks_the_workers(routing: str, workers: list[int]) -> None:
+    """A prompt of 2.5 s, once more after 0.1 s: computed nowhere, and another worker idle."""
+    trace = prefix_trace([0, 0.1], [list(range(160))] * 2)
+    fleet = cached_fleet(2, routing=routing, balance_ratio=np.inf)
+    assert simulate(fleet, trace).prefill_worker.tolist() == workers
+
+
+def test_cache_aware_never_hears_of_evictions() -> None:
+    """Two workers with room for one prompt. Both got as much, so `c` goes to worker 0 and drives `a` out; the
+    router sends `a` there again, where nothing is left of it.
+    """
+    blocks = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3]]
+    trace = prefix_trace([0, 10, 20, 30], blocks, tokens=[47] * 4)
+    found = simulate(cached_fleet(2, kv_tokens=48, routing="cache-aware"), trace)
+    assert found.prefill_worker.tolist() == [0, 1, 0, 0]
+    assert found.cached_tokens is not None and found.cached_tokens.tolist() == [0, 0, 0, 0]
+
+
+def test_routers_forget_a_worker_that_went_down() -> None:
+    """Worker 0 was sent 3 blocks, worker 1 two: a new prompt goes to worker 1, unless worker 0 was down."""
+    trace = prefix_trace([0, 10, 20], [[1, 2, 3], [4, 5], [6, 7]])
+    fleet = cached_fleet(2, routing="cache-aware")
+    down = (Disturbance(12.0, "down"), Disturbance(13.0, "up"))
+    assert simulate(fleet, trace).prefill_worker.tolist() == [0, 1, 1]
+    assert simulate(replace(fleet, disturbances=down), trace).prefill_worker.tolist() == [0, 1, 0]
+
+
+def test_everybody_shares_a_block_so_affinity_sends_all_to_who_had_it_first() -> None:
+    """The collapse: 200 prompts with one common block, 10 s of work, one of 8 workers does it all."""
+    trace = prefix_trace(np.arange(200.0).tolist(), [[0, i + 1, i + 1, i + 1] for i in range(200)])
+    found = simulate(cached_fleet(8, routing="prefix-affinity"), trace)
+    assert (found.prefill_worker == 0).all()
+    even = simulate(cached_fleet(8, routing="round-robin"), trace)
+    assert np.bincount(even.prefill_worker).tolist() == [25] * 8
+
+
+# ------------------------------------------------------------------------------------------------------ e2
+
+
+def busiest_frac(found: Simulation, since_s: float = 0.0) -> float:
+    """Share of the requests from then on that the busiest worker got."""
+    workers = found.prefill_worker[found.arrival_s >= since_s]
+    return float(np.bincount(workers).max() / len(workers))
+
+
+def hot_prefix(arrival_s: list[float]) -> Trace:
+    """Requests of 512 shared and 128 own tokens: 1/8 s of work each where the prefix is cached."""
+    return prefix_trace(
+        arrival_s, [[*range(32), *range(1000 + 8 * i, 1008 + 8 * i)] for i in range(len(arrival_s))]
+    )
+
+
+def test_e2_sends_on_what_its_heaviest_worker_would_get() -> None:
+    """Ten of these a second are 1.25 s of work per second: without rebalancing one of two workers gets all,
+    and its queue grows; with Th_bal = 1.5 the other gets at least its 1 / (1 + 1.5) of the load.
+    """
+    trace = hot_prefix(np.arange(0, 40, 0.1).tolist())
+    found = {
+        ratio: simulate(cached_fleet(2, routing="e2", balance_ratio=ratio, replicate_ratio=np.inf), trace)
+        for ratio in (1.5, np.inf)
+    }
+    assert busiest_frac(found[np.inf]) == 1.0 and found[np.inf].ttft_s[-1] > 9
+    assert busiest_frac(found[1.5]) < 0.61 and found[1.5].ttft_s.max() < 2
+
+
+def test_e2_replicates_a_prefix_whose_requests_wait_ever_longer() -> None:
+    """For 60 s one request a second, then eight at once, each second: a second's work. The mean wait of the
+    late half of the window of 60 s is more than twice that of the early half, so the prefix goes to the
+    second worker too, and from then on either serves it. Without that the first has it all.
+    """
+    trace = hot_prefix([float(s) for s in range(60)] + [60.0 + s for s in range(60) for _ in range(8)])
+    found = {
+        ratio: simulate(
+            cached_fleet(2, routing="e2", balance_ratio=np.inf, replicate_ratio=ratio, share_window_s=60.0),
+            trace,
+        )
+        for ratio in (2.0, np.inf)
+    }
+    assert busiest_frac(found[np.inf]) == 1.0
+    assert found[2.0].prefill_worker[:60].tolist() == [0] * 60
+    assert busiest_frac(found[2.0], since_s=90.0) < 0.75
+    late = trace.arrival_s >= 90
+    assert found[2.0].ttft_s[late].mean() < 0.7 * found[np.inf].ttft_s[late].mean()
+
+
+def test_e2_replicates_no_more_than_once_in_a_window() -> None:
+    """Four workers, the prefix of the test above, and twice as much of it: at the end of the window in which
+    the waits grew two workers have it, one more a window later.
+    """
+    trace = hot_prefix([float(s) for s in range(60)] + [60.0 + s for s in range(60) for _ in range(16)])
+    fleet = cached_fleet(4, routing="e2", balance_ratio=np.inf, share_window_s=60.0)
+    workers = simulate(fleet, trace).prefill_worker
+    assert len(set(workers[trace.arrival_s < 110].tolist())) == 2
+
+
+def test_a_request_that_e2_routes_again_after_its_window_has_not_waited_yet() -> None:
+    """Of two long outputs on worker 0 the second shares a prefix in the window, and its wait is counted; the
+    window of 2 s is long past when the worker dies at 4 s. Worker 1 has to compute both prompts again.
+    At 21.9 s the prefix's requests have waited 0 s in the early half (20.2 s) and 0.4 s in the late half
+    (21.4 s, behind another prompt of 0.5 s), so it is replicated to worker 0, up again since 21.6 s. Were the
+    first wait still counted off when the second window forgets it, nobody would have waited of late.
+    """
+    shared = list(range(32))
+    own = iter(range(1000, 2000))
+    arrival_s = [0.0, 0.5, 20.0, 20.2, 21.3, 21.4, 21.9]
+    blocks = [
+        [*(shared if s != 21.3 else []), *(next(own) for _ in range(8 if s != 21.3 else 32))]
+        for s in arrival_s
+    ]
+    trace = prefix_trace(arrival_s, blocks, outputs=[3000, 3000, 1, 1, 1, 1, 1])
+    fleet = replace(
+        cached_fleet(2, routing="e2", balance_ratio=np.inf, share_window_s=2.0),
+        disturbances=(Disturbance(4.0, "down"), Disturbance(21.6, "up")),
+    )
+    found = simulate(fleet, trace)
+    assert found.prefill_worker.tolist() == [1, 1, 1, 1, 1, 1, 0]
+    assert found.queue_s[3] == 0.0 and found.queue_s[5] == pytest.approx(0.4, abs=0.01)
+
+
+def test_e2_explores_on_the_worker_that_decodes() -> None:
+    """Worker 0 has a prompt of 5/8 s, worker 1 one of 1/32 s and 2,000 tokens of output, 2 s of decodes.
+    Prompts of 5/8 s go to worker 0 until it has more than 2 s. Where decodes may be half of a load, the first
+    four go to worker 1: 2 / (2 + 1/32 + 3 * 5/8) is still more than that, with 4 it is less.
+    """
+    own = [[100 + 40 * i + k for k in range(40)] for i in range(7)]
+    trace = prefix_trace([0.0, 1.0, *range(10, 16)], [own[0], [1, 2], *own[1:]], outputs=[1, 2000, *[1] * 6])
+    went = {
+        frac: simulate(cached_fleet(2, routing="e2", explore_decode_frac=frac), trace).prefill_worker.tolist()
+        for frac in (0.5, 1.0)
+    }
+    assert went == {1.0: [0, 1, 0, 0, 0, 1, 0, 1], 0.5: [0, 1, 1, 1, 1, 1, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("policies", "said"),
+    [
+        ({"routing": "e2", "prefix_cache": False}, "routing is 'e2', which needs prefix_cache: true"),
+        ({"queue": "dlpm", "prefix_cache": False}, "queue is 'dlpm', which needs prefix_cache: true"),
+        ({"decode_routing": "e2"}, "decode_routing is 'e2', must not look at prefixes"),
+        ({"batching": "orca"}, "batching is 'orca', must be vllm-v1 or sarathi with prefix_cache"),
+        ({"pools": "flip"}, "pools is 'flip', must be static with prefix_cache"),
+        ({"tenant_weights": (("nobody", 2.0),)}, "tenant_weights names 'nobody', must be tenants of the"),
+    ],
+)
+def test_policies_that_do_not_go_together_are_one_line(policies: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        simulate(cached_fleet(**policies), prefix_trace([0], [[1]]))  # type: ignore[arg-type]
+
+
+def test_blocks_that_are_no_multiple_of_the_kv_block_are_refused() -> None:
+    with pytest.raises(InputError, match="blocks of 24 tokens, must be a multiple of 16"):
+        simulate(cached_fleet(), prefix_trace([0], [[1]], block=24))
+
+
+# ------------------------------------------------------------------------------------------------- fairness
+
+
+def adversary(seed: int, *, tenants: int = 3, longest: int = 16) -> Trace:
+    """Everything is asked at once. Each tenant has its own lengths, from many short to few long prompts."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for u in range(tenants):
+        most = int(rng.integers(1, longest + 1))
+        for _ in range(800 // most):
+            depth = int(rng.integers(1, most + 1))
+            shared = int(rng.integers(depth))
+            own = rng.integers(1000, 10**6, depth - shared).tolist()
+            rows.append((u, [10 * u + 1] * shared + own, int(rng.integers(1, 8))))
+    order = rng.permutation(len(rows)).tolist()
+    return prefix_trace(
+        [0.0] * len(rows),
+        [rows[i][1] for i in order],
+        outputs=[rows[i][2] for i in order],
+        tenant=[rows[i][0] for i in order],
+    )
+
+
+def largest_gap(fleet: Fleet, trace: Trace) -> float:
+    """Of the services of two tenants (over weight), between any two moments at which all wait. They come from
+    the plain simulator, which sees every token and must agree with the kernel.
+    """
+    plain, found = PrefixReference(fleet, trace).run(), simulate(fleet, trace)
+    np.testing.assert_allclose(found.e2e_s, [request.e2e_s for request in plain.requests])
+    end_s = min(
+        max(request.scheduled_s for request in plain.requests if plain.tenant[request.index] == u)
+        for u in range(len(trace.tenants))
+    )
+    services = np.zeros((len(plain.events_of_service), len(trace.tenants)))
+    for k, (time_s, u, service) in enumerate(plain.events_of_service):
+        if time_s < end_s:
+            services[k, u] = service / plain.weights[u]
+    total = services.cumsum(axis=0)
+    gaps = [
+        np.ptp(total[:, f] - total[:, g]) for f in range(total.shape[1]) for g in range(f)
+    ]  # between any two moments: highest less lowest difference so far, in either order
+    return float(max(gaps))
+
+
+@pytest.mark.parametrize("quantum", [16, 256, 2048])
+def test_dlpm_keeps_backlogged_tenants_within_twice_u_and_the_quantum(quantum: int) -> None:
+    """|W_f - W_g| <= 2 (U + Q_u), U = w_e L_input + w_q M: the longest prompt, tokens that a step may add (8
+    seats, one token each).
+    """
+    for seed in range(3):
+        fleet = cached_fleet(queue="dlpm", quantum_tokens=quantum, kv_tokens=16 * 64)
+        trace = adversary(seed)
+        bound = 2 * (trace.input_tokens.max() + 2.0 * 8 + quantum)
+        assert largest_gap(fleet, trace) <= bound
+
+
+def test_vtc_keeps_backlogged_tenants_within_twice_u() -> None:
+    for seed in range(3):
+        trace = adversary(seed)
+        fleet = cached_fleet(queue="vtc", kv_tokens=16 * 64, tenant_weights=(("t1", 2.0),))
+        assert largest_gap(fleet, trace) <= 2 * (trace.input_tokens.max() + 2.0 * 8)
+
+
+def test_lpm_knows_no_such_bound() -> None:
+    """Else the tests above would show little: whoever's prefixes are cached goes first."""
+    trace = adversary(0)
+    assert largest_gap(cached_fleet(queue="lpm", kv_tokens=16 * 64), trace) > 2 * (256 + 16 + 16)
+
+
+def test_d2lpm_with_dlpm_keeps_them_within_n_times_that() -> None:
+    """N workers: 2 N (U + Q_u)."""
+    for seed in range(3):
+        fleet = cached_fleet(
+            3, routing="d2lpm", queue="dlpm", quantum_tokens=256, worker_quantum_tokens=512, kv_tokens=16 * 64
+        )
+        trace = adversary(seed)
+        assert largest_gap(fleet, trace) <= 2 * 3 * (trace.input_tokens.max() + 2.0 * 8 + 256)
+
+
+def test_debt_survives_rejoining() -> None:
+    """t0 always waits with prompts of 160 tokens, t1 comes back with one of 640 once it is served. Were its
+    debt forgotten at Q_u = 160, it would get four times the service; kept, it gets what t0 does, less the
+    credit it loses each time it has nothing to ask.
+    """
+    n = 160
+    trace = prefix_trace(
+        [0.0] * n + [0.0] * 25,
+        [[i + 1000] * 10 for i in range(n)] + [[i + 9000] * 40 for i in range(25)],
+        tenant=[0] * n + [1] * 25,
+    )
+    # t1's k-th prompt comes just after its (k - 1)-th was served: one seat, times from the run before
+    fleet = cached_fleet(queue="dlpm", quantum_tokens=160, seats=1)
+    arrival_s = np.array(trace.arrival_s)
+    for k in range(1, 25):
+        order = np.argsort(arrival_s, kind="stable")
+        found = simulate(fleet, trace.select(order, arrival_s=arrival_s[order]))
+        done_s = np.empty(len(order))
+        done_s[order] = found.arrival_s + found.e2e_s
+        arrival_s[n + k] = done_s[n + k - 1] + 0.01
+        arrival_s[n + k + 1 :] = 1e4
+    end_s = done_s[n + 23]
+    served = trace.input_tokens * (done_s <= end_s)
+    assert 0.75 < served[n:].sum() / served[:n].sum() < 1.05
+
+
+def test_service_of_tenants_and_jains_index() -> None:
+    """Two tenants, weights 1 and 2, prompts of 32 and 64 tokens every second, one token each, which weighs 2:
+    34 and 66 per second; by weight 34 and 33.
+    """
+    arrival_s = np.repeat(np.arange(20.0), 2)
+    blocks = [ids for i in range(20) for ids in ([2 * i, 1], [2 * i + 1, 1, 1, 1])]
+    trace = prefix_trace(arrival_s.tolist(), blocks, tenant=[0, 1] * 20)
+    fleet = cached_fleet(tenant_weights=(("t1", 2.0),))
+    service = tenant_service(simulate(fleet, trace))
+    assert service.tokens_per_s[1] / service.tokens_per_s[0] == pytest.approx(66 / 34, rel=0.06)
+    assert service.jain_index == pytest.approx(1.0, abs=0.01)
+    assert jain_index(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
+
+
+@pytest.mark.parametrize(("output_weight", "second"), [(1.0, 41), (2.0, 66), (0.0, 16)])
+def test_service_weighs_tokens_as_the_policies_do(output_weight: float, second: float) -> None:
+    """Every second a prompt of 64 tokens with 1 of output, and one of 16 with 25: 64 + w and 16 + 25 w."""
+    first = 64 + output_weight
+    arrival_s = np.repeat(np.arange(60.0), 2)
+    blocks = [ids for i in range(60) for ids in ([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3], [4 * i + 1000])]
+    trace = prefix_trace(arrival_s.tolist(), blocks, outputs=[1, 25] * 60, tenant=[0, 1] * 60)
+    service = tenant_service(simulate(cached_fleet(output_weight=output_weight), trace))
+    assert service.tokens_per_s == pytest.approx([first, second], rel=0.05)
+    assert service.jain_index == pytest.approx(jain_index(np.array([first, second])), abs=0.03)
+
+
+def test_policies_come_back_from_the_file_they_are_written_to(tmp_path: Path) -> None:
+    read = tmp_path / "fleet.yaml"
+    read.write_text(
+        "llm: meta-llama/Llama-3.1-70B\n"
+        "workers: [{gpu: h100-80g, tp: 8}]\n"
+        "policies: {prefix_cache: true, routing: e2, queue: dlpm, share_window: 60 s, quantum_tokens: 5000,\n"
+        "  worker_quantum_tokens: 7, priority_groups: 4, balance_ratio: 3, balance_requests: 8,\n"
+        "  replicate_ratio: 4, eviction_notice: 2 s, explore_decode: 0.7, cache_threshold: 0.5,\n"
+        "  extend_weight: 2, output_weight: 3,\n"
+        "  tenant_weights: {a: 2, b: 0.5}}\n"
+    )
+    first = read_fleet(read, read_catalog())
+    written = tmp_path / "again.yaml"
+    written.write_text(to_yaml(fleet_document(first)))
+    assert first.policies.replicate_ratio == 4.0
+    assert first.policies.tenant_weights == (("a", 2.0), ("b", 0.5))
+    assert read_fleet(written, read_catalog()).policies == first.policies
+
+
+def test_a_trace_without_block_ids_is_refused() -> None:
+    fleet = Fleet(LLM, (make_pool(make_latency()),), Policies(prefix_cache=True))
+    with pytest.raises(InputError, match="has no block ids"):
+        simulate(fleet, make_trace([0.0], [8], [2]))

@@ -1,0 +1,218 @@
+"""Several LLMs on one stock, at the level of the formulation: brute force over abstract oracles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hand_made import GPU, LATENCY
+
+from planner.fleet import Role, WorkerType
+from planner.search.fleets import Counts
+from planner.search.joint import Row, Shape, Shared, rows_of, share
+from planner.search.one_pool import Bounded
+from planner.solvers.master import Limits, Option
+
+MOST = 6  # workers of a pool in the brute force
+KINDS = ("a", "b", "c")
+
+
+def an_option(role: Role, kind: str, price: float, *, tp: int = 1, watts: float = 400.0) -> Option:
+    gpu = replace(GPU, name=kind, base=kind, price_usd_per_h=price, power_w=watts)
+    worker = WorkerType(gpu, tp, LATENCY, 160_000, 1000, 256)
+    return Option(role, worker, worker.price_usd_per_h)
+
+
+@dataclass(slots=True)
+class Truth:
+    """A shape whose counts hold where they reach one of `corners`, and how often it was asked."""
+
+    options: tuple[Option, ...]
+    corners: tuple[tuple[int, ...], ...]
+    asked: list[tuple[int, ...]]
+
+    def holds(self, counts: Counts) -> bool:
+        vector = tuple(count for _, count in counts)
+        self.asked.append(vector)
+        return self.reaches(vector)
+
+    def reaches(self, vector: tuple[int, ...]) -> bool:
+        return any(all(a <= b for a, b in zip(corner, vector, strict=True)) for corner in self.corners)
+
+
+@dataclass(slots=True)
+class RowsOfTruth(Truth):
+    """A pair that holds beside p prefill workers from `corners[k] = (p, d)` on, and beside no other p."""
+
+    def reaches(self, vector: tuple[int, ...]) -> bool:
+        return any(vector[0] == p and vector[1] >= d for p, d in self.corners)
+
+
+def a_pool(option: Option, least: int) -> Bounded:
+    return Bounded(option, least, math.inf, least)
+
+
+def instance(
+    rng: np.random.Generator, *, rows: bool = False
+) -> tuple[list[list[Truth]], list[list[Shape]], Limits]:
+    """Two or three LLMs with mixed types and pairs on two or three kinds of GPU, random staircases.
+
+    With `rows` what a pair needs to decode follows no order of its prefill counts.
+    """
+    kinds = KINDS[: rng.integers(2, 4)]
+    price = {kind: float(rng.integers(2, 12)) for kind in kinds}
+    watts = {kind: 100.0 * float(rng.integers(2, 9)) for kind in kinds}
+    truths: list[list[Truth]] = []
+    llms: list[list[Shape]] = []
+    for _ in range(rng.integers(2, 4)):
+        mine: list[Truth] = []
+        shapes: list[Shape] = []
+
+        def some(role: Role) -> Option:
+            kind = kinds[rng.integers(len(kinds))]
+            return an_option(role, kind, price[kind], tp=int(rng.choice([1, 2])), watts=watts[kind])
+
+        for _ in range(rng.integers(1, 3)):
+            truth = Truth((some("mixed"),), ((int(rng.integers(1, MOST + 1)),),), [])
+            least = int(rng.integers(1, truth.corners[0][0] + 1))
+            mine.append(truth)
+            shapes.append(Shape((a_pool(truth.options[0], least),), truth.holds))
+        prefill = some("prefill")
+        lead_least = int(rng.integers(1, 4))
+        lead = Shape((a_pool(prefill, 1),), Truth((prefill,), ((lead_least,),), []).holds)
+        for _ in range(rng.integers(0, 3)):
+            decode = some("decode")
+            steps = sorted({int(p) for p in rng.integers(lead_least, MOST + 1, 3)})
+            falls = sorted({int(d) for d in rng.integers(1, MOST + 1, len(steps))}, reverse=True)
+            truth = Truth((prefill, decode), tuple(zip(steps, falls, strict=False)), [])
+            if rows:
+                needs = tuple((p, int(rng.integers(1, MOST + 1))) for p in steps)
+                truth = RowsOfTruth((prefill, decode), needs, [])
+            mine.append(truth)
+            shapes.append(Shape((a_pool(prefill, 1), a_pool(decode, 1)), truth.holds, lead))
+        truths.append(mine)
+        llms.append(shapes)
+    stock = {kind: int(rng.integers(1, 12)) if rng.random() < 0.8 else None for kind in kinds}
+    limits = Limits(
+        stock,
+        power_w=float(rng.integers(10, 60)) * 100 if rng.random() < 0.4 else None,
+        cost_usd_per_h=float(rng.integers(15, 90)) if rng.random() < 0.3 else None,
+        gpus=int(rng.integers(3, 20)) if rng.random() < 0.4 else None,
+    )
+    return truths, llms, limits
+
+
+def least_by_force(
+    truths: Sequence[Sequence[Truth]], rows: Sequence[Row], weigh: Callable[[Option], float]
+) -> float:
+    """The least weight over every choice of shapes and of counts up to MOST that hold, within the limits."""
+    totals = np.zeros((1, 1 + len(rows)))
+    for mine in truths:
+        each = [
+            [
+                sum(n * f(o) for o, n in zip(t.options, v, strict=True))
+                for f in (weigh, *(r.use for r in rows))
+            ]
+            for t in mine
+            for v in itertools.product(range(1, MOST + 1), repeat=len(t.options))
+            if t.reaches(v)
+        ]
+        totals = (totals[:, None, :] + np.array(each)[None, :, :]).reshape(-1, 1 + len(rows))
+        totals = totals[(totals[:, 1:] <= [row.amount + 1e-6 for row in rows]).all(axis=1)]
+        totals = np.unique(totals, axis=0)
+    return float(totals[:, 0].min()) if len(totals) else math.inf
+
+
+def by_objective(option: Option) -> float:
+    return option.objective
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("seed", range(150))
+def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bool) -> None:
+    """Also where more prefill workers need more decode workers, or none is enough."""
+    truths, llms, limits = instance(np.random.default_rng(seed), rows=rows)
+    stocked = {gpu: 12 if count is None else count for gpu, count in limits.stock.items()}
+    limits = replace(limits, stock=stocked) if rows else limits
+    limited = rows_of(limits)
+    found = share(llms, limited)
+    expected = least_by_force(truths, limited, by_objective)
+    assert found.value == pytest.approx(expected) and found.is_exact
+    assert (found.best is None) == math.isinf(expected)
+    if found.best is not None:
+        assert found.bound == pytest.approx(expected)
+        _keeps_all(found, truths, limited)
+    for mine in truths:
+        for truth in mine:
+            assert len(set(truth.asked)) == len(truth.asked)  # nothing is simulated twice
+
+    for row in limited:  # the least of one limit with which the others can be kept, asked of the same shapes
+        others = [other for other in limited if other is not row]
+        again = share(llms, others, weigh=row.use)
+        assert again.value == pytest.approx(least_by_force(truths, others, row.use))
+
+
+def _keeps_all(found: Shared, truths: Sequence[Sequence[Truth]], rows: Sequence[Row]) -> None:
+    """The constraints, from the answer alone: one shape per LLM, counts that hold, every limit."""
+    assert found.best is not None
+    chosen = [shape.counts(vector) for shape, vector in found.best]
+    assert len(chosen) == len(truths)
+    for counts, mine in zip(chosen, truths, strict=True):
+        options, vector = tuple(o for o, _ in counts), tuple(n for _, n in counts)
+        assert any(truth.options == options and truth.reaches(vector) for truth in mine)
+    for row in rows:
+        used = sum(row.use(option) * count for counts in chosen for option, count in counts)
+        assert used <= row.amount + 1e-6
+    assert sum(o.objective * n for counts in chosen for o, n in counts) == pytest.approx(found.value)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_more_of_any_limit_never_costs_more(seed: int) -> None:
+    _, llms, limits = instance(np.random.default_rng(seed))
+    rows = rows_of(limits)
+    before = share(llms, rows).value
+    for row in rows:
+        more = [replace(other, amount=other.amount * 1.5) if other is row else other for other in rows]
+        assert share(llms, more).value <= before * (1 + 1e-9)
+
+
+def test_one_of_two_gives_way_where_it_is_cheaper() -> None:
+    """Both LLMs like 2 of a (4 USD/h each). There are 3 of a. On b the first needs 3 (15), the second 6 (30):
+    the first moves, 8 + 15 = 23 instead of 8 + 30."""
+    a, b = (an_option("mixed", kind, price) for kind, price in (("a", 4.0), ("b", 5.0)))
+    llms = [
+        [Shape((a_pool(o, 1),), Truth((o,), ((n,),), []).holds) for o, n in ((a, 2), (b, on_b))]
+        for on_b in (3, 6)
+    ]
+    found = share(llms, rows_of(Limits({"a": 3, "b": None})))
+    assert found.best is not None and found.value == 23.0
+    assert [(s.pools[0].option.type.gpu.name, v) for s, v in found.best] == [("b", (3,)), ("a", (2,))]
+    assert share(llms, rows_of(Limits({"a": 4, "b": None}))).value == 16.0
+
+
+def test_nothing_below_a_value_is_said_to_be_nothing() -> None:
+    """The optimum costs 16: nothing is below 16, and 16 is found below 17."""
+    a = an_option("mixed", "a", 4.0)
+    llms = [[Shape((a_pool(a, 1),), Truth((a,), ((2,),), []).holds)] for _ in range(2)]
+    nothing = share(llms, (), below=16.0)
+    assert nothing.best is None and nothing.is_exact and nothing.bound == 16.0
+    assert share(llms, (), below=17.0).value == 16.0
+
+
+def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:
+    """Stopped before the first simulation: least counts 1 and 1 of 4 USD/h bound it by 8, no fleet is known.
+    Once 3 workers of each are known to hold and 1 to fail, the bound is 16 and the best 24."""
+    a = an_option("mixed", "a", 4.0)
+    shapes = [Shape((a_pool(a, 1),), Truth((a,), ((2,),), []).holds) for _ in range(2)]
+    llms = [[shape] for shape in shapes]
+    stopped = share(llms, (), out_of_time=lambda: True)
+    assert (stopped.best, stopped.bound, stopped.is_exact) == (None, 8.0, False)
+    for shape in shapes:
+        shape.learn((3,), holds=True)
+        shape.learn((1,), holds=False)
+    stopped = share(llms, (), out_of_time=lambda: True)
+    assert (stopped.value, stopped.bound, stopped.is_exact) == (24.0, 16.0, False)

@@ -1,0 +1,141 @@
+"""The staircase of cost against a limit: against plans made at each limit, and corners asked again."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+import pytest
+import yaml
+from plans import CATALOG
+from questions import DOCUMENT, question, traffic
+from typer.testing import CliRunner
+
+from planner.cli import app
+from planner.documents.slo import parse_slo
+from planner.errors import InfeasibleError, InputError
+from planner.studies.pareto import Frontier, frontier
+from planner.studies.whatif import Study, holds, recast
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study(traffic(), CATALOG)
+
+
+@pytest.fixture(scope="module")
+def over_ttft(study: Study) -> Frontier:
+    return frontier(study, question(), "ttft", first=0.3, last=3.0, points=20)
+
+
+def test_between_two_corners_no_plan_is_cheaper(over_ttft: Frontier) -> None:
+    """Plans from scratch on a grid that the staircase never saw cost what it says."""
+    assert len(over_ttft.steps) >= 2 and all(step.is_exact for step in over_ttft.steps)
+    fresh = Study(traffic(), CATALOG)
+    for limit_s in (0.33, 0.5, 0.77, 1.0, 1.4, 2.9):
+        slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
+        step = over_ttft.best_at(limit_s)
+        try:
+            value = fresh.ask(replace(question(), slo=slo)).value
+        except InfeasibleError:
+            assert step is None
+            continue
+        assert step is not None and step.value == pytest.approx(value), limit_s
+
+
+def test_a_fleet_holds_at_its_corner_and_not_beyond(study: Study, over_ttft: Frontier) -> None:
+    for step in over_ttft.steps:
+        for limit_s, is_held in ((step.corner, True), (step.corner * (1 - 3e-6), False)):
+            slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
+            problem = study.pose(replace(question(), slo=slo))
+            fleet = recast(problem, step.fleet)
+            assert fleet is not None and holds(problem, fleet) == is_held
+
+
+def test_values_rise_as_limits_tighten(over_ttft: Frontier) -> None:
+    corners, values = zip(*((step.corner, step.value) for step in over_ttft.steps), strict=True)
+    assert list(corners) == sorted(corners, reverse=True) and list(values) == sorted(values)
+    assert len(set(values)) == len(values)
+    assert over_ttft.asked == 1.0 and over_ttft.best_at(10.0) is None and over_ttft.best_at(1e-3) is None
+
+
+def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
+    """A plan under each fleet's own Watts finds no cheaper one; below the last, none."""
+    found = frontier(study, question(), "power", points=20)
+    assert "no fleet holds (power binds)" in found.ended
+    for step in found.steps:
+        assert step.corner == step.fleet.power_w
+        assert study.ask(replace(question(), power_limit_w=step.corner)).value == pytest.approx(step.value)
+    with pytest.raises(InfeasibleError):
+        study.ask(replace(question(), power_limit_w=found.steps[-1].corner * 0.999))
+
+
+def test_over_cost_the_objective_is_power(study: Study) -> None:
+    found = frontier(study, question(), "cost", points=20)
+    assert (found.objective, found.objective_unit) == ("power", "W")
+    assert found.steps[-1].fleet.price_usd_per_h == pytest.approx(study.ask(question()).value)
+    assert [step.value for step in found.steps] == [step.fleet.power_w for step in found.steps]
+
+
+def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -> None:
+    found = frontier(study, question(), "rate", first=6.0, last=16.0, points=20)
+    assert [step.corner for step in found.steps] == sorted(step.corner for step in found.steps)
+    assert [step.value for step in found.steps] == sorted(step.value for step in found.steps)
+    for step in found.steps:
+        problem = study.pose(replace(question(), rate_rps=step.corner))
+        fleet = recast(problem, step.fleet)
+        assert fleet is not None and holds(problem, fleet)
+    at = found.best_at(10.0)
+    assert at is not None
+    assert at.value == pytest.approx(study.ask(replace(question(), rate_rps=10.0)).value)
+
+
+def test_too_few_points_are_said(study: Study) -> None:
+    found = frontier(study, question(), "ttft", first=0.3, last=3.0, points=1)
+    assert len(found.steps) == 1 and "--points" in found.ended
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        ("beauty", "--over: expected one of ttft, tbt"),
+        ("e2e", r"expected exactly one such limit in the SLO, which has ttft.p90, tbt.p99"),
+        ("ttft.p50", "expected exactly one such limit"),
+        ("power.p90", "--over: expected one of"),
+    ],
+)
+def test_a_bad_axis_is_refused(study: Study, axis: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        frontier(study, question(), axis)
+
+
+def test_an_empty_range_is_refused(study: Study) -> None:
+    with pytest.raises(InputError, match="range of ttft p90 is empty"):
+        frontier(study, question(), "ttft", first=1.0, last=1.0)
+    with pytest.raises(InputError, match="range of ttft p90 is empty: 0 to 1 s"):  # 0 is no missing limit
+        frontier(study, question(), "ttft", first=0.0, last=1.0)
+
+
+def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(DOCUMENT))
+    trace = traffic(requests=200)
+    columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    lines = "".join(f"{a},{n},{m}\n" for a, n, m in rows)
+    (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{lines}")
+    files = ["--slo", str(tmp_path / "slo.yaml"), "--trace", str(tmp_path / "trace.csv")]
+    out = tmp_path / "out"
+    said = CliRunner().invoke(app, ["pareto", *files, "--over", "power", "-o", str(out), "--points", "3"])
+    assert said.exit_code == 0, said.output
+    assert "the staircase ends" in said.stdout
+    document = json.loads((out / "pareto.json").read_text())
+    table = list(csv.DictReader((out / "pareto.csv").read_text().splitlines()))
+    assert [float(row["value"]) for row in table] == [step["value"] for step in document["steps"]]
+    assert (out / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "pareto.html").read_text()
+    for step in document["steps"]:
+        assert f">{escape(step['fleet'])}</td>" in page
+    assert page.count("<div class=still") == 1

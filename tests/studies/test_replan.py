@@ -1,0 +1,173 @@
+"""From a running fleet to the next: against all counts tried one by one, and arithmetic by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from plans import CATALOG
+from questions import DOCUMENT, question, traffic
+from typer.testing import CliRunner
+
+from planner.cli import app
+from planner.documents.task import Task
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.solvers.master import Option
+from planner.studies.replan import Replan, drift, replan
+from planner.studies.whatif import Study
+from planner.traffic.trace import Trace
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study(traffic(), CATALOG)
+
+
+@pytest.fixture(scope="module")
+def running(study: Study) -> Fleet:
+    """Planned for 8 requests/s."""
+    return study.ask(replace(question(), rate_rps=8.0)).fleet
+
+
+def at(rate_rps: float) -> Task:
+    return replace(question(), rate_rps=rate_rps)
+
+
+def cheapest_by_trying(
+    study: Study, task: Task, found: Replan, horizon_h: float, start_usd: float, stop_usd: float
+) -> float:
+    """Every count vector over the options of the answer that costs no more than it, simulated."""
+    problem = study.pose(task)
+    moves = {move.worker: move.before for move in found.moves}
+    types = {
+        f"{role} {worker.name}": (role, worker)
+        for worker in problem.types
+        for role in ("mixed", "prefill", "decode")
+    }
+    options = [Option(role, worker, 0.0) for role, worker in map(types.__getitem__, found.options)]  # type: ignore[arg-type]
+    prices = [option.type.price_usd_per_h for option in options]
+    most = [int(found.best.total_usd / (horizon_h * price)) for price in prices]
+    best = found.best.total_usd
+    for n in itertools.product(*(range(m + 1) for m in most)):
+        old = [moves.get(option.name, 0) for option in options]
+        total = horizon_h * sum(c * k for c, k in zip(prices, n, strict=True))
+        total += sum(
+            start_usd * max(k - k0, 0) + stop_usd * max(k0 - k, 0) for k, k0 in zip(n, old, strict=True)
+        )
+        if total < best * (1 - 1e-9):
+            if problem.oracle.holds([tuple(zip(options, n, strict=True))])[0]:
+                best = total
+    return best
+
+
+@pytest.mark.parametrize("rate_rps", [4.0, 8.0, 14.0])
+@pytest.mark.parametrize(("horizon_h", "start_usd", "stop_usd"), [(24.0, 1.0, 0.0), (1.0, 10.0, 4.0)])
+def test_no_other_counts_are_cheaper(
+    study: Study, running: Fleet, rate_rps: float, horizon_h: float, start_usd: float, stop_usd: float
+) -> None:
+    found = replan(study, at(rate_rps), running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd)
+    assert found.is_exhausted and found.verdict.holds
+    assert found.is_exact == (not found.assumed)
+    started = sum(max(move.after - move.before, 0) for move in found.moves)
+    stopped = sum(max(move.before - move.after, 0) for move in found.moves)
+    total = horizon_h * found.best.fleet.price_usd_per_h + start_usd * started + stop_usd * stopped
+    assert found.best.total_usd == pytest.approx(total)
+    assert found.best.total_usd <= min(way.total_usd for way in found.ways if way.holds) + 1e-9
+    tried = cheapest_by_trying(study, at(rate_rps), found, horizon_h, start_usd, stop_usd)
+    assert tried == pytest.approx(found.best.total_usd)
+
+
+def test_what_holds_is_kept_where_moving_is_dear(study: Study, running: Fleet) -> None:
+    """At half the traffic a smaller fleet is cheaper, but an hour's saving does not pay for stopping."""
+    found = replan(study, at(4.0), running, horizon_h=1.0, start_usd=1000.0, stop_usd=1000.0)
+    assert found.keeps and found.best.migration_usd == 0.0
+    assert all(move.before == move.after for move in found.moves)
+    cheap = replan(study, at(4.0), running, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
+    assert not cheap.keeps and cheap.best.cost_usd_per_h < running.price_usd_per_h
+
+
+def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:
+    found = replan(study, at(30.0), running, horizon_h=1.0, start_usd=1000.0, stop_usd=1000.0)
+    assert not found.keeps and found.running_verdict is not None and not found.running_verdict.holds
+    assert found.verdict.holds
+
+
+def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study, running: Fleet) -> None:
+    assert {pool.type.gpu.name for pool in running.pools} == {"a100-80g", "h100-80g"}
+    task = replace(question(fleet={"gpus": ["h100-80g"]}), rate_rps=8.0)
+    found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=5.0)
+    assert not found.keeps and found.running_verdict is None
+    assert {pool.type.gpu.name for pool in found.best.fleet.pools} == {"h100-80g"}
+    stopped = sum(max(move.before - move.after, 0) for move in found.moves)
+    started = sum(max(move.after - move.before, 0) for move in found.moves)
+    assert stopped >= sum(pool.count for pool in running.pools if pool.type.gpu.name == "a100-80g") > 0
+    assert found.best.migration_usd == pytest.approx(5.0 * stopped + 1.0 * started)
+
+
+def test_only_cost_is_replanned(study: Study, running: Fleet) -> None:
+    with pytest.raises(InputError, match="a replan is about cost"):
+        replan(study, question(objective="power"), running, horizon_h=1.0, start_usd=0.0, stop_usd=0.0)
+    with pytest.raises(InputError, match="--horizon must be > 0"):
+        replan(study, question(), running, horizon_h=0.0, start_usd=0.0, stop_usd=0.0)
+
+
+def test_d_is_the_largest_share_that_differs() -> None:
+    """Prompts 1, 2, 3, 4 against 3, 4, 5, 6: below 3 lie 2/4 and 0/4, so D = 1/2. The rate doubles."""
+
+    def a_trace(prompts: list[int], gap_s: float) -> Trace:
+        n = len(prompts)
+        return Trace("t", gap_s * np.arange(n, dtype=np.float64), np.array(prompts), np.full(n, 7))
+
+    rate, prompts, outputs, gaps = drift(a_trace([1, 2, 3, 4], 1.0), a_trace([3, 4, 5, 6], 0.5))
+    assert (prompts.d, outputs.d, gaps.d) == (0.5, 0.0, 0.0)
+    assert rate.after / rate.before == pytest.approx(2.0) and rate.is_drift
+    assert not prompts.is_drift  # with four requests chance does that
+
+
+def test_drift_is_told_by_its_size() -> None:
+    """10,000 requests: prompts longer by 30 % are drift; by 2 % the test is significant, but D is small."""
+    before = traffic(requests=10_000)
+    rows = {
+        factor: drift(before, replace(before, input_tokens=(before.input_tokens * factor).astype(np.int64)))
+        for factor in (1.0, 1.1, 1.5)
+    }
+    assert [rows[factor][1].is_drift for factor in (1.0, 1.1, 1.5)] == [False, False, True]
+    small = rows[1.1][1]
+    assert small.p is not None and small.d is not None and small.p < 0.01 and small.d < 0.1
+    assert not any(row.is_drift for k, row in enumerate(rows[1.5]) if k != 1)
+
+
+def write(folder: Path, trace: Trace) -> None:
+    columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    lines = "".join(f"{a},{n},{m}\n" for a, n, m in rows)
+    (folder / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{lines}")
+
+
+def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> None:
+    """`plan -o`, then `plan replan` twice: the second time the fleet that was written is kept."""
+    write(tmp_path, traffic())
+    document = DOCUMENT | {"traffic": {"rate": 8}}
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(document))
+    (tmp_path / "later.yaml").write_text(yaml.safe_dump(document | {"traffic": {"rate": 14}}))
+    trace = ["--trace", str(tmp_path / "trace.csv")]
+    planned = CliRunner().invoke(
+        app, ["--slo", str(tmp_path / "slo.yaml"), *trace, "-o", str(tmp_path / "out")]
+    )
+    assert planned.exit_code == 0, planned.output
+    later = ["--slo", str(tmp_path / "later.yaml"), *trace]
+    fleet = tmp_path / "fleet.yaml"
+    arguments = ["replan", "--current", str(tmp_path / "out"), *later, "-o", str(fleet)]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert not found["keeps"] and found["is_exhausted"]
+    assert found["is_exact"] == (not found["left_out_by_a_larger_one"])
+    assert [row["what"] for row in found["drift"] if row["is_drift"]] == ["requests/s"]
+    again = CliRunner().invoke(app, ["replan", "--current", str(fleet), *later])
+    assert again.exit_code == 0, again.output
+    assert "keep what runs" in again.stdout and "is not known" in again.stdout

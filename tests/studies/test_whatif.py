@@ -1,0 +1,303 @@
+"""Changed questions: each answer is that of a plan from scratch, and differences have the right sign."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import CATALOG
+from questions import DOCUMENT, question, traffic
+from typer.testing import CliRunner
+
+from planner.cli import app
+from planner.documents.task import Robust, Task, parse_task
+from planner.domain import Limit, Slo
+from planner.errors import InputError
+from planner.search.asked import rates_frac
+from planner.search.certify import plan
+from planner.search.oracle import Answers, is_looser
+from planner.simulator import judge, simulate
+from planner.studies.whatif import (
+    HEADROOM_MOST_FRAC,
+    HEADROOM_STEP_FRAC,
+    Study,
+    ask_again,
+    change,
+    difference,
+    explain,
+    headroom,
+    sensitivity,
+)
+from planner.traffic.scaling import rescale
+from planner.traffic.trace import Trace
+from planner.units import show_s
+
+CHANGES = (
+    "slo.ttft.p90=400 ms",
+    "slo.ttft.p90=2 s",
+    "slo.tbt.p99=40 ms",
+    "slo.attainment=0.97",
+    "fleet.prices.h100-80g=5 usd/h",
+    "fleet.gpus.a100-80g=0",
+    "traffic.rate=9",
+    "objective=power",
+    "limits.gpus=40",
+    "spare=1",
+    "policies={queue: [fcfs, sjf]}",
+)
+
+
+@pytest.mark.parametrize("text", CHANGES)
+def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> None:
+    """The warm start and remembered simulations change the work, not the value."""
+    study = Study(traffic(), CATALOG)
+    before = study.ask(question())
+    changed = parse_task(change(DOCUMENT, text), CATALOG)
+    moved = ask_again(study, before, changed, text)
+    scratch = plan(changed, traffic(), CATALOG).certificate
+    assert moved.answer is not None
+    assert moved.answer.value == pytest.approx(scratch.value)
+    assert moved.answer.is_exact and scratch.level0_exact
+    assert study.bound(moved.answer) == pytest.approx(scratch.bound)
+
+
+def test_of_equal_offers_the_fleet_of_before_stays() -> None:
+    """More money than it costs changes nothing."""
+    study = Study(traffic(), CATALOG)
+    before = study.ask(question())
+    moved = ask_again(study, before, question(limits={"cost": 2 * before.value}), "more money")
+    assert moved.answer is not None and moved.kept
+    assert moved.answer.fleet == before.fleet and difference(moved, before) == "the same"
+
+
+DRAWN: dict[str, object] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+
+
+def test_the_fleet_of_before_is_asked_every_draw() -> None:
+    """It keeps the SLO on the draw it was planned on and misses it on another, so it no longer holds."""
+    trace = traffic(requests=250)
+    study = Study(trace, CATALOG)
+    before = study.ask(question(**DRAWN, traffic={"rate": 26}))
+    draws = question(**DRAWN, traffic={"rate": 26, "draws": 6})
+    kept = []
+    for seed in range(6):
+        drawn = rescale(trace, 26.0, rng=np.random.default_rng(seed))
+        verdict = judge(simulate(before.fleet, drawn, limits=draws.slo.limits), draws.slo)
+        kept.append(verdict.holds)
+    assert kept[0] and not all(kept)
+    moved = ask_again(study, before, draws, "draws")
+    assert moved.kept is False
+    assert moved.answer is not None and moved.answer.value > before.value
+
+
+@pytest.mark.parametrize(("seed", "kept"), [(0, True), (2, False)])
+def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> None:
+    """Planned with shortest prompts first, asked to hold first come first served: simulated so."""
+    study = Study(traffic(seed), CATALOG)
+    before = study.ask(question(policies={"queue": "sjf"}))
+    moved = ask_again(study, before, question(policies={"queue": "fcfs"}), "fcfs")
+    in_order = replace(before.fleet, policies=replace(before.fleet.policies, queue="fcfs"))
+    simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
+    assert judge(simulation, before.problem.slo).holds is moved.kept is kept
+    assert moved.under == ("queue fcfs" if kept else "")
+
+
+def test_a_change_that_leaves_no_fleet_says_why() -> None:
+    study = Study(traffic(), CATALOG)
+    before = study.ask(question())
+    moved = ask_again(study, before, question(fleet={"gpus": {"a100-80g": 2}}), "two GPUs")
+    assert moved.answer is None and moved.kept is None and "stock of a100-80g" in moved.why
+    moved = ask_again(study, before, question(slo={"ttft": {"p90": "1 ms"}}), "1 ms")
+    assert moved.answer is None and moved.kept is False and "below what any worker can do" in moved.why
+
+
+def test_sensitivity_goes_the_right_way() -> None:
+    """Worse step times, more traffic, tighter limits and dearer GPUs never save; the opposite never costs."""
+    study = Study(traffic(), CATALOG)
+    before = study.ask(question(fleet={"gpus": {"a100-80g": 20, "h100-80g": 12}}, limits={"power": "40 kW"}))
+    moves = {moved.label: moved for moved in sensitivity(study, before)}
+    assert len(moves) == 16
+    for label, moved in moves.items():
+        more = 0.0 if moved.answer is None else moved.answer.value - before.value
+        worse = any(word in label for word in ("longer", "more traffic", "tighter", "dearer"))
+        assert more >= -1e-9 if worse else more <= 1e-9, label
+        assert moved.answer is not None or worse
+    assert moves["ttft p90 100 ms looser"].kept
+    smallest = min(worker.gpus for worker in before.problem.types if worker.gpu.name == "h100-80g")
+    assert smallest == 2 and moves["2 more h100-80g"].kept  # one GPU more is no worker more
+
+
+def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
+    """From scratch, with steps that much longer, with that much more traffic, and half a percent beyond."""
+    study = Study(traffic(), CATALOG)
+    before = study.ask(question())
+    room = headroom(study, before)
+
+    def up_to(traffic_frac: float) -> tuple[Task, Trace]:
+        task = replace(question(), robust=Robust(0.0, traffic_frac))
+        return task, study.traffic(task)[0]
+
+    def keeps(steps_frac: float, traffic_frac: float) -> bool:
+        pools = tuple(
+            replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(steps_frac)))
+            for pool in before.fleet.pools
+        )
+        requests = traffic()
+        if traffic_frac:
+            rate_rps = requests.rate_rps * (1 + traffic_frac)
+            requests = rescale(requests, rate_rps, rng=np.random.default_rng(0))
+        simulation = simulate(replace(before.fleet, pools=pools), requests, limits=before.problem.slo.limits)
+        return judge(simulation, before.problem.slo).holds
+
+    assert 0 < room.steps_frac < HEADROOM_MOST_FRAC
+    assert keeps(room.steps_frac, 0.0) and not keeps(room.steps_frac + HEADROOM_STEP_FRAC, 0.0)
+    shares = np.linspace(0.0, room.traffic_frac + HEADROOM_STEP_FRAC, 200)
+    assert all(keeps(0.0, share) for share in rates_frac(*up_to(room.traffic_frac)))
+    assert not all(keeps(0.0, share) for share in shares)  # wherever up to there
+    assert f"steps take up to {100 * room.steps_frac:.2g} % longer" in room.sentence()
+
+
+def test_prices_of_one_kind_of_gpu_change_no_choice() -> None:
+    study = Study(traffic(), CATALOG)
+    before = study.ask(question(fleet={"gpus": ["h100-80g"]}))
+    assert not [moved for moved in sensitivity(study, before) if "h100-80g" in moved.label]
+
+
+def test_what_a_limit_costs_is_said_in_money() -> None:
+    """The sentences are the finite differences: value of the moved question - value of the plan."""
+    study = Study(traffic(), CATALOG)
+    task = question()
+    before = study.ask(task)
+    said = explain(study, task, before.fleet)
+    assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where 1.00 s is promised"
+    sentences = said[len(before.verdict.lines) :]
+    assert [sentence.split(":")[0] for sentence in sentences] == [
+        "ttft p90 100 ms tighter",
+        "ttft p90 100 ms looser",
+        "tbt p99 10 ms tighter",
+        "tbt p99 10 ms looser",
+    ]
+    tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), traffic(), CATALOG)
+    more = tighter.certificate.value - before.value
+    expected = "the same" if abs(more) < 1e-9 else f"{more:+.4g} USD/h"
+    assert expected in sentences[0]
+
+
+def slos() -> st.SearchStrategy[Slo]:
+    seconds = st.sampled_from([0.5, 1.0, 2.0])
+    return st.builds(
+        lambda a, b, share: Slo((Limit("ttft", 0.9, a), Limit("tbt", 0.99, b)), share),
+        seconds,
+        seconds,
+        st.sampled_from([None, 0.5, 0.9]),
+    )
+
+
+@given(asked=slos(), known=slos(), attained=st.tuples(*[st.floats(0.1, 3.0)] * 2, st.floats(0.0, 1.0)))
+def test_an_answer_for_one_slo_holds_for_every_looser_one(
+    asked: Slo, known: Slo, attained: tuple[float, float, float]
+) -> None:
+    """Against a fleet whose percentiles and attainment are drawn: it holds where each is within its limit."""
+
+    def holds(slo: Slo) -> bool:
+        within = all(value <= limit.limit_s for value, limit in zip(attained, slo.limits, strict=False))
+        return within and attained[2] >= (slo.attainment_frac or 0.0)
+
+    answers = Answers()
+    answers.add(("fleet",), known, holds=holds(known))
+    assert answers.look_up(("fleet",), asked) in (None, holds(asked))
+    assert answers.look_up(("another",), asked) is None
+    if asked == known:
+        assert answers.look_up(("fleet",), asked) == holds(asked)
+
+
+def test_other_percentiles_are_not_comparable() -> None:
+    one, other = (Slo((Limit("ttft", p, 1.0),)) for p in (0.9, 0.99))
+    assert not is_looser(one, other) and not is_looser(other, one) and is_looser(one, one)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("slo.ttft.p90=1 s", ("slo", "ttft", "p90"), "1 s"),
+        ("slo.tbt.p99.9=0.3", ("slo", "tbt", "p99.9"), 0.3),
+        ("limits.cost = 40 usd/h", ("limits", "cost"), "40 usd/h"),
+        ("fleet.gpus.h100-80g=8", ("fleet", "gpus"), {"a100-80g": None, "h100-80g": 8}),
+        ("robust={step_times: 0.1}", ("robust",), {"step_times": 0.1}),
+    ],
+)
+def test_a_change_sets_one_key(text: str, path: tuple[str, ...], value: Any) -> None:
+    changed: Any = change(DOCUMENT, text)
+    for key in path:
+        changed = changed[key]
+    assert changed == value
+    assert "limits" not in DOCUMENT and DOCUMENT["fleet"] == {"gpus": ["a100-80g", "h100-80g"]}
+
+
+def test_a_flat_limit_is_found_and_a_key_can_be_taken_out() -> None:
+    flat = {"llm": "x", "slo": {"ttft_p90": "2 s", "tbt_p99": "1 s"}}
+    assert change(flat, "slo.ttft.p90=1 s")["slo"] == {"ttft_p90": "1 s", "tbt_p99": "1 s"}
+    assert change(flat, "slo.tbt_p99=")["slo"] == {"ttft_p90": "2 s"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slo.ttft.p90", "expected KEY=VALUE"),
+        ("=1 s", "expected KEY=VALUE"),
+        ("llm.name=x", r"llm is 'meta-llama/Llama-3.1-70B' and has no 'name' in it"),
+        ("limits={", "is no value that YAML can read"),
+    ],
+)
+def test_a_bad_change_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        change(DOCUMENT, text)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    """A question and its trace as files."""
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(DOCUMENT))
+    trace = traffic()
+    columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    lines = "".join(f"{a},{n},{m}\n" for a, n, m in rows)
+    (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{lines}")
+    return ["--slo", str(tmp_path / "slo.yaml"), "--trace", str(tmp_path / "trace.csv")]
+
+
+def test_the_command_shows_before_and_after(asked: list[str]) -> None:
+    arguments = ["what-if", *asked, "--change", "slo.ttft.p90=400 ms", "--change", "objective=gpus"]
+    said = CliRunner().invoke(app, [*arguments, "--json"])
+    assert said.exit_code == 0, said.output
+    found = json.loads(said.stdout)
+    assert [found[key]["objective"] for key in ("before", "after")] == ["cost", "gpus"]
+    assert {line["limit"]: line["limit_s"] for line in found["after"]["slo"]}["ttft p90"] == 0.4
+    assert found["after"]["bound"] <= found["after"]["value"] == found["after"]["gpus"]
+    table = CliRunner().invoke(app, arguments)
+    assert "the fleet of before" in table.stdout and "400 ms" in table.stdout
+
+
+def test_no_fleet_after_the_change_is_exit_code_3(asked: list[str]) -> None:
+    said = CliRunner().invoke(app, ["what-if", *asked, "--change", "limits.gpus=1", "--json"])
+    found = json.loads(said.stdout)
+    assert said.exit_code == 3 and found["after"] is None and "GPUs" in found["why"]
+
+
+def test_the_sensitivity_command(asked: list[str]) -> None:
+    said = CliRunner().invoke(app, ["sensitivity", *asked, "--by", "5 %", "--json"])
+    assert said.exit_code == 0, said.output
+    labels = [row["change"] for row in json.loads(said.stdout)["changes"]]
+    assert labels[0] == "steps take 5 % longer" and "h100-80g 5 % cheaper" in labels
+    assert json.loads(said.stdout)["headroom"].keys() == {"steps_frac", "traffic_frac"}
+    said = CliRunner().invoke(app, ["sensitivity", *asked, "--by", "5 %"])
+    assert "robust: {step_times: 5 %, traffic: 5 %}" in said.stdout
+    with pytest.raises(InputError, match="--by"):
+        CliRunner().invoke(app, ["sensitivity", *asked, "--by", "0"], catch_exceptions=False)

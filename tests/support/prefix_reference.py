@@ -1,0 +1,402 @@
+"""Prefix caches, and what looks at them, once more and plainly: what the tests hold the compiled kernel to.
+
+A node is the tuple of block ids up to it. Whatever can be looked up is counted anew each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import count, groupby, takewhile
+
+from simulator_reference import BLOCK, Reference, Request, Worker, blocks_of
+
+from planner.fleet import Fleet
+from planner.simulator.cache_layout import output_token_s, prefill_token_s
+from planner.traffic.trace import Trace
+
+Node = tuple[int, ...]
+TELLS = ("prefix-affinity", "cache-aware", "e2", "d2lpm")  # take for cached what they have sent
+
+
+class Cache:
+    """Of one worker: users of every node, and the nodes without users, oldest first. `known` is what a router
+    that TELLS believes.
+    """
+
+    def __init__(self) -> None:
+        self.users: dict[Node, int] = {}
+        self.idle: list[Node] = []
+        self.known: set[Node] = set()
+
+
+@dataclass
+class Routed:
+    """A request in e2's window."""
+
+    time_s: float
+    worker: int
+    request: int
+    seconds: float
+    prefix: Node | None = None
+    wait_s: float | None = None
+
+
+class PrefixReference(Reference):
+    """Workers that prefill and decode, in batches of vllm-v1."""
+
+    def __init__(self, fleet: Fleet, trace: Trace) -> None:
+        super().__init__(fleet, trace)
+        self.policies = fleet.policies
+        self.block = trace.prefix_block_tokens
+        self.blocks = self.block // BLOCK
+        offsets = trace.prefix_offsets
+        self.ids = [
+            tuple(trace.prefix_ids[start:end].tolist())[: tokens // self.block]
+            for start, end, tokens in zip(offsets, offsets[1:], trace.input_tokens.tolist(), strict=False)
+        ]
+        self.tenant = trace.tenant.tolist()
+        tenants = range(max(len(trace.tenants), 1))
+        weights = dict(self.policies.tenant_weights)
+        self.weights = [weights.get(name, 1.0) for name in trace.tenants or ("",)]
+        self.caches = [Cache() for _ in self.workers]
+        self.shared: list[list[Node]] = [[] for _ in self.requests]
+        self.expected = [0 for _ in self.requests]
+        self.hit = [-1 for _ in self.requests]
+        self.was_preempted: set[int] = set()
+        self.served = [[0.0 for _ in tenants] for _ in self.workers]
+        self.credit = [[0.0 for _ in tenants] for _ in self.workers]
+        self.last_tenant: list[int | None] = [None for _ in self.workers]
+        self.slots = [[0] * self.policies.priority_groups for _ in self.workers]
+        self.deficit = [[0.0 for _ in self.workers] for _ in tenants]
+        self.window: list[Routed] = []
+        self.replicated_s: dict[Node, float] = {}
+        self.turn = [0 for _ in tenants]
+        self.is_told = self.policies.routing in TELLS
+        self.context = float((trace.input_tokens + trace.output_tokens / 2).mean())
+        self.events_of_service: list[tuple[float, int, float]] = []  # time, tenant, service
+        self.now = 0.0
+
+    # caches
+
+    def nodes(self, request: Request) -> list[Node]:
+        """That a cache may spare it: all but the last token."""
+        ids = self.ids[request.index]
+        most = min(len(ids), (request.input + request.generated - 1) // self.block)
+        return [ids[: k + 1] for k in range(most)]
+
+    def matched(self, worker: Worker, request: Request) -> list[Node]:
+        users = self.caches[worker.index].users
+        return [node for node in self.nodes(request) if node in users]
+
+    def believed(self, worker: Worker, request: Request) -> int:
+        """Tokens that the router takes for cached."""
+        cache = self.caches[worker.index]
+        known = cache.known if self.is_told else cache.users
+        return len(list(takewhile(lambda node: node in known, self.nodes(request)))) * self.block
+
+    def missing_blocks(self, worker: Worker, request: Request) -> int:
+        users = self.caches[worker.index].users
+        in_use = sum(users[node] > 0 for node in self.matched(worker, request))
+        return blocks_of(request.input + request.generated) - in_use * self.blocks
+
+    def take(self, worker: Worker, request: Request) -> None:
+        cache, i = self.caches[worker.index], request.index
+        matched = self.matched(worker, request)
+        worker.free -= self.missing_blocks(worker, request)
+        request.blocks = blocks_of(request.input + request.generated) - len(matched) * self.blocks
+        for node in matched:
+            if not cache.users[node]:
+                cache.idle.remove(node)
+            cache.users[node] += 1
+        self.shared[i] = matched
+        request.cached = len(matched) * self.block
+        self.expected[i] = 0
+        if self.hit[i] < 0:
+            self.hit[i] = request.cached
+            for row in self.window:
+                if row.request == i:
+                    row.wait_s = self.now - request.arrival_s
+        self.evict(worker)
+        self.last_tenant[worker.index] = self.tenant[i]
+        if self.policies.queue == "preble" and i not in self.was_preempted:
+            self.slots[worker.index][self.group(worker, request, len(matched))] -= 1
+        self.was_preempted.discard(i)
+        self.charge(worker, request, self.policies.extend_weight * request.to_prefill)
+
+    def computed(self, worker: Worker, request: Request) -> None:
+        cache, shared = self.caches[worker.index], self.shared[request.index]
+        ids = self.ids[request.index]
+        for k in range(len(shared), min(len(ids), request.cached // self.block)):
+            node = ids[: k + 1]
+            request.blocks -= self.blocks
+            if cache.users.get(node):
+                worker.free += self.blocks
+            elif node in cache.users:
+                cache.idle.remove(node)
+            cache.users[node] = cache.users.get(node, 0) + 1
+            cache.known.add(node)
+            shared.append(node)
+
+    def give_back(self, worker: Worker, request: Request) -> None:
+        self.evict(worker)
+        super().give_back(worker, request)
+        cache = self.caches[worker.index]
+        for node in reversed(self.shared[request.index]):
+            cache.users[node] -= 1
+            if not cache.users[node]:
+                worker.free += self.blocks
+                cache.idle.append(node)
+        self.shared[request.index] = []
+
+    def evict(self, worker: Worker) -> None:
+        cache = self.caches[worker.index]
+        while len(cache.idle) * self.blocks > worker.free:
+            node = cache.idle.pop(0)
+            del cache.users[node]
+            if self.policies.routing != "cache-aware":
+                cache.known.discard(node)
+
+    def check(self, worker: Worker) -> None:
+        """Every block is counted once, parents are there before their children."""
+        cache = self.caches[worker.index]
+        in_use = sum(users > 0 for users in cache.users.values()) * self.blocks
+        private = sum(request.blocks for request in worker.running)
+        assert worker.free + in_use + private == worker.type.kv_tokens // BLOCK
+        assert all(node[:-1] in cache.users for node in cache.users if len(node) > 1)
+
+    # who is next
+
+    def arrive(self, request: Request, now: float) -> None:
+        self.now = now
+        before = [len(worker.waiting) for worker in self.workers]
+        believed = [self.believed(worker, request) for worker in self.workers]
+        super().arrive(request, now)
+        for worker in self.workers:
+            if len(worker.waiting) > before[worker.index]:
+                self.expected[request.index] = believed[worker.index]
+                ids = self.ids[request.index]
+                self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
+                self.rejoin(worker, request)
+
+    def line_up(self, worker: Worker, request: Request) -> None:
+        if self.policies.queue == "fcfs":
+            super().line_up(worker, request)
+        else:  # as they came
+            worker.waiting.append(request)
+
+    def preempt(self, worker: Worker) -> None:
+        request = worker.running[-1]
+        super().preempt(worker)
+        self.was_preempted.add(request.index)
+        self.rejoin(worker, request)
+
+    def rejoin(self, worker: Worker, request: Request) -> None:
+        w, u = worker.index, self.tenant[request.index]
+        others = {self.tenant[other.index] for other in worker.waiting if other is not request}
+        if u in others:
+            return
+        self.credit[w][u] = min(self.credit[w][u], 0.0)
+        last = self.last_tenant[w]
+        least = min((self.served[w][v] for v in others), default=None)
+        if least is None and last is not None:
+            least = self.served[w][last]
+        if least is not None:
+            self.served[w][u] = max(self.served[w][u], least)
+
+    def charge(self, worker: Worker, request: Request, service: float) -> None:
+        u = self.tenant[request.index]
+        self.served[worker.index][u] += service / self.weights[u]
+        self.credit[worker.index][u] -= service
+        self.events_of_service.append((self.now, u, service))
+
+    def start_step(self, worker: Worker, now: float) -> None:
+        self.now = now
+        super().start_step(worker, now)
+
+    def end_step(self, worker: Worker, now: float) -> None:
+        self.now = now
+        self.check(worker)
+        super().end_step(worker, now)
+        self.check(worker)
+
+    def emit(self, worker: Worker, request: Request, now: float) -> None:
+        self.charge(worker, request, self.policies.output_weight)
+        super().emit(worker, request, now)
+        if request.status == "finished":
+            u = self.tenant[request.index]
+            self.deficit[u][request.prefill_worker] -= self.policies.output_weight * request.output
+
+    def next_waiting(self, worker: Worker) -> Request:
+        self.evict(worker)
+        waiting, w, queue = worker.waiting, worker.index, self.policies.queue
+        if queue == "fcfs" or waiting[0].index in self.was_preempted:
+            return waiting[0]
+        if queue == "lpm":
+            return max(waiting, key=lambda request: len(self.matched(worker, request)))
+        tenants = {self.tenant[request.index] for request in waiting}
+        if queue == "vtc":
+            return min(waiting, key=lambda request: self.served[w][self.tenant[request.index]])
+        if queue == "dlpm":
+            while all(self.credit[w][u] <= 0 for u in tenants):
+                for u in tenants:
+                    self.credit[w][u] += self.policies.quantum_tokens * self.weights[u]
+            able = [request for request in waiting if self.credit[w][self.tenant[request.index]] > 0]
+            return max(able, key=lambda request: len(self.matched(worker, request)))
+        groups = [self.group(worker, request, len(self.matched(worker, request))) for request in waiting]
+        while True:
+            for group in sorted(set(groups), reverse=True):
+                if self.slots[w][group] > 0:
+                    return waiting[groups.index(group)]
+            self.slots[w] = [group + 1 for group in range(self.policies.priority_groups)]
+
+    def group(self, worker: Worker, request: Request, matched: int) -> int:
+        return self.policies.priority_groups * matched * self.block // (request.input + request.generated)
+
+    # routing
+
+    def choose(self, side: str, request: Request) -> Worker | None:
+        able = [worker for worker in self.front if worker.fits(request)]
+        name = self.policies.routing
+        if name in ("round-robin", "least-outstanding") or not able:
+            return super().choose(side, request)
+        if name == "tenant-round-robin":
+            return self.in_turn(self.tenant[request.index], request)
+        match = {worker.index: self.believed(worker, request) for worker in able}
+        token_s = prefill_token_s(able[0].type)
+        queue_s = {worker.index: token_s * self.pending(worker) for worker in able}
+        if name == "prefix-affinity":
+            return min(able, key=lambda worker: (-match[worker.index], queue_s[worker.index]))
+        if name == "min-ttft":
+            return min(able, key=lambda worker: queue_s[worker.index] - token_s * match[worker.index])
+        if name == "cache-aware":
+            return self.cache_aware(able, match, request)
+        return self.e2(able, match, request) if name == "e2" else self.d2lpm(able, match, request)
+
+    def in_turn(self, tenant: int, request: Request) -> Worker:
+        while True:
+            worker = self.front[self.turn[tenant] % len(self.front)]
+            self.turn[tenant] += 1
+            if worker.fits(request):
+                return worker
+
+    def pending(self, worker: Worker) -> int:
+        tokens = sum(request.to_prefill - self.expected[request.index] for request in worker.assigned)
+        return tokens + len(worker.assigned)
+
+    def cache_aware(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
+        policies, loads = self.policies, [len(worker.assigned) for worker in self.front]
+        if max(loads) - min(loads) > policies.balance_requests and max(loads) > policies.balance_ratio * min(
+            loads
+        ):
+            return min(able, key=lambda worker: len(worker.assigned))
+        nearest = max(able, key=lambda worker: match[worker.index])
+        if match[nearest.index] > policies.cache_threshold_frac * request.input:
+            return nearest
+        return min(able, key=lambda worker: len(self.caches[worker.index].known))
+
+    def e2(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
+        policies, tokens = self.policies, request.input
+        self.window = [row for row in self.window if row.time_s >= self.now - policies.share_window_s]
+        longest = max(match.values())
+        token_s, output_s = prefill_token_s(able[0].type), output_token_s(able[0].type, self.context)
+        past_s = {
+            worker.index: sum(row.seconds for row in self.window if row.worker == worker.index)
+            for worker in able
+        }
+
+        def load_s(worker: Worker) -> float:
+            w = worker.index
+            shares = self.shares(w)
+            many = sum(row.worker == w for row in self.window)
+            idle = self.caches[w].idle
+            missing = blocks_of(tokens) - match[w] // BLOCK
+            missing -= worker.free - len(idle) * self.blocks
+            victims = idle[: max(-(-missing // self.blocks), 0)]
+            node_s = self.block * token_s / many if many else 0.0
+            lost_s = sum(shares[node] * node_s for node in victims)
+            return past_s[w] + (tokens - match[w]) * token_s + lost_s
+
+        heaviest, lightest = max(past_s, key=past_s.__getitem__), min(past_s, key=past_s.__getitem__)
+        if longest > tokens - longest:
+            prefix = self.counted_prefix(request, longest)
+            need = len(prefix) * self.block if prefix in self.replicated_s else longest
+            chosen = min((worker for worker in able if match[worker.index] >= need), key=load_s)
+            if chosen.index == heaviest and past_s[heaviest] > policies.balance_ratio * past_s[lightest]:
+                chosen = self.workers[lightest]
+            elif self.waits_longer(prefix):
+                other = min(able, key=load_s)
+                if match[other.index] < len(prefix) * self.block:
+                    chosen, self.replicated_s[prefix] = other, self.now
+        else:
+            decode_frac = {worker.index: self.decode_frac(worker.index, output_s) for worker in able}
+            most = max(decode_frac.values())
+            if most > policies.explore_decode_frac:
+                chosen = next(worker for worker in able if decode_frac[worker.index] == most)
+            else:
+                chosen = min(able, key=load_s)
+        seconds = (tokens - match[chosen.index]) * token_s + request.output * output_s
+        self.window.append(Routed(self.now, chosen.index, request.index, seconds))
+        self.window[-1].prefix = self.key_portion(chosen.index, request)
+        return chosen
+
+    def shares(self, w: int) -> Counter[Node]:
+        """How many requests of e2's window went to worker w with each node."""
+        return Counter(
+            self.ids[row.request][: k + 1]
+            for row in self.window
+            if row.worker == w
+            for k in range(len(self.ids[row.request]))
+        )
+
+    def key_portion(self, w: int, request: Request) -> Node | None:
+        """The deepest run of nodes that others share too and that is longer than all before it."""
+        ids, shares = self.ids[request.index], self.shares(w)
+        prefix, end = None, 0
+        for many, run in groupby(shares[ids[: k + 1]] for k in range(len(ids))):
+            start, end = end, end + len(list(run))
+            if many > 1 and end - start > start:
+                prefix = ids[:end]
+        return prefix
+
+    def counted_prefix(self, request: Request, longest: int) -> Node:
+        """The deepest of the cached nodes that is the end of somebody's key portion and whose waits are known
+        or who was replicated; () if there is none.
+        """
+        known = {row.prefix for row in self.window if row.wait_s is not None} | set(self.replicated_s)
+        nodes = [node for node in self.nodes(request)[: longest // self.block] if node in known]
+        return nodes[-1] if nodes else ()
+
+    def waits_longer(self, prefix: Node) -> bool:
+        half_s = self.now - self.policies.share_window_s / 2
+        rows = [row for row in self.window if row.prefix == prefix and row.wait_s is not None]
+        before = [row.wait_s or 0.0 for row in rows if row.time_s < half_s]
+        now = [row.wait_s or 0.0 for row in rows if row.time_s >= half_s]
+        if not before or not now or not sum(now):
+            return False
+        if self.now - self.replicated_s.get(prefix, -math.inf) < self.policies.share_window_s:
+            return False
+        return sum(now) * len(before) >= self.policies.replicate_ratio * sum(before) * len(now)
+
+    def decode_frac(self, w: int, output_s: float) -> float:
+        rows = [row for row in self.window if row.worker == w]
+        total_s = sum(row.seconds for row in rows)
+        decode_s = sum(self.requests[row.request].output * output_s for row in rows)
+        return decode_s / total_s if rows else 0.0
+
+    def d2lpm(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
+        u = self.tenant[request.index]
+        credit = self.deficit[u]
+        for _ in count():
+            if any(credit[worker.index] > 0 for worker in able):
+                break
+            for w in range(len(credit)):
+                credit[w] += self.policies.worker_quantum_tokens * self.weights[u]
+        longest = max(match.values())
+        in_credit = [worker for worker in able if credit[worker.index] > 0]
+        near = [worker for worker in in_credit if match[worker.index] == longest]
+        chosen = min(near or in_credit, key=lambda worker: len(worker.assigned))
+        missed = request.input - match[chosen.index]
+        credit[chosen.index] -= self.policies.extend_weight * missed
+        return chosen

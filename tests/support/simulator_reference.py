@@ -1,0 +1,440 @@
+"""The simulator once more, as plainly as we can: what the tests hold the compiled kernel against.
+
+One engine step at a time, one Python object per request, every token by itself. It follows the kernel's
+docstring, and shares with it only the routing weights, which are data, and the measured window.
+Nothing is kept that can be looked up: the load of a worker is summed over its requests each time it is asked.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from planner.domain import Limit
+from planner.fleet import Fleet, WorkerType
+from planner.simulator.replay import measured_window, routing_weights, spared
+from planner.traffic.trace import Trace
+
+BLOCK = 16
+WORKER, LINK = 0, 1  # at equal times in this order, after arrivals
+
+
+@dataclass(eq=False)
+class Request:
+    """A request and its tokens. `worker` holds `blocks` of KV for it, with `cached` tokens in them."""
+
+    index: int
+    arrival_s: float
+    input: int
+    output: int
+    status: str = "unfinished"
+    generated: int = 0
+    cached: int = 0
+    blocks: int = 0
+    is_prefilled: bool = False
+    admissions: int = 0
+    preemptions: int = 0
+    scheduled_s: float = math.nan
+    first_token_s: float = math.nan
+    last_token_s: float = math.nan
+    finish_s: float = math.nan
+    last_step_s: float = 0.0  # length of the step that made the first token
+    gaps: list[tuple[float, float]] = field(default_factory=list)  # (end_s, gap_s)
+    prefill_worker: int = -1
+    decode_worker: int = -1
+
+    @property
+    def to_prefill(self) -> int:
+        return 0 if self.is_prefilled else self.input + self.generated - self.cached
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> float:
+        return self.finish_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.finish_s - self.first_token_s) / (self.output - 1) if self.output > 1 else math.nan
+
+    @property
+    def tbt_max_s(self) -> float:
+        is_done = self.status == "finished" and self.output > 1
+        return max(gap_s for _, gap_s in self.gaps) if is_done else math.nan
+
+
+@dataclass(eq=False)
+class Worker:
+    """An engine. `running` is in order of admission; at most one of them is prefilled in part."""
+
+    index: int
+    role: str
+    type: WorkerType
+    weights: tuple[float, ...]
+    free: int  # KV blocks
+    assigned: list[Request] = field(default_factory=list)
+    waiting: deque[Request] = field(default_factory=deque)  # for prefill
+    inbound: deque[Request] = field(default_factory=deque)  # for blocks to receive their KV in
+    ready: deque[Request] = field(default_factory=deque)  # received, for a seat
+    running: list[Request] = field(default_factory=list)
+    decoding: list[Request] = field(default_factory=list)  # in the current step
+    chunks: list[tuple[Request, int]] = field(default_factory=list)  # in the current step
+    step_start_s: float | None = None  # None: idle
+    is_starting: bool = False  # its turn comes at this moment
+    busy_s: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+
+    def fits(self, request: Request) -> bool:
+        return blocks_of(request.input + request.output) <= self.type.kv_tokens // BLOCK
+
+    def score(self) -> float:
+        pending = sum(request.to_prefill for request in self.assigned)
+        kv_tokens = sum(request.input for request in self.assigned)
+        return self.weights[0] * pending + self.weights[1] * len(self.assigned) + self.weights[2] * kv_tokens
+
+
+def blocks_of(tokens: int) -> int:
+    return -(-tokens // BLOCK)
+
+
+class Reference:
+    """Run it with `Reference(...).run()`, then read `requests` and `workers`."""
+
+    def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
+        self.fleet, self.closed_loop = fleet, closed_loop
+        self.window_s = (0.0, math.inf) if closed_loop else measured_window(trace)
+        columns = trace.arrival_s.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist()
+        self.requests = [Request(i, *row) for i, row in enumerate(zip(*columns, strict=True))]
+        self.workers: list[Worker] = []
+        for pool in fleet.pools:
+            is_decode = pool.role == "decode"
+            policy = fleet.policies.decode_routing if is_decode else fleet.policies.routing
+            for _ in range(pool.count):
+                weights = routing_weights(pool.type, policy, decode=is_decode)
+                blocks = pool.type.kv_tokens // BLOCK
+                self.workers.append(Worker(len(self.workers), pool.role, pool.type, weights, blocks))
+        self.front = [worker for worker in self.workers if worker.role != "decode"]
+        self.back = [worker for worker in self.workers if worker.role == "decode"]
+        self.turns = {"front": 0, "back": 0}
+        self.events: list[tuple[float, int, int]] = []
+        self.arrivals: deque[Request] = deque()
+        self.parents: dict[int, set[int]] = {}  # those still to be finished
+        for index, parent in trace.after.tolist():
+            self.parents.setdefault(index, set()).add(parent)
+        self.think_s = trace.think_s.tolist()
+        self.freed: list[tuple[float, int]] = []  # arrivals of those whose parents have finished
+        self.link: deque[Request] = deque()
+        self.link_free_s = self.link_last_s = -math.inf
+        self.event_s = -math.inf  # of the last event that was no arrival
+        self.transfers = self.done = self.released = 0
+
+    def run(self) -> Self:
+        n = len(self.requests)
+        if self.closed_loop:
+            self.release(0.0)
+        else:
+            self.arrivals.extend(request for request in self.requests if request.index not in self.parents)
+        while self.done < n:
+            if self.is_arrival_next():
+                request, _ = self.coming()
+                if self.freed and request.index == self.freed[0][1]:
+                    heapq.heappop(self.freed)
+                else:
+                    self.arrivals.popleft()
+                now = request.arrival_s
+                self.arrive(request, now)
+            else:
+                now, kind, index = heapq.heappop(self.events)
+                self.event_s = now
+                if kind == LINK:
+                    self.end_transfer(now)
+                elif self.workers[index].step_start_s is None:
+                    self.start_step(self.workers[index], now)
+                else:
+                    self.end_step(self.workers[index], now)
+            if self.closed_loop:
+                self.release(now)
+        return self
+
+    def coming(self) -> tuple[Request, bool]:
+        """The next arrival, and whether an answer is its cause."""
+        if self.freed and not (self.arrivals and self.arrivals[0].arrival_s <= self.freed[0][0]):
+            return self.requests[self.freed[0][1]], self.freed[0][0] == self.event_s
+        return self.arrivals[0], self.closed_loop > 0
+
+    def is_arrival_next(self) -> bool:
+        """At one moment arrivals come first, but for those that an answer caused: a step that starts then
+        comes before them, as no client is so quick that its next request is in the step that follows.
+        """
+        if not self.events or not (self.arrivals or self.freed):
+            return bool(self.arrivals or self.freed)
+        request, is_caused = self.coming()
+        time_s, kind, index = self.events[0]
+        starts = kind == WORKER and self.workers[index].step_start_s is None
+        return request.arrival_s < time_s or (request.arrival_s == time_s and not (starts and is_caused))
+
+    def free_children(self, parent: Request, now: float) -> None:
+        for index, waits_for in self.parents.items():
+            if parent.index in waits_for:
+                waits_for.remove(parent.index)
+                if not waits_for and self.requests[index].status == "unfinished":
+                    child = self.requests[index]
+                    child.arrival_s = max(child.arrival_s, now + self.think_s[index])
+                    heapq.heappush(self.freed, (child.arrival_s, index))
+
+    def release(self, now: float) -> None:
+        """Closed loop: let the next requests arrive in place of those that are done."""
+        while self.released < len(self.requests) and self.released - self.done < self.closed_loop:
+            self.requests[self.released].arrival_s = now
+            self.arrivals.append(self.requests[self.released])
+            self.released += 1
+
+    # routing
+
+    def choose(self, side: str, request: Request) -> Worker | None:
+        pool = self.front if side == "front" else self.back
+        policies = self.fleet.policies
+        if (policies.routing if side == "front" else policies.decode_routing) == "round-robin":
+            for _ in pool:
+                worker = pool[self.turns[side] % len(pool)]
+                self.turns[side] += 1
+                if worker.fits(request):
+                    return worker
+            return None
+        return min((worker for worker in pool if worker.fits(request)), key=Worker.score, default=None)
+
+    def arrive(self, request: Request, now: float) -> None:
+        worker = self.choose("front", request)
+        if worker is None:
+            self.reject(request)
+            return
+        request.prefill_worker = request.decode_worker = worker.index
+        worker.assigned.append(request)
+        self.line_up(worker, request)
+        self.wake(worker, now)
+
+    def line_up(self, worker: Worker, request: Request) -> None:
+        """By arrival, and of those that arrive at one moment by number; after all that were preempted."""
+        at = len(worker.waiting)
+        while at and not (last := worker.waiting[at - 1]).preemptions and last.arrival_s == request.arrival_s:
+            if last.index < request.index:
+                break
+            at -= 1
+        worker.waiting.insert(at, request)
+
+    def reject(self, request: Request) -> None:
+        request.status = "rejected"
+        self.done += 1
+        for index, waits_for in self.parents.items():
+            if request.index in waits_for and self.requests[index].status == "unfinished":
+                self.reject(self.requests[index])
+
+    # one engine step
+
+    def wake(self, worker: Worker, now: float) -> None:
+        if worker.step_start_s is None and not worker.is_starting:
+            worker.is_starting = True
+            heapq.heappush(self.events, (now, WORKER, worker.index))
+
+    def start_step(self, worker: Worker, now: float) -> None:
+        worker.is_starting = False
+        while self.form_step(worker, now) and worker.ready and not worker.running:
+            pass  # the only decode was preempted: its seat goes to whoever waits for it
+        tokens = len(worker.decoding) + sum(n for _, n in worker.chunks)
+        if tokens:
+            pairs = sum(n * (request.cached + (n + 1) / 2) for request, n in worker.chunks)
+            kv_tokens = sum(request.cached + 1 for request in worker.decoding)
+            step_s = worker.type.latency.step_s(
+                tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks)
+            )
+            worker.step_start_s = now
+            heapq.heappush(self.events, (now + float(step_s), WORKER, worker.index))
+
+    def form_step(self, worker: Worker, now: float) -> bool:
+        """Decide what the next step runs; True if a decode found no block."""
+        seats, budget = worker.type.max_num_seqs, worker.type.max_num_batched_tokens
+        while worker.ready and len(worker.running) < seats:
+            worker.running.append(worker.ready.popleft())
+
+        was_short = False
+        while True:
+            worker.decoding = [request for request in worker.running if request.is_prefilled]
+            growing = [request for request in worker.decoding if request.cached % BLOCK == 0]
+            if len(growing) <= worker.free:
+                break
+            self.preempt(worker)
+            was_short = True
+        for request in growing:
+            request.blocks += 1
+            worker.free -= 1
+
+        budget -= len(worker.decoding)
+        worker.chunks = []
+        for request in worker.running:
+            if not request.is_prefilled and budget > 0:
+                worker.chunks.append((request, min(request.to_prefill, budget)))
+                budget -= worker.chunks[-1][1]
+        partial = [request for request in worker.running if not request.is_prefilled]
+        is_complete = all(n == request.to_prefill for request, n in worker.chunks)
+        if was_short or len(worker.chunks) < len(partial) or not is_complete:
+            return was_short
+        while worker.waiting and budget > 0 and len(worker.running) < seats:
+            request = self.next_waiting(worker)
+            if self.missing_blocks(worker, request) > worker.free:
+                break
+            worker.waiting.remove(request)
+            self.take(worker, request)
+            if math.isnan(request.scheduled_s):
+                request.scheduled_s = now
+            worker.running.append(request)
+            worker.chunks.append((request, min(request.to_prefill, budget)))
+            budget -= worker.chunks[-1][1]
+        return was_short
+
+    def next_waiting(self, worker: Worker) -> Request:
+        return worker.waiting[0]
+
+    def missing_blocks(self, worker: Worker, request: Request) -> int:
+        return blocks_of(request.to_prefill)
+
+    def take(self, worker: Worker, request: Request) -> None:
+        """The request is admitted."""
+        request.blocks = blocks_of(request.to_prefill)
+        worker.free -= request.blocks
+
+    def give_back(self, worker: Worker, request: Request) -> None:
+        worker.free += request.blocks
+        request.blocks = 0
+
+    def computed(self, worker: Worker, request: Request) -> None:
+        """A chunk of the request is."""
+
+    def preempt(self, worker: Worker) -> None:
+        request = worker.running.pop()
+        self.give_back(worker, request)
+        request.cached = 0
+        request.is_prefilled = False
+        request.preemptions += 1
+        worker.waiting.appendleft(request)
+
+    def end_step(self, worker: Worker, now: float) -> None:
+        assert worker.step_start_s is not None
+        step_s = now - worker.step_start_s
+        worker.step_start_s = None
+        worker.busy_s += step_s
+        worker.steps += 1
+        worker.tokens += len(worker.decoding) + sum(n for _, n in worker.chunks)
+        for request in worker.decoding:
+            request.cached += 1
+            self.emit(worker, request, now)
+        for request, n in worker.chunks:
+            request.cached += n
+            self.computed(worker, request)
+            if request.cached == request.input + request.generated:
+                request.is_prefilled = True
+                request.last_step_s = step_s
+                self.emit(worker, request, now)
+                if worker.role == "prefill" and request.status == "unfinished":
+                    self.hand_off(worker, request, now)
+        self.receive(worker, now)
+        self.wake(worker, now)
+
+    def emit(self, worker: Worker, request: Request, now: float) -> None:
+        """A token of the request leaves, perhaps its last."""
+        if request.generated:
+            request.gaps.append((now, now - request.last_token_s))
+        else:
+            request.first_token_s = now
+        request.last_token_s = now
+        request.generated += 1
+        if request.generated == request.output:
+            request.finish_s, request.status = now, "finished"
+            self.give_back(worker, request)
+            worker.running.remove(request)
+            worker.assigned.remove(request)
+            self.done += 1
+            self.free_children(request, now)
+
+    # prefill -> decode
+
+    def hand_off(self, worker: Worker, request: Request, now: float) -> None:
+        worker.running.remove(request)
+        worker.assigned.remove(request)
+        target = self.choose("back", request)
+        if target is None:
+            worker.free += request.blocks
+            self.reject(request)
+            return
+        request.decode_worker = target.index
+        target.assigned.append(request)
+        target.inbound.append(request)
+        self.receive(target, now)
+
+    def receive(self, worker: Worker, now: float) -> None:
+        """Reserve blocks for hand-offs, first come first served, and put their transfers on the link.
+
+        Looked at when a request is handed off and when a step of the decode worker ends.
+        """
+        while worker.inbound and worker.inbound[0].blocks <= worker.free:
+            request = worker.inbound.popleft()
+            worker.free -= request.blocks  # as many as it has on its prefill worker
+            heapq.heappush(self.events, (self.transfer_end_s(request, now), LINK, self.transfers))
+            self.transfers += 1
+            self.link.append(request)
+
+    def transfer_end_s(self, request: Request, now: float) -> float:
+        """One transfer after the other. Layerwise: all layers but one may cross during the last prefill
+        step."""
+        network, llm = self.fleet.network, self.fleet.llm
+        seconds = request.blocks * (BLOCK * llm.kv_bytes_per_token / network.bandwidth_bytes_per_s)
+        early_s = after_s = 0.0
+        if network.transfer == "layerwise":
+            after_s = seconds / llm.layers
+            if now == request.first_token_s:  # else the decode worker had no room at the time
+                early_s = min(request.last_step_s, seconds - after_s)
+        start = max(now - early_s, self.link_free_s)
+        self.link_free_s = start + seconds
+        end = max(self.link_free_s, now + after_s) + network.latency_s
+        self.link_last_s = max(self.link_last_s, end)
+        return self.link_last_s
+
+    def end_transfer(self, now: float) -> None:
+        request = self.link.popleft()
+        source, target = self.workers[request.prefill_worker], self.workers[request.decode_worker]
+        source.free += request.blocks
+        target.ready.append(request)
+        self.wake(target, now)
+        self.wake(source, now)
+
+    # what is measured
+
+    def gaps(self) -> list[float]:
+        """Every gap that ended inside the window, sorted."""
+        start, end = self.window_s
+        return sorted(
+            gap_s for request in self.requests for end_s, gap_s in request.gaps if start <= end_s <= end
+        )
+
+    def values(self, metric: str) -> list[float]:
+        if metric == "tbt":
+            return self.gaps()
+        start, end = self.window_s
+        inside = [request for request in self.requests if start <= request.arrival_s <= end]
+        if metric == "tpot":
+            inside = [request for request in inside if request.output > 1]
+        values = [float(getattr(request, f"{metric}_s")) for request in inside]
+        return [math.inf if math.isnan(value) else value for value in values]
+
+    def violations(self, limits: Sequence[Limit]) -> list[int]:
+        return [sum(value > limit.limit_s for value in self.values(limit.metric)) for limit in limits]
+
+    def keeps(self, limit: Limit) -> bool:
+        values = self.values(limit.metric)
+        return self.violations([limit])[0] <= spared(limit.percentile_frac, len(values))

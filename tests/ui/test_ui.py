@@ -1,0 +1,890 @@
+"""The app's pages, driven by Streamlit's AppTest; tests/browser/ takes the same path in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+pytest.importorskip("streamlit", reason="needs the extra 'ui'")
+
+from streamlit.testing.v1 import AppTest
+
+from planner.cli import app as cli
+from planner.commands import ui
+from planner.documents.catalog import read_catalog
+from planner.documents.markets import parse_market
+from planner.documents.slo import METRICS
+from planner.documents.task import parse_task, read_task
+from planner.documents.together import entries
+from planner.errors import InputError, PlannerError
+from planner.io.files import package_text, repository_dir
+from planner.reports import drawing
+from planner.traffic.reading import read_trace
+from ui import draw, jobs, market, question, session, together, worker
+from ui.jobs import Job, Jobs, result_key
+from ui.store import SAMPLES, Store, error_line, pack
+
+APP = Path(worker.__file__).parent / "app.py"
+EXAMPLES = repository_dir("examples")
+CATALOG = read_catalog()
+PATIENCE_S = 240.0  # a busy machine is slow, not wrong
+BROKEN = b"timestamp,input_tokens,output_tokens\n0,10,5\n1,ten,5\n"
+ANNA, BERT = "a" * 32, "b" * 32
+
+
+def started_here(
+    self: Jobs,
+    owner: str,
+    place: str,
+    kind: str,
+    request: dict[str, Any],
+    then: Callable[[Job], None] = lambda _: None,
+) -> Job:
+    """Jobs.start without a process of its own: the same work, at once."""
+    job = Job(kind, result_key(kind, request))
+    self._jobs[owner, place] = job
+    try:
+        if self.store.document(job.key) is None:
+            document, files = worker.run(kind, request)
+            self.store.keep_result(
+                job.key, json.loads(json.dumps(document, default=worker._plain)), pack(files)
+            )
+        then(job)
+        job.end("done")
+    except PlannerError as error:
+        job.end("failed", error_line(error))
+    return job
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(jobs, "WITH_SPARE", False)
+    monkeypatch.setenv(session.FOLDER_VARIABLE, str(folder))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jobs, "start", started_here)
+
+
+def opened(page: str = "plan", owner: str = ANNA) -> AppTest:
+    """A browser of this session, freshly loaded, on a page."""
+    at = AppTest.from_file(str(APP), default_timeout=PATIENCE_S)
+    at.query_params["session"] = owner
+    at.run()
+    if page != "plan":
+        at.switch_page(f"views/{page}.py").run()
+    assert not at.exception, at.exception[0].value
+    return at
+
+
+def planned(owner: str = ANNA) -> AppTest:
+    at = opened(owner=owner)
+    at.button(key="make_plan").click().run()
+    assert not at.exception and not at.error
+    return at
+
+
+def shown(elements: Any) -> list[str]:
+    """What is read on the screen: Markdown's backslashes are not, and a space is a space."""
+    return [str(element.value).replace("\\", "").replace("\u00a0", " ") for element in elements]
+
+
+def text_of(at: AppTest) -> str:
+    return "\n".join(shown((*at.markdown, *at.subheader, *at.caption, *at.info, *at.warning)))
+
+
+class Tables(HTMLParser):
+    """The cells of every table of a page."""
+
+    def __init__(self, at: AppTest) -> None:
+        super().__init__()
+        self.cells: list[list[list[str]]] = []
+        for part in at.html:
+            self.feed(part.value)
+
+    def handle_starttag(self, tag: str, _: Any) -> None:
+        if tag == "table":
+            self.cells.append([])
+        elif tag == "tr":
+            self.cells[-1].append([])
+        elif tag in ("th", "td"):
+            self.cells[-1][-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells and self.cells[-1] and self.cells[-1][-1]:
+            self.cells[-1][-1][-1] += data.strip()
+
+
+def tables(at: AppTest) -> list[list[list[str]]]:
+    """The cells of every table, row by row, below its head."""
+    return [rows for _, *rows in Tables(at).cells]
+
+
+def typed(at: AppTest, label: str) -> Any:
+    """The text of this name; its key follows what it says."""
+    return next(area for area in at.text_area if area.label == label)
+
+
+def test_the_inputs_one_starts_with_ask_what_examples_slo_yaml_asks() -> None:
+    asked = question.document(question.sample(CATALOG), CATALOG)
+    assert parse_task(asked, CATALOG) == read_task(EXAMPLES / "slo.yaml", CATALOG)
+
+
+@pytest.mark.parametrize("name", CATALOG.slos)
+def test_a_preset_chosen_in_the_page_is_the_catalogs(name: str) -> None:
+    preset = CATALOG.slos[name]
+    asked = question.sample(CATALOG) | {"preset": name} | (question.of_preset(preset) or {})
+    task = parse_task(question.document(asked, CATALOG), CATALOG)
+    assert (set(task.slo.limits), task.slo.attainment_frac) == (
+        set(preset.slo.limits),
+        preset.slo.attainment_frac,
+    )
+    assert task.slowdowns == preset.slowdowns
+
+
+def test_an_edited_price_holds_and_its_capped_rows_keep_what_the_table_shows() -> None:
+    """h100-80g at 2 USD/h; its 350 W row still shows the catalog's price, so that is what it costs."""
+    asked = question.sample(CATALOG)
+    asked["gpus"] = [row | ({"USD/h": 2.0} if row["GPU"] == "h100-80g" else {}) for row in asked["gpus"]]
+    gpus = {gpu.name: gpu for gpu in parse_task(question.document(asked, CATALOG), CATALOG).gpus(CATALOG)}
+    shown = {row["GPU"]: row["USD/h"] for row in asked["gpus"] if row["use"]}
+    assert {name: gpu.price_usd_per_h for name, gpu in gpus.items()} == shown
+
+
+def test_empty_inputs_are_no_limits() -> None:
+    asked = question.sample(CATALOG) | {"rate": None, "power_kw": None, "cost": None, "attainment": 95.0}
+    asked["gpus"] = [row | {"stock": None} for row in asked["gpus"]]
+    task = parse_task(question.document(asked, CATALOG), CATALOG)
+    assert (task.rate_rps, task.power_limit_w, task.cost_limit_usd_per_h) == (None, None, None)
+    assert task.slo.attainment_frac == 0.95 and set(task.stock.values()) == {None}
+
+
+WHOLE = """
+llm: meta-llama/Llama-3.1-70B
+slo: {ttft: {p90: 2 s, p99: 10 s}, tbt_p99: 200 ms, attainment: 0.9}
+traffic: {rate: 20, scale: compress, window: busiest 10 min}
+fleet:
+  gpus: {a100-80g: 64, h100-80g: null, h100-80g@350W: 8}
+  prices:
+    h100-80g: {on_demand: 2.99 usd/h, reserved: 2.20 usd/h, spot: 1.50 usd/h,
+               spot_interruptions_per_h: 5 %, spot_restart: 5 min}
+    a100: 1 usd/h
+  pp: [1, 2]
+  network: {bandwidth: 25 GB/s, latency: 1 ms, transfer: serialised}
+  host_overhead: 2 ms
+policies: {queue: [sjf, fcfs], longest_wait: 60 s}
+objective: power
+limits: {power: 80 kW, cost: 500 usd/h, gpus: 12}
+spare: 2 nodes
+robust: {step_times: 10 %, traffic: 0.05}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WHOLE,
+        "{llm: llama-3.1-8b, preset: vidur, spare: 1 worker}",
+        "{llm: llama-3.1-8b, preset: splitwise, objective: throughput, limits: {cost: 100}}",
+        "{llm: llama-3.1-8b, slo: {e2e: {p97.5: 1 min}}, fleet: {prices: {h100-80g: {reserved: 2}}}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {gpus: [h100-80g], prices: {a100-80g: 9}}}",
+        "{llm: llama-3.1-8b, preset: vidur, fleet: {gpus: {h100-80g@350W: 8}, prices: {h100-80g: 2}}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, policies: {routing: round-robin, prefix_cache: true}}",
+    ],
+)
+def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
+    """And through JSON, as sessions keep it. A capped GPU may get as its own price what it costs anyway."""
+    given = yaml.safe_load(text)
+    asked = json.loads(json.dumps(question.of_document(given, question.sample(CATALOG), CATALOG)))
+    found, wanted = (parse_task(each, CATALOG) for each in (question.document(asked, CATALOG), given))
+    assert found.gpus(CATALOG) == wanted.gpus(CATALOG)
+    assert replace(found, prices_usd_per_h={}) == replace(wanted, prices_usd_per_h={})
+
+
+def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
+    asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
+    assert set(question.leaves(asked["more"])) == {
+        "slo.ttft.p99: 10000 ms",
+        "fleet.network.latency: 1 ms",
+        "fleet.network.transfer: serialised",
+        "fleet.prices.h100-80g.spot_restart: 5 min",
+    }
+
+
+def test_an_input_that_contradicts_what_was_typed_is_refused() -> None:
+    asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
+    with pytest.raises(InputError, match="ttft: p99: an input says '3000 ms'"):
+        question.document(asked | {"ttft_percentile": "p99", "ttft_ms": 3000.0}, CATALOG)
+
+
+def test_the_most_traffic_is_looked_for_without_a_rate() -> None:
+    asked = question.sample(CATALOG) | {"objective": "throughput"}
+    assert parse_task(question.document(asked, CATALOG), CATALOG).rate_rps is None
+
+
+def test_inputs_kept_beside_another_catalog_or_by_an_earlier_version_are_mended() -> None:
+    sample = question.sample(CATALOG)
+    row = {"use": True, "GPU": "h100-80g", "USD/h": 1.0, "stock": 2}
+    old = {"preset": "gone", "gpus": [row, row | {"GPU": "gone"}], "rate": 3.0, "gone": 1}
+    found = question.kept(old, CATALOG)
+    assert found.keys() == sample.keys() and (found["preset"], found["rate"]) == (question.OWN_LIMITS, 3.0)
+    assert [row["GPU"] for row in found["gpus"]] == list(CATALOG.gpus)
+    assert [one["GPU"] for one in found["gpus"] if one["use"]] == ["h100-80g"]
+    parse_task(question.document(found, CATALOG), CATALOG)
+
+
+def test_what_is_kept_is_there_again_and_belongs_to_its_session(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new" / "folder")
+    store.keep_asked(ANNA, {"rate": 3.5})
+    store.keep_result("key", {"n": 1}, pack({"plan.yaml": "a: 1\n"}))
+    plan = store.add_plan(ANNA, "mine", {"rate": 3.5}, "key")
+    again = Store(tmp_path / "new" / "folder")
+    assert again.asked(ANNA) == {"rate": 3.5} and again.asked(BERT) is None
+    current = again.current(ANNA)
+    assert current is not None and current.id == plan
+    assert again.current(BERT) is None and again.plans(BERT) == [] and len(again.plans()) == 1
+    assert again.files("key") == {"plan.yaml": b"a: 1\n"}
+
+
+def test_a_result_is_forgotten_with_the_last_plan_that_has_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.keep_result("key", {}, pack({}))
+    first, second = (store.add_plan(owner, "x", {}, "key") for owner in (ANNA, BERT))
+    store.delete_plan(first)
+    assert store.document("key") == {} and store.current(ANNA) is None
+    store.delete_plan(second)
+    assert store.document("key") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/abs.csv", "..", "", "a\0b.csv", "x" * 300 + ".csv", ".hidden"]
+)
+def test_an_upload_stays_in_the_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path)
+    path = store.trace_path(store.add_trace(ANNA, name, b"content"))
+    assert path.resolve().is_relative_to((tmp_path / "traces").resolve()) and path.read_bytes() == b"content"
+
+
+@pytest.mark.parametrize(
+    "reference", ["../fleetplan.sqlite", f"{'0' * 64}/../../x", "samples/../slo.yaml", "", "x"]
+)
+def test_a_reference_to_anything_else_is_refused(tmp_path: Path, reference: str) -> None:
+    with pytest.raises(InputError):
+        Store(tmp_path).trace_path(reference)
+
+
+def test_a_result_is_known_by_its_question_and_the_content_of_its_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("one")
+    keys = {result_key("trace", {"trace": str(path), "seed": seed}) for seed in (0, 1, 0)}
+    path.write_text("another")
+    assert len(keys) == 2 and result_key("trace", {"trace": str(path), "seed": 0}) not in keys
+
+
+def waited(job: Job) -> Job:
+    assert job.over.wait(PATIENCE_S)
+    return job
+
+
+def request_of(path: Path) -> dict[str, Any]:
+    return {"trace": str(path), "seed": 0, "catalog": None}
+
+
+def test_a_job_in_a_process_of_its_own_answers_as_the_planner_does(tmp_path: Path) -> None:
+    path = tmp_path / "short.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n0,10,5\n1,20,5\n2,30,9\n")
+    running = Jobs(store := Store(tmp_path / "plans"))
+    job = waited(running.start(ANNA, "trace", "trace", request_of(path)))
+    document, _ = worker.run("trace", request_of(path))
+    assert (job.state, store.document(job.key)) == (
+        "done",
+        json.loads(json.dumps(document, default=worker._plain)),
+    )
+    path.write_bytes(BROKEN)
+    failed = waited(running.start(ANNA, "trace", "trace", request_of(path)))
+    assert (
+        failed.state == "failed"
+        and failed.error.startswith("short.csv, line 3, column input_tokens: ")
+        and not failed.is_our_bug
+    )
+    assert not list((tmp_path / "plans").glob(".job-*"))
+
+
+def is_alive(process: subprocess.Popen[str] | None) -> bool:
+    return process is not None and process.poll() is None
+
+
+def test_cancel_ends_the_process_of_that_session_and_place_alone(tmp_path: Path) -> None:
+    running = Jobs(Store(tmp_path))
+    path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
+    mine = running.start(ANNA, "trace", "trace", request_of(path))
+    other = running.start(BERT, "trace", "trace", request_of(path) | {"seed": 1})
+    process, another = mine.process, other.process
+    running.cancel(ANNA, "trace")
+    assert mine.state == "cancelled" and not is_alive(process) and is_alive(another)
+    assert waited(other).state == "done" and not is_alive(another)
+
+
+def test_a_process_that_answered_does_the_next_job_and_ends_with_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "WITH_SPARE", True)
+    running = Jobs(Store(tmp_path))
+    spare = running._spare
+    for seed in range(2):
+        path = EXAMPLES / "traces" / "azure-code-sample.csv"
+        job = running.start(ANNA, "trace", "trace", request_of(path) | {"seed": seed})
+        assert job.process is spare and waited(job).state == "done"
+    running.close()
+    assert not is_alive(spare)
+
+
+def sample_request(**changed: Any) -> dict[str, Any]:
+    asked = question.sample(CATALOG) | changed
+    path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
+    return request_of(path) | {"question": question.document(asked, CATALOG), "time_limit_s": 120.0}
+
+
+def test_a_plan_is_the_same_whatever_its_process_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 5 requests/s. Less money changes no simulation of a fleet, so none is run; a shorter TTFT does."""
+
+    def answer(kind: str = "plan", **changed: Any) -> tuple[str, int]:
+        found = worker.run(kind, sample_request(rate=5.0, **changed))
+        known = next(iter(worker._REMEMBERED.values())).answers.known
+        return json.dumps(found, default=str), sum(map(len, known.values()))
+
+    monkeypatch.setattr(worker, "_REMEMBERED", {})
+    fresh, simulated = answer()
+    assert simulated > 0 and answer() == (fresh, simulated)
+    assert answer("what_if", cost=400.0)[1] == simulated
+    assert answer("what_if", ttft_ms=1000.0)[1] > simulated and answer()[0] == fresh
+
+
+@pytest.mark.parametrize("changed", [{"rate": 8.0}, {"ttft_ms": 300.0}, {"objective": "gpus"}])
+def test_a_what_if_finds_the_fleet_of_a_plan(changed: dict[str, Any]) -> None:
+    request = sample_request(**({"rate": 5.0} | changed))
+    quick, whole = (worker.run(kind, request)[0] for kind in ("what_if", "plan"))
+    for key in ("cost_usd_per_h", "gpus", "power_w", "rate_rps", "limits"):
+        assert quick[key] == whole[key], key
+    assert str(whole["answer"]).startswith(str(quick["answer"]).partition(":")[0])
+
+
+def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    running = Jobs(Store(tmp_path))
+    job = running.start(ANNA, "trace", "trace", request_of(EXAMPLES / "slo.yaml"))
+    process = job.process
+    assert process is not None
+    process.kill()
+    assert waited(job).state == "failed" and "exit code -9" in job.error
+
+
+def test_a_worker_ends_when_the_app_is_gone() -> None:
+    """Its stdin closes, whether it waits for a job or works on one."""
+    process = jobs._worker()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+    jobs._close(process)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
+    at = planned()
+    assert "workers of" in at.subheader[0].value and "USD per hour" in at.subheader[0].value
+    assert [tab.label for tab in at.tabs] == [
+        "Fleet",
+        "Promise",
+        "How it runs",
+        "What binds",
+        "Alternatives",
+        "Proof",
+        "Downloads",
+    ]
+    assert {button.label for button in at.download_button} == {
+        f"Download {name}"
+        for name in (
+            "plan.yaml",
+            "report.html",
+            "slo.yaml",
+            "certificate.json",
+            "requests.csv",
+            "plan.sh",
+            "manifests.zip",
+            "everything.zip",
+        )
+    }
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_command_shown_gives_the_same_files(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = planned()
+    store = Store(folder)
+    current = store.current(ANNA)
+    assert current is not None
+    files = store.files(current.result)
+    monkeypatch.chdir(tmp_path)
+    Path("slo.yaml").write_bytes(files["slo.yaml"])
+    trace = store.trace_path(current.asked["trace"])
+    Path(trace.name).write_bytes(trace.read_bytes())
+    program, *words = at.code[-1].value.split()
+    found = CliRunner().invoke(cli, words)
+    assert (program, found.exit_code) == ("plan", 0), found.output
+    written = {
+        str(path.relative_to("out")): path.read_bytes() for path in Path("out").rglob("*") if path.is_file()
+    }
+    assert written | {"slo.yaml": files["slo.yaml"]} == files
+
+
+def test_a_trace_of_whole_seconds_is_drawn_as_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stamps are spread anew in every draw of the traffic, so the plan's other draws tell."""
+    monkeypatch.chdir(tmp_path)
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    rows = [f"{k // 2},ChatGPT,{200 + k % 700},{20 + k % 90},0,Conversation log" for k in range(300)]
+    Path("whole.csv").write_text("\n".join([head, *rows]) + "\n")
+    request = sample_request(rate=None) | {"trace": str(tmp_path / "whole.csv")}
+    _, files = worker.run("plan", request)
+    Path("slo.yaml").write_text(str(files["slo.yaml"]))
+    found = CliRunner().invoke(cli, ["--slo", "slo.yaml", "--trace", "whole.csv", "-o", "out"])
+    assert found.exit_code == 0, found.output
+    certificate = json.loads(files["certificate.json"])
+    assert "other draws" in json.dumps(certificate["certificate"])
+    assert json.loads(Path("out/certificate.json").read_text()) == certificate
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_reload_loses_nothing_and_another_browser_sees_nothing() -> None:
+    at = planned()
+    at.number_input(key="ask_ttft_ms").set_value(2500.0).run()
+    again, other = opened(), opened(owner=BERT)
+    assert again.number_input(key="ask_ttft_ms").value == 2500.0
+    assert again.subheader[0].value == at.subheader[0].value
+    assert other.number_input(key="ask_ttft_ms").value == 2000.0
+    assert not other.tabs and "None yet" in text_of(other)
+    at.number_input(key="ask_ttft_ms").set_value(2000.0).run()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_inputs_survive_a_visit_to_another_page() -> None:
+    at = opened(owner=BERT)
+    at.number_input(key="ask_rate").set_value(7.0).run()
+    at.switch_page("views/saved.py").run()
+    at.switch_page("views/plan.py").run()
+    assert at.number_input(key="ask_rate").value == 7.0
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_preset_fills_the_limits_and_an_edit_makes_them_ones_own() -> None:
+    at = opened(owner="c" * 32)
+    at.selectbox(key="ask_preset").select("distserve-chatbot-opt-13b").run()
+    assert [at.number_input(key=f"ask_{metric}_ms").value for metric in METRICS] == [200.0, None, 100.0, None]
+    at.number_input(key="ask_ttft_ms").set_value(300.0).run()
+    assert at.selectbox(key="ask_preset").value == question.OWN_LIMITS
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_broken_upload_shows_the_line_of_the_command_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_bytes(BROKEN)
+    with pytest.raises(PlannerError) as said:
+        read_trace(path)
+    at = opened(owner="d" * 32)
+    at.file_uploader(key="ask_upload").upload("broken.csv", BROKEN).run()
+    assert shown(at.error) == [str(said.value).replace(f"{tmp_path}/", "")]
+    at.selectbox(key="ask_trace").select(f"{SAMPLES}/azure-code-sample.csv").run()
+    assert not at.error and "azure-code-sample" in text_of(at)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_cannot_be_promised_is_told_as_the_command_tells_it() -> None:
+    at = opened(owner="e" * 32)
+    at.number_input(key="ask_ttft_ms").set_value(0.5)
+    at.button(key="make_plan").click().run()
+    assert len(at.error) == 1 and shown(at.error)[0].startswith("latency: ttft p90 <= 0.5 ms is below")
+    at.number_input(key="ask_ttft_ms").set_value(None)
+    at.number_input(key="ask_tbt_ms").set_value(None)
+    at.button(key="make_plan").click().run()
+    assert "no limit found" in shown(at.error)[0]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder: Path) -> None:
+    """At half the rate no more is needed than before."""
+    planned("f" * 32)
+    at = opened("what_if", "f" * 32)
+    at.select_slider(key="what_factor").set_value(0.5).run()
+    assert not at.exception and not at.error
+    name, before, after, _ = tables(at)[0][0]
+    assert name == "USD/h" and float(after) <= float(before)
+    at.button(key="keep_what_if").click().run()
+    kept = Store(folder).current("f" * 32)
+    assert kept is not None and kept.asked["rate"] == 10.0 and "10 instead of 20" in kept.name
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_if_takes_any_key_of_slo_yaml_and_refuses_what_is_none() -> None:
+    planned()
+    at = opened("what_if")
+    at.selectbox(key="what_moves").select("other").run()
+    at.text_input(key="what_key").set_value("fleet.network.latncy=5 ms").run()
+    assert "did you mean 'latency'" in shown(at.error)[0]
+    at.text_input(key="what_key").set_value("fleet.network.latency=5 ms").run()
+    assert not at.exception and not at.error
+    assert "With fleet.network.latency=5 ms: " in shown(at.subheader)[0]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_around_a_plan_dearer_gpus_keep_it_and_longer_steps_do_not() -> None:
+    """The sample's plan fails if steps take 1.8 % longer; that a price moves cannot break a promise."""
+    planned()
+    at = opened("what_if")
+    at.button(key="sensitivity_start").click().run()
+    assert not at.exception and not at.error
+    rows = {changed: kept for changed, kept, *_ in tables(at)[0]}
+    assert rows["steps take 10 % longer"] == "✗ fails" and rows["h100-80g 10 % dearer"] == "✓ holds"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_slo_yaml_as_text_leads_the_inputs_and_follows_them() -> None:
+    at = opened(owner="2" * 32)
+    text = typed(at, "slo.yaml")
+    assert parse_task(yaml.safe_load(text.value or ""), CATALOG) == read_task(EXAMPLES / "slo.yaml", CATALOG)
+    text.set_value(WHOLE)
+    at.button(key="apply_yaml").click().run()
+    assert not at.exception and not at.error
+    assert at.number_input(key="ask_ttft_ms").value == 2000.0 and at.number_input(key="ask_spare").value == 2
+    assert at.multiselect(key="ask_queues").value == ["sjf", "fcfs"]
+    assert "fleet.network.latency: 1 ms" in text_of(at)
+    again = opened(owner="2" * 32)
+    asked = yaml.safe_load(typed(again, "slo.yaml").value or "")
+    assert parse_task(asked, CATALOG) == parse_task(yaml.safe_load(WHOLE), CATALOG)
+    again.button(key="ask_forget_more").click().run()
+    assert "Also asked" not in text_of(again)
+    text = typed(again, "slo.yaml")
+    text.set_value((text.value or "").replace("llm:", "lm:"))
+    again.button(key="apply_yaml").click().run()
+    assert "unknown key 'lm'; did you mean 'llm'?" in shown(again.error)[0]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_llm_that_is_in_no_catalog_is_uploaded_as_its_config() -> None:
+    config = (EXAMPLES / "tiny-llm" / "config.json").read_bytes()
+    at = opened(owner="3" * 32)
+    at.file_uploader(key="ask_upload_llm").upload("config.json", config).run()
+    assert not at.exception and str(at.selectbox(key="ask_llm").value).endswith("/config.json")
+    asked = yaml.safe_load(typed(at, "slo.yaml").value or "")
+    llm = CATALOG.llm(str(EXAMPLES / "tiny-llm" / "config.json"))
+    assert replace(CATALOG.llm(parse_task(asked, CATALOG).llm), name=llm.name) == llm
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
+    planned()
+    at = opened("what_if")
+    at.selectbox(key="curve_over").select("ttft").run()
+    at.button(key="curve_start").click().run()
+    assert not at.exception and not at.error
+    steps = sorted((float(limit), float(value.replace(",", ""))) for limit, value, _ in tables(at)[-1])
+    values = [value for _, value in steps]
+    assert values == sorted(values, reverse=True) and len(values) > 1
+
+
+@pytest.mark.usefixtures("at_once")
+def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
+    owner = "1" * 32
+    at = planned(owner)
+    at.number_input(key="ask_rate").set_value(10.0)
+    at.button(key="make_plan").click().run()
+    at = opened("saved", owner)
+    assert len(at.multiselect(key="saved_chosen").value) == 2
+    at.button(key="compare_start").click().run()
+    assert not at.exception and not at.error
+    assert any("keep the promise" in line.value for line in at.subheader)
+    at.text_input[0].set_value("the small one").run()
+    assert Store(folder).plans(owner)[0].name == "the small one"
+    at.button(key="saved_delete").click().run()
+    assert len(Store(folder).plans(owner)) == 1
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_trace_of_sessions_is_shown_with_its_turns_and_pauses() -> None:
+    at = opened(owner="7" * 32)
+    at.selectbox(key="ask_trace").select(f"{SAMPLES}/chat-sessions-sample.csv").run()
+    assert not at.exception and not at.error
+    assert "requests arrive only after an earlier one is answered" in text_of(at)
+
+
+TWO = yaml.safe_load((EXAMPLES / "slo-two-llms.yaml").read_text())
+SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conversation")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{llms: {a: {llm: llama-3.1-8b, preset: vidur, trace: azure-code-sample.csv, "
+        "model: x, spare: 1 node}}}",
+        "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1 s, p99: 2 s}}, "
+        "trace: azure-code-sample.csv}, "
+        "b: {llm: qwen3-32b, slo: {e2e: {p90: 9 s}}, traffic: {rate: 3, window: first 1 h}, "
+        "robust: {traffic: 10 %}, trace: azure-conversation-sample.csv, policies: {queue: sjf}}}, "
+        "limits: {power: 9 kW}, objective: power, "
+        "fleet: {gpus: {h100-80g: 4}, network: {latency: 1 ms}, pp: [1, 2]}}",
+    ],
+)
+def test_a_question_of_several_llms_passes_through_the_inputs_without_loss(text: str) -> None:
+    given = yaml.safe_load(text)
+    base = {"shared": question.sample(CATALOG)}
+    asked = together.of_document(given, base, CATALOG, SAMPLE_TRACES)
+    asked = together.kept(json.loads(json.dumps(asked)), CATALOG)
+    found = together.document(asked, CATALOG)
+    wanted, shown = (entries(document, Path("slo.yaml"), CATALOG) for document in (given, found))
+    assert [(one.name, one.task, one.trace, one.model) for one in shown] == [
+        (one.name, one.task, one.trace, one.model) for one in wanted
+    ]
+
+
+def test_what_is_wrong_with_several_llms_is_one_line() -> None:
+    asked = together.example(CATALOG, SAMPLE_TRACES)
+    twice = {**asked, "llms": [asked["llms"][0], asked["llms"][0]]}
+    with pytest.raises(InputError, match="two LLMs are named chat"):
+        together.document(twice, CATALOG)
+    no_trace = {"llms": {"a": {"llm": "llama-3.1-8b", "preset": "vidur"}}}
+    with pytest.raises(InputError, match="llms: a: no trace of its own; here each LLM names one"):
+        together.of_document(no_trace, asked, CATALOG, SAMPLE_TRACES)
+    with pytest.raises(InputError, match=r"trace: azure-code-sample\.csv is not here"):
+        together.of_document(TWO, {"shared": asked["shared"]}, CATALOG, SAMPLE_TRACES[1:])
+
+
+@pytest.mark.usefixtures("at_once")
+def test_two_llms_are_planned_in_the_app_as_by_the_command(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example at a fifth of its traffic on one H100 and eight A100: the same files, byte for byte."""
+    at = opened("several", "5" * 32)
+    for k, rate in enumerate((2.0, 1.0)):
+        at.number_input(key=f"llm{k}_rate").set_value(rate).run()
+    text = typed(at, "slo.yaml")
+    asked = yaml.safe_load(text.value or "") | {"fleet": {"gpus": {"a100-80g": 8, "h100-80g": 1}}}
+    text.set_value(yaml.safe_dump(asked))
+    at.button(key="apply_yaml").click().run()
+    at.button(key="several_start").click().run()
+    assert not at.exception and not at.error
+    again = opened("several", "5" * 32)  # a reload
+    assert again.number_input(key="llm1_rate").value == 1.0
+    assert any("chat and code on" in line for line in shown(again.subheader))
+    assert any("gives way" in line for line in shown(again.markdown))
+    kept = Store(folder).kept("5" * 32, "several result")
+    assert kept is not None
+    files = Store(folder).files(kept["result"])
+    monkeypatch.chdir(tmp_path)
+    Path("slo.yaml").write_bytes(files["slo.yaml"])
+    for name in ("code", "conversation"):
+        trace = f"azure-{name}-sample.csv"
+        Path(trace).write_bytes((EXAMPLES / "traces" / trace).read_bytes())
+    command = next(code.value for code in again.code if code.value.startswith("plan --slo"))
+    found = CliRunner().invoke(cli, shlex.split(command)[1:])
+    assert found.exit_code == 0, found.output
+    written = {
+        str(path.relative_to("out")): path.read_bytes() for path in Path("out").rglob("*") if path.is_file()
+    }
+    assert written == {name: content for name, content in files.items() if name != "slo.yaml"}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_llms_are_added_and_removed() -> None:
+    at = opened("several", "6" * 32)
+    at.button(key="several_add").click().run()
+    assert at.text_input(key="llm2_name").value == "llm-3"
+    at.button(key="llm0_remove").click().run()
+    assert [at.text_input(key=f"llm{k}_name").value for k in range(2)] == ["code", "llm-3"]
+    at.button(key="several_example").click().run()
+    assert [at.text_input(key=f"llm{k}_name").value for k in range(2)] == ["chat", "code"]
+    assert not at.exception and not at.error
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_schedule_from_the_plan_costs_no_more_than_a_fleet_for_the_peak() -> None:
+    planned()
+    at = opened("schedule")
+    at.button(key="schedule_start").click().run()
+    assert not at.exception and not at.error
+    assert "USD per hour on average" in shown(at.subheader)[-1]
+    assert "the schedule saves" in text_of(at)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_command_shown_gives_the_same_schedule(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two LLMs on two GPUs, sold three ways, within a limit of power; typed as text."""
+    text = """
+gpus:
+  h100-80g: {on_demand: 6.98 usd/h, reserved: 4.40 usd/h, spot: 2.80 usd/h, interruptions: 0.05, stock: 64}
+  a100-80g: {on_demand: 2 usd/h}
+capacity:
+  - {llm: chat, worker: h100 tp4, gpu: h100-80g, gpus: 4, rate: 5.2 req/s, power: 2800 W, start: 10 min}
+  - {llm: code, worker: a100 tp2, gpu: a100-80g, gpus: 2, rate: 1.5 req/s}
+spot: 0.25
+limits: {power: 80 kW}
+"""
+    at = opened("schedule", "4" * 32)
+    typed(at, "schedule.yaml").set_value(text)
+    at.button(key="apply_schedule").click().run()
+    again = opened("schedule", "4" * 32)  # a reload
+    again.button(key="schedule_start").click().run()
+    assert not again.exception and not again.error
+    assert {"chat", "code"} == {row[0] for row in tables(again)[1]}
+    command = next(code.value for code in again.code if code.value.startswith("plan schedule"))
+    with sqlite3.connect(folder / "fleetplan.sqlite") as db:
+        (key,) = db.execute("select key from results where document like '%code%a100 tp2%'").fetchone()
+    files = Store(folder).files(key)
+    assert parse_market(yaml.safe_load(files["schedule.yaml"])) == parse_market(yaml.safe_load(text))
+    monkeypatch.chdir(tmp_path)
+    for name in ("schedule.yaml", "demand.csv"):
+        Path(name).write_bytes(files[name])
+    found = CliRunner().invoke(cli, shlex.split(command)[1:])
+    assert found.exit_code == 0, found.output
+    written = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    assert written == {name: files[name] for name in ("schedule.csv", "schedule.html", "schedule.json")}
+
+
+def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
+    """6 prefill workers of 2 GPUs and 2 decode workers of 4, at 30 requests/s: twice 3 x 2 + 4 GPUs at 15."""
+    pools = [
+        {"role": "prefill", "count": 6, "tp": 2, "gpu": "h100-80g"},
+        {"role": "decode", "count": 2, "tp": 4, "gpu": "h100-80g"},
+    ]
+    plan = {"llm": "x", "workers": pools, "rate_rps": 30.0}
+    found = market.unit(plan, CATALOG.gpu("h100-80g"))
+    assert (found["gpus"], found["rate"], found["power"]) == (10, "15 req/s", "7000 W")
+    assert found["worker"] == "3 prefill of 2 + 1 decode of 4 × h100-80g"
+
+
+PAIR: dict[str, Any] = {
+    "llm": "meta-llama/Llama-3.1-70B",
+    "rate_rps": 20.0,
+    "cost_usd_per_h": 67.36,
+    "gpus": 24,
+    "workers": [
+        {"role": "prefill", "count": 10, "tp": 2, "gpu": "h100-80g"},
+        {"role": "decode", "count": 1, "tp": 4, "gpu": "a100-80g"},
+    ],
+}
+
+
+def test_a_plan_of_two_kinds_of_gpu_is_refused_by_a_schedule() -> None:
+    """One line, and no figures of ours in their place."""
+    assert "it has a100-80g and h100-80g" in market.refused(PAIR)
+    one = [pool | {"gpu": "h100-80g"} for pool in PAIR["workers"]]
+    assert market.refused(PAIR | {"workers": one}) == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limits", "stock"),
+    [({"h100-80g": 32}, {}, 32), (["h100-80g"], {}, None), ({"h100-80g": 32}, {"gpus": 16}, 16)],
+)
+def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
+    gpus: Any, limits: dict[str, Any], stock: int | None
+) -> None:
+    """It had none: a peak could take more GPUs than there are."""
+    plan = PAIR | {"workers": PAIR["workers"][:1], "gpus": 20, "cost_usd_per_h": 59.8}
+    task = parse_task(
+        {
+            "llm": PAIR["llm"],
+            "slo": {"ttft": {"p90": "2 s"}},
+            "fleet": {"gpus": gpus},
+            "limits": limits | {"power": "80 kW", "cost": "500 usd/h"},
+        },
+        CATALOG,
+    )
+    offer = market.offered(plan, CATALOG.gpu("h100-80g"), task)
+    assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
+    assert market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
+    found = {"gpus": {"h100-80g": offer}, "capacity": [market.unit(plan, CATALOG.gpu("h100-80g"))]}
+    sold = parse_market(found | {"limits": market.limits(task)})
+    assert sold.offers[0].stock == stock and sold.power_w == 80_000
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_schedule_begins_with_the_plans_stock_and_makes_nothing_up() -> None:
+    """The sample's question has 32 H100 in stock and 80 kW."""
+    planned()
+    at = opened("schedule")
+    assert "Made-up figures" not in text_of(at)
+    text = typed(at, "schedule.yaml").value
+    assert "stock: 32" in text and "power: 80 kW" in text
+
+
+@pytest.mark.usefixtures("at_once")
+def test_figures_are_not_made_up_for_a_plan_that_is_no_worker(folder: Path) -> None:
+    """A plan of H100 and A100 was left out, and ten requests/s per worker stood in its place."""
+    planned("7" * 32)
+    Store(folder).keep_result("pair", PAIR, b"")
+    with sqlite3.connect(folder / "fleetplan.sqlite") as db:
+        db.execute("update plans set result = 'pair' where session = ?", ("7" * 32,))
+    at = opened("schedule", "7" * 32)
+    assert any("it has a100-80g and h100-80g" in said for said in shown(at.error))
+    assert "Made-up figures" not in text_of(at) and "capacity: []" in typed(at, "schedule.yaml").value
+
+
+@pytest.mark.usefixtures("at_once")
+def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
+    planned()
+    at = opened("prefixes")
+    at.checkbox(key="prefix_place").check()
+    at.button(key="prefix_start").click().run()
+    assert not at.exception and not at.error
+    assert (
+        "An endless cache would spare" in at.subheader[0].value
+        and "workers of mixed" in at.subheader[1].value
+    )
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_validation_is_read_and_anything_else_refused() -> None:
+    at = opened("validation")
+    content = (Path(__file__).parents[1] / "data" / "validation.json").read_bytes()
+    at.file_uploader(key="validation").upload("validation.json", content).run()
+    assert not at.exception and at.subheader[0].value.startswith("The prediction")
+    assert {"ttft p50", "tbt p99"} <= {row[0] for row in tables(at)[0]}
+    at.file_uploader(key="validation").set_value(("x.json", b'{"a": 1}', "application/json")).run()
+    assert "expected the validation.json" in shown(at.error)[0]
+
+
+def test_a_dark_page_has_the_colours_of_a_dark_report() -> None:
+    """The app's page, its charts and its accent, from page.css."""
+    css = package_text("reports/page.css").partition("prefers-color-scheme: dark")[2].partition("}")[0]
+    dark = dict(re.findall(r"(--\w+): (#\w{6})", css))
+    assert {drawing.THEME[light]: shade for light, shade in draw.DARK.items()} == {
+        name: shade for name, shade in dark.items() if name in drawing.THEME.values()
+    }
+    assert (ui.LIGHT_BLUE, ui.DARK_PAGE, ui.DARK_CARD, ui.DARK_INK) == tuple(
+        dark[name] for name in ("--blue", "--page", "--card", "--ink")
+    )
+
+
+def test_the_command_refuses_a_folder_it_cannot_use(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    found = CliRunner().invoke(cli, ["ui", "--folder", str(tmp_path / "file")])
+    assert isinstance(found.exception, InputError) and "not a directory" in str(found.exception)
