@@ -184,7 +184,9 @@ class LiveFleet:
         output_s = {kind: cache_layout.output_token_s(kind, context) for kind in set(self.types)}
         self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
         work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
-        self.caches.settings[cache_layout.WORKER_QUANTUM] = self.policies.worker_quantum_tokens or 2 * work
+        self.caches.settings[cache_layout.WORKER_QUANTUM_TOKENS] = (
+            self.policies.worker_quantum_tokens or 2 * work
+        )
 
     def _account(self, tenant: str) -> int:
         """Of a tenant; once all are taken those without one share the last."""

@@ -49,12 +49,12 @@ from planner.simulator.slots import (
     blocks_for,
     blocks_of,
     foreseen_blocks,
-    held,
     join,
     latest_partial,
     load,
     preempt_decode,
     preempt_partial,
+    request_blocks,
     steps_with_blocks,
     take_out,
 )
@@ -144,7 +144,7 @@ def admits(state, l, r, step_blocks, time_s):
 @where_cached(lambda state, w, r, coming, time_s: None)
 def _use_prefix(state, w, r, coming, time_s):
     hit = take_prefix(state, w, r, coming, time_s)
-    load(state, w, float(state.caches.prompts[r].expected - hit), 0.0, 0.0)
+    load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
 
 
@@ -157,7 +157,7 @@ def admit(state, w, r, step_blocks, time_s):
         worker.served_batch = int(request.key // LONGEST)
     leave(state, w, r)
     worker.waiting -= 1
-    worker.used_blocks += held(state, w, request.length_tokens)
+    worker.used_blocks += request_blocks(state, w, request.length_tokens)
     _use_prefix(state, w, r, step_blocks, time_s)
     worker.running += 1
     state.counters[ADMITTED] += 1
@@ -360,7 +360,7 @@ def _whole_prompts(state, l, time_s):
 
 @kernel_jit
 def _left(state, l, i):
-    """(tokens held, tokens to come as predicted) of the i-th of lane l: its decodes, then its members."""
+    """(tokens held, tokens to come as predicted) of the i-th of lane l: its decodes, then its chunks."""
     lane = state.lanes[l]
     if i < lane.decodes:
         request = state.requests[state.slots[l, i].request]

@@ -81,12 +81,12 @@ from planner.simulator.slots import (
     blocks_of,
     enqueue,
     finish,
-    held,
     join,
     load,
     refresh_next_finish_step,
     reject,
     release,
+    request_blocks,
     take_out,
 )
 from planner.simulator.transfer import cut, end_transfer, receive, wake
@@ -326,7 +326,7 @@ def arrived(state, r, time_s):
     is_received = state.workers[v].epoch == request.epoch_back
     if _is_lost(state, r) or not is_received:
         if is_received:
-            state.workers[v].used_blocks -= held(state, v, request.length_tokens)
+            state.workers[v].used_blocks -= request_blocks(state, v, request.length_tokens)
             assign(state, v, r, -1.0)
             receive(state, v, time_s, link)
             if state.workers[v].first_waiting != NONE:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Limit, Llm
+from planner.domain import KV_BLOCK_TOKENS, Limit, Llm, allowed_above
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, WorkerType
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.layout import State
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, measured_window
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -142,16 +142,6 @@ class Simulation:
         return float(self.cached_tokens.sum() / self.input_tokens.sum())
 
 
-def measured_window(trace: Trace) -> tuple[float, float]:
-    """Seconds of a trace that count: from the end of the warm-up to the last arrival.
-
-    The warm-up is a twentieth of the trace, at most two minutes: an empty fleet flatters the first requests.
-    Where requests wait for others the last arrival is not known before: there the rest counts to its end.
-    """
-    first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
-    return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
-
-
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
     """How many violations of `limit` still pass, or an upper bound of that for gaps between tokens."""
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
@@ -162,12 +152,7 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
         values = int((inside & (trace.output_tokens > 1)).sum())
     else:
         values = int(inside.sum())
-    return spared(limit.percentile_frac, values)
-
-
-def spared(percentile_frac: float, values: int) -> int:
-    """How many of `values` may lie above their percentile (nearest rank)."""
-    return values - int(np.ceil(percentile_frac * values - 1e-9))
+    return allowed_above(limit.percentile_frac, values)
 
 
 def simulate(
@@ -255,7 +240,7 @@ def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Request
     _run(state, fleet.policies, 0, True)
     n, found = len(trace), None
     if state.counters[layout.DONE] == n and not any(
-        watched["violations"] > spared(limit.percentile_frac, int(watched["counted"]))
+        watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
         for watched, limit in zip(state.limits, limits, strict=True)
     ):
         found = _results(state, fleet, trace, tuple(limits))
@@ -676,7 +661,7 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         counted=state.limits["counted"],
         complete=bool(state.counters[layout.DONE] == len(status)),
         runs=state.runs[: state.counters[layout.RUNS]],
-        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit"], 0),
+        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
         tenant=trace.tenant,
         tenants=trace.tenants,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),

@@ -157,7 +157,7 @@ def _reject_one(state, r):
 
 
 @small_jit
-def held(state, w, tokens):
+def request_blocks(state, w, tokens):
     """KV blocks that a request with `tokens` in the cache takes on worker w."""
     reserved = state.types[state.workers[w].type].reserved_blocks
     return reserved if reserved > 0 else blocks_of(tokens)
@@ -166,7 +166,7 @@ def held(state, w, tokens):
 @kernel_jit
 def release(state, w, r):
     """Request r, which is in no slot, gives its blocks on worker w back."""
-    state.workers[w].used_blocks -= held(state, w, state.requests[r].length_tokens)
+    state.workers[w].used_blocks -= request_blocks(state, w, state.requests[r].length_tokens)
     release_prefix(state, w, r)
 
 

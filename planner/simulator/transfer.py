@@ -9,7 +9,7 @@ from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import GREEDY, INBOUND, NONE, VLLM_V1
 from planner.simulator.queues import pop, put, without_root
-from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, held
+from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks
 
 
 @kernel_jit
@@ -54,7 +54,10 @@ def _has_room(state, w, r, time_s):
     coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
     if kind.batching != VLLM_V1 and kind.reserved_blocks == 0:
         coming += worker.running + kind.watermark_blocks
-    if worker.used_blocks + coming + held(state, w, state.requests[r].length_tokens) > kind.kv_blocks:
+    if (
+        worker.used_blocks + coming + request_blocks(state, w, state.requests[r].length_tokens)
+        > kind.kv_blocks
+    ):
         return False
     return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.kv_blocks
 
@@ -72,7 +75,7 @@ def receive(state, w, time_s, cause):
             if not _has_room(state, w, r, time_s):
                 return
         pop(state.requests, worker, INBOUND)
-        worker.used_blocks += held(state, w, state.requests[r].length_tokens)
+        worker.used_blocks += request_blocks(state, w, state.requests[r].length_tokens)
         state.requests[r].epoch_back = worker.epoch
         _transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
 
