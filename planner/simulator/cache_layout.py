@@ -17,7 +17,7 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.simulator.layout import NONE
-from planner.traffic.prefixes import block_uses
+from planner.traffic.prefixes import Blocks, block_uses
 from planner.traffic.trace import Trace
 
 # orders of the waiting prompts that look at caches or tenants; those of layout.py are below
@@ -95,6 +95,7 @@ NUMBERS = 8
     NOTICE_S,
     REPLICATE_RATIO,
 ) = range(11)
+SETTINGS = 11
 
 
 class Caches(NamedTuple):
@@ -136,20 +137,14 @@ def make_caches(
     fleet: Fleet, trace: Trace, kinds: npt.NDArray[np.int64], worker_types: list[WorkerType]
 ) -> Caches:
     """Empty caches of the workers, `kinds` (W,) of `worker_types`; the trace must have prefixes."""
-    policies, n, workers = fleet.policies, len(trace), len(kinds)
+    policies, workers = fleet.policies, len(kinds)
     block = trace.prefix_block_tokens
     if block % KV_BLOCK_TOKENS:
         raise InputError(
             f"{trace.name}: blocks of {block} tokens, must be a multiple of {KV_BLOCK_TOKENS} to be cached"
         )
     uses = block_uses(trace)
-    prompts = np.zeros(n, dtype=PROMPT)
-    prompts["start"] = uses.offsets[:-1]
-    prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // block)
-    for name in ("hit_tokens", "next", "worker", "prefix", "queue_s"):
-        prompts[name] = NONE
-    prompts["tenant"] = trace.tenant
-
+    prompts = _prompts(trace, uses)
     caches = np.zeros(workers, dtype=CACHE)
     for name in ("oldest", "newest", "last_waiting", "served_tenant"):
         caches[name] = NONE
@@ -168,8 +163,6 @@ def make_caches(
     places = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)
 
     weights = tenant_weights(policies, trace)
-    work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
-    quantum = 2.0 * float(work.mean())
     numbers = np.zeros(NUMBERS, dtype=np.int64)
     numbers[[NODE_TOKENS, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
@@ -196,22 +189,39 @@ def make_caches(
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(notices, dtype=NOTICE),
         numbers=numbers,
-        settings=np.array(
-            [
-                policies.extend_weight,
-                policies.output_weight,
-                policies.quantum_tokens or quantum,
-                policies.worker_quantum_tokens or quantum,
-                policies.share_window_s,
-                policies.balance_ratio,
-                policies.explore_decode_frac,
-                policies.cache_threshold_frac,
-                policies.balance_requests,
-                policies.eviction_notice_s,
-                policies.replicate_ratio,
-            ]
-        ),
+        settings=_settings(policies, trace),
     )
+
+
+def _prompts(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
+    prompts = np.zeros(len(trace), dtype=PROMPT)
+    prompts["start"] = uses.offsets[:-1]
+    prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // trace.prefix_block_tokens)
+    for name in ("hit_tokens", "next", "worker", "prefix", "queue_s"):
+        prompts[name] = NONE
+    prompts["tenant"] = trace.tenant
+    return prompts
+
+
+def _settings(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
+    work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
+    quantum_tokens = 2.0 * float(work.mean())
+    settings = np.zeros(SETTINGS)
+    for setting, value in (
+        (EXTEND_WEIGHT, policies.extend_weight),
+        (OUTPUT_WEIGHT, policies.output_weight),
+        (QUANTUM_TOKENS, policies.quantum_tokens or quantum_tokens),
+        (WORKER_QUANTUM_TOKENS, policies.worker_quantum_tokens or quantum_tokens),
+        (WINDOW_S, policies.share_window_s),
+        (BALANCE_RATIO, policies.balance_ratio),
+        (DECODE_FRAC, policies.explore_decode_frac),
+        (MATCH_FRAC, policies.cache_threshold_frac),
+        (BALANCE_REQUESTS, policies.balance_requests),
+        (NOTICE_S, policies.eviction_notice_s),
+        (REPLICATE_RATIO, policies.replicate_ratio),
+    ):
+        settings[setting] = value
+    return settings
 
 
 def prefill_token_s(worker_type: WorkerType) -> float:

@@ -329,9 +329,9 @@ def test_tenants_beyond_the_table_share_one_account() -> None:
     live = a_live(prefix_policies("tenant-round-robin", tenant_weights=(("named", 2.0),)))
     for name in ("", "'; DROP TABLE tenants; --", "a\x00b", "😀" * 64, *map(str, range(2000)), "named"):
         served(live, 0.0, (), tenant=name)
-    assert len(live.tenants) == 1025 and live.caches.turns.shape == (1026,)
-    assert live.caches.turns[-1] == 2004 - 1024
-    assert live.caches.turns[live.tenants["named"]] == 1
+    assert len(live.tenants) == 1025 and live.caches.tenant_turns.shape == (1026,)
+    assert live.caches.tenant_turns[-1] == 2004 - 1024
+    assert live.caches.tenant_turns[live.tenants["named"]] == 1
 
 
 @pytest.mark.parametrize("policy", ["jsq", "min-ttft", "cache-aware", "e2", "d2lpm"])
