@@ -46,8 +46,10 @@ from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave,
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
+    add_chunk,
     blocks_for,
     blocks_of,
+    clear_chunks,
     foreseen_blocks,
     join,
     latest_partial,
@@ -67,7 +69,7 @@ def start_step(state, l, time_s):
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares, lane.cached_64 = 0, 0, 0.0, 0.0, 0.0
+    clear_chunks(lane)
     lane.is_decoding = 1
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather(state, l)
@@ -117,11 +119,7 @@ def _take(state, l, r, n):
     request.computed_tokens = c + n
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens
-    lane.prefills += 1
-    lane.prefill_tokens += n
-    lane.pairs += n * (c + 0.5 * (n + 1))
-    lane.squares += float(n) * n
-    lane.cached_64 += (c + 63) // 64
+    add_chunk(lane, c, n)
     return chunk.is_last == 0
 
 

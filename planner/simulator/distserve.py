@@ -25,7 +25,7 @@ from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, O
 from planner.simulator.pointers import pointer_to
 from planner.simulator.queues import append, pop
 from planner.simulator.routing import choose
-from planner.simulator.slots import assign, blocks_of, finish, load, reject
+from planner.simulator.slots import add_chunk, assign, blocks_of, clear_chunks, finish, load, reject
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
@@ -91,10 +91,7 @@ def _form_prefills(state, l, time_s):
             request.scheduled_s = time_s
         elif request.admission_number != batch:
             break
-        lane.prefills += 1
-        lane.prefill_tokens += tokens
-        lane.pairs += 0.5 * tokens * (tokens + 1)
-        lane.squares += float(tokens) * tokens
+        add_chunk(lane, ZERO, tokens)
         _begin(state, l, PREFILLS)
     rank.formed += 1
 
@@ -124,7 +121,7 @@ def _start(state, l, time_s):
     rank, lane = state.ranks[l], state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares = 0, 0, 0.0, 0.0
+    clear_chunks(lane)
     lane.decodes, lane.kv_sum, lane.is_decoding = 0, 0.0, 1
     lane.run_start_s, lane.run_steps = time_s, 0
     if rank.head[PREFILLS] != NONE:

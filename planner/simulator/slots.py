@@ -215,6 +215,22 @@ def enqueue_first(state, w, r):
     )
 
 
+@small_jit
+def clear_chunks(lane):
+    """The next step of a lane has no prompts yet."""
+    lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares, lane.cached_64 = 0, 0, 0.0, 0.0, 0.0
+
+
+@small_jit
+def add_chunk(lane, cached, tokens):
+    """The next step of a lane computes so many tokens of a prompt, after those that are cached."""
+    lane.prefills += 1
+    lane.prefill_tokens += tokens
+    lane.pairs += tokens * (cached + 0.5 * (tokens + 1))
+    lane.squares += float(tokens) * tokens
+    lane.cached_64 += (cached + 63) // 64
+
+
 @kernel_jit
 def join(state, l, r):
     """Request r becomes a running decode of lane l; its KV cache holds `length` tokens.

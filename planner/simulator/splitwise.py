@@ -39,7 +39,16 @@ from planner.simulator.event_heap import next_arrival, next_time_s, schedule
 from planner.simulator.kernel import decoded
 from planner.simulator.layout import DONE, MACHINE, NONE, ONE, PENDING, SIZE, TASK, UNFINISHED, ZERO, State
 from planner.simulator.pointers import pointer_to
-from planner.simulator.slots import assign, blocks_of, finish, load, refresh_next_finish_step, reject
+from planner.simulator.slots import (
+    add_chunk,
+    assign,
+    blocks_of,
+    clear_chunks,
+    finish,
+    load,
+    refresh_next_finish_step,
+    reject,
+)
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
@@ -212,12 +221,8 @@ def _select(state, w):
     """
     worker, machine = state.workers[w], state.machines[w]
     kind, decodes = state.types[worker.type], state.lanes[w].decodes
-    machine.picked, machine.batch_tasks, machine.batch_tokens, machine.claimed_tokens = (
-        0,
-        0,
-        0,
-        machine.held_tokens,
-    )
+    machine.picked, machine.batch_tasks, machine.batch_tokens = 0, 0, 0
+    machine.claimed_tokens = machine.held_tokens
     for i in range(worker.waiting):
         code = state.queues[w, i]
         if _skips(state, w, code) < MAX_SKIPS or _is_full(state, w, code >> 1):
@@ -273,11 +278,7 @@ def _join(state, w, r, time_s):
         _remove(state, w, PROMPTS, r)
         request.scheduled_s = time_s
         state.chunks[w, lane.prefills].request = r
-        lane.prefills += 1
-        n = request.input_tokens
-        lane.prefill_tokens += n
-        lane.pairs += 0.5 * n * (n + 1)
-        lane.squares += float(n) * n
+        add_chunk(lane, ZERO, request.input_tokens)
         return
     _unqueue(state, w, 2 * r + 1)
     if task.phase == HAS_RUN:
@@ -304,7 +305,7 @@ def _start(state, w, time_s):
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
     kind = state.types[worker.type]
     machine.is_cut = 0
-    lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares = 0, 0, 0.0, 0.0
+    clear_chunks(lane)
     if worker.head[WAITING] != NONE:
         stay = _select(state, w)
         if stay < lane.decodes:

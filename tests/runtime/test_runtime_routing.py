@@ -225,7 +225,7 @@ def test_a_cache_is_known_to_the_block_while_numbers_are_used_again(monkeypatch:
         hits = next((depth for depth, name in enumerate(names) if name not in cached), len(names))
         seat = live.ask(16 * len(names) + 1, 1, float(k), names=names)
         live.send(seat, float(k))
-        assert live.caches.prompts["expected"][seat] == 16 * hits
+        assert live.caches.prompts["expected_tokens"][seat] == 16 * hits
         for name in names:
             cached.pop(name, None)
         while len(cached) + len(names) + 1 > 40:
