@@ -4,8 +4,9 @@ Nothing here allocates, so no array needs a reference counted: without `_nrt` th
 into counters. Inner functions get no wrapper for Python, which halves the time to compile.
 
 Numba looks at one file to see whether its cache is stale, and the engines have several, with constants from
-below them. What a function closes over is part of its key, so an entry closes over `SOURCES`. Each version of Numba has a folder of its own: it
-throws away what another one has left, and environments may share these sources.
+below them. What a function closes over is part of its key, so an entry closes over `SOURCES`. Each version of
+Numba has a folder of its own: it throws away what another one has left, and environments may share these
+sources.
 """
 
 from __future__ import annotations
