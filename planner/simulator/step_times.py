@@ -8,7 +8,7 @@ DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage 
 CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 
 C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
-prompts' tokens is a setting of the form. Tables are made by `planner.models.forms`.
+prompts' tokens is a setting of the form. `planner.models.forms` makes the tables, and the numbers k.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LONGEST_FALL_FRAC = 0.001
 
 @kernel_jit
 def step_seconds(state, kind, lane):
-    """(stage, extra, send, growth, steps) of the step formed on a lane of a worker of type `kind`.
+    """(stage_s, extra_s, send_s, growth_s, steps) of the step formed on a lane of a worker of type `kind`.
 
-    Each of the pp stages takes `stage` seconds, the first `extra` more, and all but the last `send` more.
-    A step of decodes alone may be followed by the same ones: by `steps` steps in all, each `growth` longer.
+    Each of the pp stages takes `stage_s`, the first `extra_s` more, and all but the last `send_s` more. A
+    step of decodes alone may be followed by the same ones: `steps` in all, each `growth_s` longer.
     """
     k, at, width, tables = kind.numbers, kind.table_at, kind.table_width, state.tables
     decodes, kv_tokens = lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
