@@ -29,11 +29,9 @@ kernel_jit = _jit(**_INNER)
 small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their callers
 entry_jit = _jit(cache=True, nogil=True, _nrt=False)
 
-SOURCES = int.from_bytes(
-    hashlib.sha256(
-        b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    ).digest()[:7]
-)
+_HERE = Path(__file__).parent
+_READ = [*sorted(_HERE.glob("*.py")), _HERE.parent / "policies.py"]  # which has the policies' numbers
+SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _READ)).digest()[:7])
 
 
 def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:

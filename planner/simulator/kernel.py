@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import LIGHTLLM, SRPT, VLLM_V1
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, keep_prefix, lose_prefix
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
@@ -49,7 +50,6 @@ from planner.simulator.layout import (
     FREED,
     FRONT,
     INBOUND,
-    LIGHTLLM,
     LIMBO,
     LINK_SLOW,
     LOST,
@@ -62,10 +62,8 @@ from planner.simulator.layout import (
     READY,
     SIZE,
     SLOW,
-    SRPT,
     TTFT,
     UP,
-    VLLM_V1,
     ZERO,
 )
 from planner.simulator.pointers import pointer_to

@@ -23,21 +23,16 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, MIN_TTFT, TENANT_TURNS
 from planner.simulator.cache_layout import (
     ABS,
-    AFFINITY,
     BALANCE,
-    CACHE_AWARE,
-    D2LPM,
     DECODE_FRAC,
-    E2,
     EXTEND,
     MATCH_FRAC,
-    MIN_TTFT,
     NODE_BLOCKS,
     REL,
     REPLICATE,
-    TENANT_TURNS,
     WINDOW_S,
     WORKER_QUANTUM,
     B,
