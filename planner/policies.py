@@ -381,6 +381,11 @@ TABLE: tuple[Policy, ...] = (
         words="join the shortest queue, in seconds of work",
         is_planned=True,
         is_default=True,
+        at={
+            ENDPOINT_PICKER: Answer(
+                FEWEST_TOKENS, "counts tokens in flight, with an estimate of outputs, not seconds of work"
+            )
+        },
     ),
     Routing(
         name="least-outstanding",
@@ -398,7 +403,7 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         draws=True,
         at={
-            VLLM_ROUTER: Answer("power_of_two", "compares its own count of load, not seconds of work"),
+            VLLM_ROUTER: Answer("power_of_two", "compares requests in flight, not seconds of work"),
             DYNAMO: Answer("power-of-two", "compares requests in flight, not seconds of work"),
             RAY_SERVE: Answer(EMPTIER_OF_TWO, "is by requests in flight, not by seconds of work"),
         },

@@ -44,7 +44,6 @@ def routing(fleet: Fleet) -> str:
         "kv": ", overlap of prefixes and load at its own weights, from its own account of what workers "
         "cache, since they are not told to publish events",
         "least-loaded": ", the fewest requests in flight",
-        "power-of-two": ", by requests in flight",
     }
     return f"Dynamo's frontend in the mode {mode}{about.get(mode, '')}."
 
