@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Policies
@@ -73,12 +74,12 @@ def _check_caches(policies: Policies) -> None:
                     f"policies.{name} is {getattr(policies, name)!r}, which needs prefix_cache: true"
                 )
         return
-    possible: list[tuple[str, object, list[object]]] = [
-        (name, getattr(policies, name), [row.name for row in known.values() if row.with_caches])
-        for name, known in BY_FIELD.items()
-    ]
-    for name, value, values in [*possible, ("vidur_restarts", policies.vidur_restarts, [False])]:
-        if value not in values:
+    possible: dict[str, Sequence[object]] = {
+        name: [row.name for row in known.values() if row.with_caches] for name, known in BY_FIELD.items()
+    }
+    possible["vidur_restarts"] = [False]
+    for name, values in possible.items():
+        if (value := getattr(policies, name)) not in values:
             raise InputError(
                 f"policies.{name} is {value!r}, must be {' or '.join(map(str, values))} with prefix_cache"
             )
