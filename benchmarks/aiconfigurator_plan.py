@@ -30,10 +30,10 @@ from planner.models.memory import kv_cache_tokens
 from planner.reports.words import describe
 from planner.search.certify import plan
 from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
-from planner.simulator.replay import measured_window, simulate
+from planner.simulator.replay import simulate
 from planner.traffic.reading import read_trace
 from planner.traffic.scaling import rescale
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, measured_window
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LLM, GPU, TP, RATE_RPS = "meta-llama/Llama-3.1-70B", "h100-80g", 4, 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,8 @@ from planner.units import percentile_name
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
 KV_BLOCK_TOKENS = 16
 SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
+# backlog test: this share of the last requests waits no longer than the limit on TTFT, or so long
+STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +170,15 @@ class Slo:
 
     limits: tuple[Limit, ...]
     attainment_frac: float | None = None
+
+    @property
+    def patience_s(self) -> float:
+        """How long the last requests may wait in the backlog test: the loosest limit on TTFT."""
+        return max(
+            (limit.limit_s for limit in self.limits if limit.metric == "ttft"), default=BACKLOG_LIMIT_S
+        )
+
+
+def allowed_above(percentile_frac: float, values: int) -> int:
+    """How many of `values` may lie above their percentile (nearest rank)."""
+    return values - math.ceil(percentile_frac * values - 1e-9)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Metric
+from planner.domain import Metric, allowed_above
 from planner.simulator.metrics import gaps_s, request_values_s
-from planner.simulator.replay import Simulation, spared
+from planner.simulator.replay import Simulation
 from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
@@ -84,7 +84,7 @@ def spread(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
         if not len(total):
             found[name] = float("nan")
             continue
-        rank = total[-1] - spared(percentile_frac, int(total[-1]))
+        rank = total[-1] - allowed_above(percentile_frac, int(total[-1]))
         found[name] = float(values_s[int(np.searchsorted(total, max(rank, 1)))])
     return found
 

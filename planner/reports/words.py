@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.domain import Limit
+from planner.domain import STEADY_FRAC, Limit
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine import is_capped, running
 from planner.plan import Alternative, Certificate, Plan
 from planner.policies import BATCHING, ROUTING
-from planner.simulator.metrics import STEADY_FRAC, Line
+from planner.simulator.metrics import Line
 from planner.units import show_s
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]

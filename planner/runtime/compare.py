@@ -33,9 +33,8 @@ from planner.runtime.enginelog import EngineLog, Served
 from planner.runtime.replay import Journal, Part, Sent, Status
 from planner.simulator import Simulation, Verdict, judge, simulate
 from planner.simulator.metrics import gaps_s, measured, percentile_s
-from planner.simulator.replay import measured_window
 from planner.traffic.sessions import sessions
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, measured_window
 from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]

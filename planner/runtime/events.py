@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.cache_layout import FIRST_ROUTED, B
+from planner.simulator.cache_layout import FIRST_ROUTED, NODE_TOKENS
 from planner.simulator.caches import (
     empty_cache,
     evict,
@@ -26,7 +26,7 @@ from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import settle
 from planner.simulator.routing import choose, set_pools
-from planner.simulator.slots import assign, blocks_of, held, load
+from planner.simulator.slots import assign, blocks_of, load, request_blocks
 
 # how far a request is; of none, or of one that is only remembered, is the seat
 FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
@@ -50,8 +50,8 @@ def _is_there(state, r):
 def _new_prompt(state, r, start, depth, tenant):
     prompt = state.caches.prompts[r]
     prompt.start, prompt.tenant = start, tenant
-    prompt.depth = min(depth, state.requests[r].input // state.caches.numbers[B])
-    prompt.shared, prompt.expected, prompt.hit, prompt.group = 0, 0, NONE, 0
+    prompt.depth = min(depth, state.requests[r].input_tokens // state.caches.numbers[NODE_TOKENS])
+    prompt.shared_nodes, prompt.expected_tokens, prompt.hit_tokens, prompt.group = 0, 0, NONE, 0
     prompt.worker, prompt.next, prompt.prefix, prompt.queue_s = NONE, NONE, NONE, -1.0
 
 
@@ -59,14 +59,14 @@ def _new_prompt(state, r, start, depth, tenant):
 def _take_prefix(state, w, r, time_s):
     """As `batching.admit`: what was believed to be cached and is not will be computed after all."""
     hit = take_prefix(state, w, r, ZERO, time_s)
-    load(state, w, float(state.caches.prompts[r].expected - hit), 0.0, 0.0)
+    load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     return hit
 
 
 @where_cached(lambda state, w, r, time_s: time_s)
 def _admitted_s(state, w, r, time_s):
     """When request r was admitted, if its last prompt token was computed at `time_s` and it did not wait."""
-    missed = state.requests[r].length - state.caches.prompts[r].expected
+    missed = state.requests[r].length_tokens - state.caches.prompts[r].expected_tokens
     return max(time_s - missed * state.caches.workers[w].token_s, state.requests[r].arrival_s)
 
 
@@ -75,8 +75,8 @@ def _admit(state, r, time_s):
     request = state.requests[r]
     w = request.prefill_worker
     request.status, request.scheduled_s = ADMITTED, time_s
-    state.workers[w].used += held(state, w, request.length)
-    request.computed = _take_prefix(state, w, r, time_s)
+    state.workers[w].used_blocks += request_blocks(state, w, request.length_tokens)
+    request.computed_tokens = _take_prefix(state, w, r, time_s)
 
 
 @where_cached(lambda state, limit: None)
@@ -96,7 +96,7 @@ def _send(state, r, time_s):
         request = state.requests[r]
         request.prefill_worker, request.status, request.epoch = w, ROUTED, state.workers[w].epoch
         assign(state, w, r, 1.0)
-        load(state, w, float(request.length - expected_tokens(state, r)), 0.0, 0.0)
+        load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
     return w
 
 
@@ -109,7 +109,7 @@ def _hand_off(state, r, time_s):
         request = state.requests[r]
         request.decode_worker, request.status, request.epoch = v, DECODING, state.workers[v].epoch
         assign(state, v, r, 1.0)
-        state.workers[v].used += held(state, v, request.length)
+        state.workers[v].used_blocks += request_blocks(state, v, request.length_tokens)
     return v
 
 
@@ -123,10 +123,10 @@ def _compute(state, r, time_s):
     if request.status == ROUTED:
         _admit(state, r, _admitted_s(state, w, r, time_s))
     if request.status == ADMITTED:
-        load(state, w, -float(request.length - request.computed), 0.0, 0.0)
+        load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         request.status = COMPUTED
-        if state.workers[w].used <= state.types[state.workers[w].type].blocks:
-            request.computed = request.length
+        if state.workers[w].used_blocks <= state.types[state.workers[w].type].kv_blocks:
+            request.computed_tokens = request.length_tokens
             keep_prefix(state, w, r)
 
 
@@ -134,8 +134,10 @@ def _compute(state, r, time_s):
 def _grow(state, r, tokens, time_s):
     """Request r has so many tokens of output."""
     request, w = state.requests[r], _worker_of(state, r)
-    state.workers[w].used += blocks_of(request.input + tokens) - blocks_of(request.length)
-    request.length = request.input + tokens
+    state.workers[w].used_blocks += blocks_of(request.input_tokens + tokens) - blocks_of(
+        request.length_tokens
+    )
+    request.length_tokens = request.input_tokens + tokens
     if request.status != DECODING:
         evict(state, w, ZERO, time_s)
 
@@ -145,22 +147,22 @@ def _leave(state, r, tokens):
     """Request r has left its worker, whatever became of it, after so many tokens of output."""
     request, w = state.requests[r], _worker_of(state, r)
     if tokens > 0:
-        asked, request.output = request.output, tokens
+        asked, request.output_tokens = request.output_tokens, tokens
         settle(state, r)
-        request.output = asked
+        request.output_tokens = asked
     if not _is_there(state, r):
         lose_prefix(state, r)
     else:
         if request.status == ROUTED:
-            load(state, w, -float(request.length - expected_tokens(state, r)), 0.0, 0.0)
+            load(state, w, -float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
         elif request.status == ADMITTED:
-            load(state, w, -float(request.length - request.computed), 0.0, 0.0)
+            load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         assign(state, w, r, -1.0)
         if request.status != ROUTED:
-            state.workers[w].used -= held(state, w, request.length)
+            state.workers[w].used_blocks -= request_blocks(state, w, request.length_tokens)
         if request.status == ADMITTED or request.status == COMPUTED:
             release_prefix(state, w, r)
-    request.status, request.length, request.computed = ASKED, request.input, 0
+    request.status, request.length_tokens, request.computed_tokens = ASKED, request.input_tokens, 0
 
 
 @kernel_jit
@@ -169,8 +171,8 @@ def _go_down(state, w, time_s):
     worker = state.workers[w]
     worker.epoch += 1
     empty_cache(state, w, time_s)
-    worker.used = 0
-    worker.pending_tokens, worker.requests, worker.kv_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.used_blocks = 0
+    worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     load(state, w, 0.0, 0.0, 0.0)
 
 
@@ -193,7 +195,7 @@ def _forget_believed(state, node):
             return False
     for w in range(len(state.workers)):
         bit = np.uint64(1) << np.uint64(w % 64)
-        caches.workers[w].nodes -= (caches.holders[node, w // 64] & bit) != 0
+        caches.workers[w].known_nodes -= (caches.holders[node, w // 64] & bit) != 0
     caches.holders[node, :] = 0
     return True
 
@@ -204,8 +206,12 @@ def _entries(sources):
         state = pointer_to(fields)
         request = state.requests[r]
         request.arrival_s = time_s if sources > 0 else 0.0  # closed over, it is part of the cache's key
-        request.input, request.length, request.computed = inputs, inputs, 0
-        request.output, request.predicted, request.predicted_later = outputs, outputs, outputs
+        request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
+        request.output_tokens, request.predicted_tokens, request.predicted_later_tokens = (
+            outputs,
+            outputs,
+            outputs,
+        )
         request.prefill_worker, request.decode_worker, request.status = NONE, NONE, ASKED
         _new_prompt(state, r, start, depth, tenant)
 

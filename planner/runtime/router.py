@@ -323,7 +323,7 @@ class Router:
         lines += ["# TYPE fleetplan_in_flight gauge", f"fleetplan_in_flight {self.in_flight}"]
         for name, values in (
             ("up", [backend.is_up for backend in self.backends]),
-            ("requests", workers["requests"]),
+            ("requests", workers["assigned"]),
             ("pending_prompt_tokens", workers["pending_tokens"]),
         ):
             lines.append(f"# TYPE fleetplan_worker_{name} gauge")

@@ -61,7 +61,7 @@ class LiveFleet:
         self.is_up = np.zeros(len(self.types), bool)
         self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
         for role, w in zip(self.roles, self.workers, strict=True):
-            holds = int(self.state.types["holds"][w["type"]]) * KV_BLOCK_TOKENS
+            holds = int(self.state.types["longest_blocks"][w["type"]]) * KV_BLOCK_TOKENS
             self.most_tokens[role] = max(self.most_tokens[role], holds)
         self.free: list[int] = []
         self._more_seats(SEATS)
@@ -96,7 +96,7 @@ class LiveFleet:
 
     @property
     def workers(self) -> npt.NDArray[np.void]:
-        """(W,) layout.WORKER: among others `requests`, `pending_tokens` and `used` blocks of each."""
+        """(W,) layout.WORKER: with `assigned` requests, `pending_tokens` and `used_blocks` of each."""
         return self.state.workers
 
     def fits(self, tokens: int) -> bool:
@@ -185,7 +185,9 @@ class LiveFleet:
         output_s = {kind: cache_layout.output_token_s(kind, context) for kind in set(self.types)}
         self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
         work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
-        self.caches.settings[cache_layout.WORKER_QUANTUM] = self.policies.worker_quantum_tokens or 2 * work
+        self.caches.settings[cache_layout.WORKER_QUANTUM_TOKENS] = (
+            self.policies.worker_quantum_tokens or 2 * work
+        )
 
     def _account(self, tenant: str) -> int:
         """Of a tenant; once all are taken those without one share the last."""

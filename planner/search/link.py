@@ -6,8 +6,8 @@ import numpy as np
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.search.problem import Problem
-from planner.simulator.replay import measured_window
 from planner.solvers.required_work import steady
+from planner.traffic.trace import measured_window
 
 
 def too_slow(problem: Problem) -> str | None:

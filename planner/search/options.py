@@ -16,11 +16,10 @@ from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.simulator.metrics import percentile_s
-from planner.simulator.replay import measured_window
 from planner.solvers.master import Floats, Option, attention_s
 from planner.solvers.required_work import steady
 from planner.traffic.sessions import waiting
-from planner.traffic.trace import IntArray, Trace
+from planner.traffic.trace import IntArray, Trace, measured_window
 from planner.traffic.workload import Lengths
 
 

@@ -33,20 +33,23 @@ from planner.policies import (
 from planner.simulator.caches import evict, shared_blocks, take_prefix
 from planner.simulator.compiled import kernel_jit, where_cached
 from planner.simulator.counting import run_s
+from planner.simulator.event_heap import set_time
 from planner.simulator.layout import ADMITTED, BLOCK, INBOUND, NONE, ONE, PARTIAL, READY, ZERO
 from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave, next_waiting
-from planner.simulator.queues import append, pop, set_time
+from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
+    add_chunk,
     blocks_for,
     blocks_of,
+    clear_chunks,
     foreseen_blocks,
-    held,
     join,
     latest_partial,
     load,
     preempt_decode,
     preempt_partial,
+    request_blocks,
     steps_with_blocks,
     take_out,
 )
@@ -59,8 +62,8 @@ def start_step(state, l, time_s):
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    lane.members, lane.prefill_tokens, lane.pairs, lane.squares, lane.cached_64 = 0, 0, 0.0, 0.0, 0.0
-    lane.decoding = 1
+    clear_chunks(lane)
+    lane.is_decoding = 1
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather(state, l)
     is_short = False
@@ -70,8 +73,8 @@ def start_step(state, l, time_s):
         seat_ready(state, l)
         if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
             _prompts_first(state, l, time_s)
-            lane.decoding = lane.members == 0
-        if not lane.decoding or not _secure_blocks(state, l):
+            lane.is_decoding = lane.prefills == 0
+        if not lane.is_decoding or not _secure_blocks(state, l):
             break
         is_short = True
         if worker.running > 0:
@@ -80,13 +83,13 @@ def start_step(state, l, time_s):
         _chunks(state, l, time_s, is_short and kind.batching == VLLM_V1)
     elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
         _whole_prompts(state, l, time_s)
-    if lane.members == 0 and (lane.decodes == 0 or lane.decoding == 0):
+    if lane.prefills == 0 and (lane.decodes == 0 or lane.is_decoding == 0):
         lane.run_steps = 0
         set_time(state, l, np.inf)
         if worker.running == 0:
             worker.idle_since_s = time_s
         return
-    if kind.admission == RESERVE_DYNAMIC and (worker.waiting != NONE or worker.head[INBOUND] != NONE):
+    if kind.admission == RESERVE_DYNAMIC and (worker.first_waiting != NONE or worker.head[INBOUND] != NONE):
         is_short = True  # they may find room after any step
     _launch(state, l, time_s, not is_short)
 
@@ -95,26 +98,22 @@ def start_step(state, l, time_s):
 def _gather(state, l):
     """Move the decodes that rest on other lanes, idle or computing prompts alone, to lane l."""
     worker = state.workers[state.lanes[l].worker]
-    for m in range(worker.lane, worker.lane + state.types[worker.type].lanes):
-        if m != l and (state.lanes[m].run_steps == 0 or state.lanes[m].decoding == 0):
-            while state.lanes[m].decodes > 0:
-                join(state, l, take_out(state, m, state.lanes[m].decodes - 1))
+    for other in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
+        if other != l and (state.lanes[other].run_steps == 0 or state.lanes[other].is_decoding == 0):
+            while state.lanes[other].decodes > 0:
+                join(state, l, take_out(state, other, state.lanes[other].decodes - 1))
 
 
 @kernel_jit
 def _take(state, l, r, n):
     """Compute n tokens of the prompt of request r in the next step; True if more of it are left."""
     lane, request = state.lanes[l], state.requests[r]
-    c = request.computed
-    request.computed = c + n
-    member = state.members[l, lane.members]
-    member.request, member.tokens, member.is_last = r, n, request.computed == request.length
-    lane.members += 1
-    lane.prefill_tokens += n
-    lane.pairs += n * (c + 0.5 * (n + 1))
-    lane.squares += float(n) * n
-    lane.cached_64 += (c + 63) // 64
-    return member.is_last == 0
+    c = request.computed_tokens
+    request.computed_tokens = c + n
+    chunk = state.chunks[l, lane.prefills]
+    chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens
+    add_chunk(lane, c, n)
+    return chunk.is_last == 0
 
 
 @kernel_jit
@@ -124,19 +123,19 @@ def admits(state, l, r, step_blocks, time_s):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    if kind.reserved > 0:
-        return worker.used + kind.reserved <= kind.blocks
-    length = state.requests[r].length
+    if kind.reserved_blocks > 0:
+        return worker.used_blocks + kind.reserved_blocks <= kind.kv_blocks
+    length = state.requests[r].length_tokens
     blocks = blocks_of(length) - shared_blocks(state, w, r)
-    if worker.used + step_blocks + blocks + kind.watermark > kind.blocks:
+    if worker.used_blocks + step_blocks + blocks + kind.watermark_blocks > kind.kv_blocks:
         return False
-    return kind.admission == GREEDY or foreseen_blocks(state, lane.worker, r, time_s) <= kind.blocks
+    return kind.admission == GREEDY or foreseen_blocks(state, lane.worker, r, time_s) <= kind.kv_blocks
 
 
 @where_cached(lambda state, w, r, coming, time_s: None)
 def _use_prefix(state, w, r, coming, time_s):
     hit = take_prefix(state, w, r, coming, time_s)
-    load(state, w, float(state.caches.prompts[r].expected - hit), 0.0, 0.0)
+    load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
 
 
@@ -145,15 +144,15 @@ def admit(state, w, r, step_blocks, time_s):
     """Give request r, the next that waits for its prompt to be computed, its seat and blocks."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
-    if kind.order_batch > 0 and request.key >= 0.0:
+    if kind.queue_batch > 0 and request.key >= 0.0:
         worker.served_batch = int(request.key // LONGEST)
     leave(state, w, r)
-    worker.waits -= 1
-    worker.used += held(state, w, request.length)
+    worker.waiting -= 1
+    worker.used_blocks += request_blocks(state, w, request.length_tokens)
     _use_prefix(state, w, r, step_blocks, time_s)
     worker.running += 1
     state.counters[ADMITTED] += 1
-    request.order = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]
+    request.admission_number = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]
     if request.scheduled_s < 0.0:
         request.scheduled_s = time_s
 
@@ -164,10 +163,10 @@ def seat_ready(state, l):
     w = state.lanes[l].worker
     worker = state.workers[w]
     while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
-        r = pop(state, w, READY)
+        r = pop(state.requests, worker, READY)
         worker.running += 1
         state.counters[ADMITTED] += 1
-        state.requests[r].order = state.counters[ADMITTED]
+        state.requests[r].admission_number = state.counters[ADMITTED]
         join(state, l, r)
 
 
@@ -176,7 +175,7 @@ def _latest(state, l):
     """Slot of the decode admitted last."""
     latest = 0
     for slot in range(1, state.lanes[l].decodes):
-        if state.slots[l, slot].order > state.slots[l, latest].order:
+        if state.slots[l, slot].admission_number > state.slots[l, latest].admission_number:
             latest = slot
     return latest
 
@@ -191,11 +190,11 @@ def _make_room(state, l):
     is_preempted = False
     while True:
         seat_ready(state, l)
-        if lane.decodes == 0 or worker.used + blocks_for(lane, ONE) <= kind.blocks:
+        if lane.decodes == 0 or worker.used_blocks + blocks_for(lane, ONE) <= kind.kv_blocks:
             return is_preempted
-        while lane.decodes > 0 and worker.used + blocks_for(lane, ONE) > kind.blocks:
+        while lane.decodes > 0 and worker.used_blocks + blocks_for(lane, ONE) > kind.kv_blocks:
             slot, r = _latest(state, l), latest_partial(state, w)
-            if r != NONE and state.requests[r].order > state.slots[l, slot].order:
+            if r != NONE and state.requests[r].admission_number > state.slots[l, slot].admission_number:
                 preempt_partial(state, w, r)
             else:
                 preempt_decode(state, l, slot)
@@ -215,28 +214,28 @@ def _chunks(state, l, time_s, is_closed):
     kind = state.types[worker.type]
     step_blocks = blocks_for(lane, ONE)
     evict(state, w, step_blocks, time_s)
-    budget = kind.budget - lane.decodes
+    budget = kind.token_budget - lane.decodes
     left = worker.head[PARTIAL]
     worker.head[PARTIAL] = NONE
     while left != NONE:
         r = left
         left = state.requests[r].next
-        n = min(state.requests[r].length - state.requests[r].computed, budget)
+        n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, budget)
         budget -= n
         if n == 0 or _take(state, l, r, n):
             is_closed = True
             if n == 0 or kind.batching == VLLM_V1:  # else it rests until this step has ended
-                append(state, w, PARTIAL, r)
+                append(state.requests, worker, PARTIAL, r)
     while budget > 0 and not is_closed and worker.running < kind.seats:
         r = next_waiting(state, w)
         if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
         admit(state, w, r, step_blocks, time_s)
         step_blocks = blocks_for(lane, ONE)
-        n = min(state.requests[r].length - state.requests[r].computed, budget)
+        n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, budget)
         budget -= n
         if _take(state, l, r, n) and kind.batching == VLLM_V1:
-            append(state, w, PARTIAL, r)
+            append(state.requests, worker, PARTIAL, r)
 
 
 @kernel_jit
@@ -250,27 +249,27 @@ def _secure_blocks(state, l):
     kind = state.types[worker.type]
     if kind.batching == LIGHTLLM:
         return _secure_tokens(state, l)
-    if kind.reserved > 0 or kind.blocks - worker.used >= lane.decodes:
+    if kind.reserved_blocks > 0 or kind.kv_blocks - worker.used_blocks >= lane.decodes:
         return False
     order, taken, is_preempted = NONE, 0, False
     while True:
         slot = NONE
         for other in range(lane.decodes):
-            if state.slots[l, other].order > order and (
-                slot == NONE or state.slots[l, other].order < state.slots[l, slot].order
+            if state.slots[l, other].admission_number > order and (
+                slot == NONE or state.slots[l, other].admission_number < state.slots[l, slot].admission_number
             ):
                 slot = other
         if slot == NONE:
             return is_preempted
-        order = state.slots[l, slot].order
-        needs = (state.slots[l, slot].context + lane.step) % BLOCK == 0
-        while worker.used + taken >= kind.blocks:
+        order = state.slots[l, slot].admission_number
+        needs = (state.slots[l, slot].context_offset + lane.decode_step) % BLOCK == 0
+        while worker.used_blocks + taken >= kind.kv_blocks:
             is_preempted = True
             latest, r = _latest(state, l), latest_partial(state, w)
-            if r != NONE and state.requests[r].order > state.slots[l, latest].order:
+            if r != NONE and state.requests[r].admission_number > state.slots[l, latest].admission_number:
                 preempt_partial(state, w, r)
                 continue
-            is_last = state.slots[l, latest].order == order
+            is_last = state.slots[l, latest].admission_number == order
             preempt_decode(state, l, latest)
             if is_last:
                 needs = False
@@ -285,7 +284,7 @@ def _secure_tokens(state, l):
     the request admitted last is preempted. True if that happened.
     """
     lane = state.lanes[l]
-    capacity = state.types[state.workers[lane.worker].type].blocks * BLOCK
+    capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
     is_preempted = False
     while lane.decodes > 1 and lane.kv_sum > capacity:
         preempt_decode(state, l, _latest(state, l))
@@ -302,22 +301,22 @@ def _prompts_first(state, l, time_s):
     kind = state.types[worker.type]
     is_peak = kind.batching == LIGHTLLM
     if is_peak:
-        if lane.decodes > 0 and worker.tried < kind.patience:
+        if lane.decodes > 0 and worker.tried_steps < kind.patience_steps:
             return
-        worker.tried = 0
+        worker.tried_steps = 0
     longest, tokens = ZERO, ZERO
     while worker.running < kind.seats:
-        r = worker.waiting
+        r = worker.first_waiting
         if r == NONE:
             return
-        length = state.requests[r].length
+        length = state.requests[r].length_tokens
         longest = max(longest, length)
         tokens += length
-        cost = tokens if is_peak else (lane.members + 1) * longest
-        if lane.members > 0 and cost > kind.budget:
+        cost = tokens if is_peak else (lane.prefills + 1) * longest
+        if lane.prefills > 0 and cost > kind.token_budget:
             return
         if is_peak:
-            if worker.running > 0 and _peak_tokens(state, l, r) >= kind.blocks * BLOCK:
+            if worker.running > 0 and _peak_tokens(state, l, r) >= kind.kv_blocks * BLOCK:
                 return
         elif not admits(state, l, r, ZERO, time_s):
             return
@@ -337,13 +336,13 @@ def _whole_prompts(state, l, time_s):
     is_group = kind.batching == FASTER_TRANSFORMER
     if is_group and lane.decodes > 0:
         return
-    budget = kind.budget - lane.decodes
+    budget = kind.token_budget - lane.decodes
     while worker.running < kind.seats:
-        r = worker.waiting
+        r = worker.first_waiting
         if r == NONE or not admits(state, l, r, blocks_for(lane, ONE), time_s):
             return
-        length = state.requests[r].length
-        if not is_group and length > budget and lane.decodes + lane.members > 0:
+        length = state.requests[r].length_tokens
+        if not is_group and length > budget and lane.decodes + lane.prefills > 0:
             return
         admit(state, w, r, ZERO, time_s)
         _take(state, l, r, length)
@@ -352,15 +351,15 @@ def _whole_prompts(state, l, time_s):
 
 @kernel_jit
 def _left(state, l, i):
-    """(tokens held, tokens to come as predicted) of the i-th of lane l: its decodes, then its members."""
+    """(tokens held, tokens to come as predicted) of the i-th of lane l: its decodes, then its chunks."""
     lane = state.lanes[l]
     if i < lane.decodes:
         request = state.requests[state.slots[l, i].request]
-        c = state.slots[l, i].context + lane.step
-        generated = request.output - (state.slots[l, i].finish - lane.step)
-        return c + 1, max(request.predicted - generated - 1, ZERO)
-    request = state.requests[state.members[l, i - lane.decodes].request]
-    return request.length + 1, max(request.predicted - request.generated - 2, ZERO)
+        c = state.slots[l, i].context_offset + lane.decode_step
+        generated = request.output_tokens - (state.slots[l, i].finish_step - lane.decode_step)
+        return c + 1, max(request.predicted_tokens - generated - 1, ZERO)
+    request = state.requests[state.chunks[l, i - lane.decodes].request]
+    return request.length_tokens + 1, max(request.predicted_tokens - request.generated_tokens - 2, ZERO)
 
 
 @kernel_jit
@@ -368,8 +367,11 @@ def _peak_tokens(state, l, r):
     """With tokens held h and to come f, in order of falling f, the largest of h_1 + .. + h_i + i f_i."""
     lane, request = state.lanes[l], state.requests[r]
     peak = 0
-    new_held, new_left = request.length + 1, max(request.predicted - request.generated - 2, ZERO)
-    count = lane.decodes + lane.members
+    new_held, new_left = (
+        request.length_tokens + 1,
+        max(request.predicted_tokens - request.generated_tokens - 2, ZERO),
+    )
+    count = lane.decodes + lane.prefills
     for i in range(count + 1):
         left = new_left
         if i < count:
@@ -393,56 +395,40 @@ def _launch(state, l, time_s, goes_on):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    decodes = lane.decodes * lane.decoding
-    stage, extra, send, growth, longest = step_seconds(
-        state,
-        kind,
-        decodes,
-        lane.kv_sum * lane.decoding,
-        lane.prefill_tokens,
-        lane.pairs,
-        lane.squares,
-        lane.cached_64,
-        lane.members,
-    )
-    if worker.slow != 1.0:
-        stage, extra, send, growth = (
-            stage * worker.slow,
-            extra * worker.slow,
-            send * worker.slow,
-            growth * worker.slow,
-        )
-    lane.run_start = time_s
-    lane.stage_s = stage + extra / kind.pp
+    stage_s, extra_s, send_s, growth_s, longest = step_seconds(state, kind, lane)
+    slow = worker.slow_factor
+    if slow != 1.0:
+        stage_s, extra_s, send_s, growth_s = stage_s * slow, extra_s * slow, send_s * slow, growth_s * slow
+    lane.run_start_s = time_s
+    lane.stage_s = stage_s + extra_s / kind.pp
     lane.run_steps = 1
     if kind.lanes == 1:
-        lane.run_first = stage + extra
-        lane.run_growth = growth
+        lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s
         goes_on = goes_on and not is_asked_again(state, w)
-        if goes_on and lane.late == 0 and lane.members == 0 and lane.last_token_s == time_s:
-            steps = lane.next_finish - lane.step
-            free = kind.blocks - worker.used
+        if goes_on and lane.late_decodes == 0 and lane.prefills == 0 and lane.last_token_s == time_s:
+            steps = lane.next_finish_step - lane.decode_step
+            free = kind.kv_blocks - worker.used_blocks
             if kind.batching == VLLM_V1:
                 steps = min(steps, steps_with_blocks(lane, free))
             elif kind.batching == LIGHTLLM:
-                steps = min(steps, (kind.blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
-                if worker.waits > 0:
-                    steps = min(steps, kind.patience - worker.tried)
-            elif kind.reserved == 0 and free >= lane.decodes:  # so many must be free as a step starts
+                steps = min(steps, (kind.kv_blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
+                if worker.waiting > 0:
+                    steps = min(steps, kind.patience_steps - worker.tried_steps)
+            elif kind.reserved_blocks == 0 and free >= lane.decodes:  # so many must be free as a step starts
                 steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
-            elif kind.reserved == 0:  # as long as nobody needs one
+            elif kind.reserved_blocks == 0:  # as long as nobody needs one
                 steps = min(steps, steps_with_blocks(lane, ZERO))
             lane.run_steps = max(min(steps, longest), 1)
-        set_time(state, l, time_s + run_s(lane.run_first, lane.run_growth, lane.run_steps))
+        set_time(state, l, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
         return
-    if decodes > 0 and kind.reserved == 0:
-        worker.used += blocks_for(lane, 1)
+    if lane.decodes * lane.is_decoding > 0 and kind.reserved_blocks == 0:
+        worker.used_blocks += blocks_for(lane, 1)
         evict(state, w, ZERO, time_s)
     end_s = time_s
     for i in range(kind.pp):
-        end_s = max(end_s, worker.stage_free_s[i]) + stage + (extra if i == 0 else 0.0)
+        end_s = max(end_s, worker.stage_free_s[i]) + stage_s + (extra_s if i == 0 else 0.0)
         if i < kind.pp - 1:
-            end_s += send
+            end_s += send_s
         worker.stage_free_s[i] = end_s
-    lane.run_first, lane.run_growth = end_s - time_s, 0.0
+    lane.run_first_s, lane.run_growth_s = end_s - time_s, 0.0
     set_time(state, l, end_s)

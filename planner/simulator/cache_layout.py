@@ -1,9 +1,9 @@
 """What prefix caches add to the kernel's state, and how a fleet and a trace make it.
 
-A node is a block of B tokens after all blocks before it: two prompts share it if they agree up to its end.
-B is a multiple of the KV block, so a node is B / 16 KV blocks. Every node a worker keeps is an entry; entries
-of all workers lie in one array with one index. Routing e2 counts how many recent requests share a node on a
-worker; its entries outlive eviction for as long as one does.
+A node is a block of NODE_TOKENS tokens after all blocks before it: two prompts share it if they agree up to
+its end. That is a multiple of the KV block, so a node is NODE_BLOCKS KV blocks. Every node a worker keeps is
+an entry; entries of all workers lie in one array with one index. Routing e2 counts how many recent requests
+share a node on a worker; its entries outlive eviction for as long as one does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.policies import ROUTING
 from planner.simulator.layout import NONE
-from planner.traffic.prefixes import block_uses
+from planner.traffic.prefixes import Blocks, block_uses
 from planner.traffic.trace import Trace
 
 ENTRY = np.dtype(
@@ -36,9 +36,9 @@ PROMPT = np.dtype(
     [
         ("start", "i8"),  # its nodes are path[start : start + depth]
         ("depth", "i8"),
-        ("shared", "i8"),  # nodes of its worker's cache that it uses, from the first on
-        ("expected", "i8"),  # tokens the router believed to be cached, left out of the pending ones
-        ("hit", "i8"),  # tokens found cached when it was first admitted, NONE before
+        ("shared_nodes", "i8"),  # of its worker's cache that it uses, from the first on
+        ("expected_tokens", "i8"),  # what the router believed to be cached, left out of the pending ones
+        ("hit_tokens", "i8"),  # found cached when it was first admitted, NONE before
         ("tenant", "i8"),
         ("group", "i8"),  # preble: its priority when it was last looked at
         # e2's window: a list by time of routing
@@ -56,12 +56,12 @@ CACHE = np.dtype(
     [
         ("oldest", "i8"),  # the list of entries without refs
         ("newest", "i8"),
-        ("idle", "i8"),  # how many those are
-        ("nodes", "i8"),  # that it has, as far as the router knows
-        ("last", "i8"),  # of the prompts that wait
-        ("served", "i8"),  # tenant of the prompt admitted last, NONE before
+        ("idle_nodes", "i8"),  # how many those are
+        ("known_nodes", "i8"),  # that it has, as far as the router knows
+        ("last_waiting", "i8"),  # of the prompts
+        ("served_tenant", "i8"),  # of the prompt admitted last, NONE before
         # e2's window
-        ("requests", "i8"),
+        ("routed", "i8"),  # requests
         ("prefill_s", "f8"),
         ("decode_s", "f8"),
         ("token_s", "f8"),  # to prefill one token
@@ -69,29 +69,29 @@ CACHE = np.dtype(
     ]
 )
 # waits of those who share a prefix, routed in the first and the second half of e2's window: sum and number
-PREFIX = np.dtype([("wait_s", "f8", 2), ("waits", "i8", 2), ("replicated_s", "f8")])  # -inf: never
+PREFIX = np.dtype([("wait_s", "f8", 2), ("wait_count", "i8", 2), ("replicated_s", "f8")])  # -inf: never
 TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8")])  # vtc's counter, dlpm's deficit
 NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 
 # numbers: tokens and KV blocks of a node, first free entry, e2's window and where its later half begins,
 # notices under way
-B, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTICES = range(8)
+NODE_TOKENS, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTICES = range(8)
 NUMBERS = 8
 # settings
 (
-    EXTEND,
-    OUTPUT,
-    QUANTUM,
-    WORKER_QUANTUM,
+    EXTEND_WEIGHT,
+    OUTPUT_WEIGHT,
+    QUANTUM_TOKENS,
+    WORKER_QUANTUM_TOKENS,
     WINDOW_S,
-    BALANCE,
+    BALANCE_RATIO,
     DECODE_FRAC,
     MATCH_FRAC,
-    ABS,
-    REL,
+    BALANCE_REQUESTS,
     NOTICE_S,
-    REPLICATE,
-) = range(12)
+    REPLICATE_RATIO,
+) = range(11)
+SETTINGS = 11
 
 
 class Caches(NamedTuple):
@@ -109,9 +109,9 @@ class Caches(NamedTuple):
     weights: npt.NDArray[np.float64]  # (U,) of tenants
     prefixes: npt.NDArray[np.void]  # (N,) PREFIX by node, empty without e2
     deficits: npt.NDArray[np.float64]  # (U, W) d2lpm
-    turns: npt.NDArray[np.int64]  # (U,) requests of a tenant that tenant-round-robin has routed
+    tenant_turns: npt.NDArray[np.int64]  # (U,) requests of a tenant that tenant-round-robin has routed
     charged: npt.NDArray[np.int64]  # (L,) steps of a lane's run whose tokens are charged to tenants
-    slots: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
+    group_turns: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
     firsts: npt.NDArray[np.int64]  # (P,) scratch
     notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
@@ -133,22 +133,16 @@ def make_caches(
     fleet: Fleet, trace: Trace, kinds: npt.NDArray[np.int64], worker_types: list[WorkerType]
 ) -> Caches:
     """Empty caches of the workers, `kinds` (W,) of `worker_types`; the trace must have prefixes."""
-    policies, n, workers = fleet.policies, len(trace), len(kinds)
+    policies, workers = fleet.policies, len(kinds)
     block = trace.prefix_block_tokens
     if block % KV_BLOCK_TOKENS:
         raise InputError(
             f"{trace.name}: blocks of {block} tokens, must be a multiple of {KV_BLOCK_TOKENS} to be cached"
         )
     uses = block_uses(trace)
-    prompts = np.zeros(n, dtype=PROMPT)
-    prompts["start"] = uses.offsets[:-1]
-    prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // block)
-    for name in ("hit", "next", "worker", "prefix", "queue_s"):
-        prompts[name] = NONE
-    prompts["tenant"] = trace.tenant
-
+    prompts = _prompts(trace, uses)
     caches = np.zeros(workers, dtype=CACHE)
-    for name in ("oldest", "newest", "last", "served"):
+    for name in ("oldest", "newest", "last_waiting", "served_tenant"):
         caches[name] = NONE
     caches["token_s"] = np.array([prefill_token_s(worker_type) for worker_type in worker_types])[kinds]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
@@ -165,10 +159,8 @@ def make_caches(
     places = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)
 
     weights = tenant_weights(policies, trace)
-    work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
-    quantum = 2.0 * float(work.mean())
     numbers = np.zeros(NUMBERS, dtype=np.int64)
-    numbers[[B, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
+    numbers[[NODE_TOKENS, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if room else NONE
     words = -(-workers // 64)
@@ -187,29 +179,45 @@ def make_caches(
         weights=weights,
         prefixes=prefixes,
         deficits=np.zeros((len(weights), workers)),
-        turns=np.zeros(len(weights), dtype=np.int64),
+        tenant_turns=np.zeros(len(weights), dtype=np.int64),
         charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
-        slots=np.zeros((workers, policies.priority_groups), dtype=np.int64),
+        group_turns=np.zeros((workers, policies.priority_groups), dtype=np.int64),
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(notices, dtype=NOTICE),
         numbers=numbers,
-        settings=np.array(
-            [
-                policies.extend_weight,
-                policies.output_weight,
-                policies.quantum_tokens or quantum,
-                policies.worker_quantum_tokens or quantum,
-                policies.share_window_s,
-                policies.balance_ratio,
-                policies.explore_decode_frac,
-                policies.cache_threshold_frac,
-                policies.balance_requests,
-                policies.balance_ratio,
-                policies.eviction_notice_s,
-                policies.replicate_ratio,
-            ]
-        ),
+        settings=_settings(policies, trace),
     )
+
+
+def _prompts(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
+    prompts = np.zeros(len(trace), dtype=PROMPT)
+    prompts["start"] = uses.offsets[:-1]
+    prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // trace.prefix_block_tokens)
+    for name in ("hit_tokens", "next", "worker", "prefix", "queue_s"):
+        prompts[name] = NONE
+    prompts["tenant"] = trace.tenant
+    return prompts
+
+
+def _settings(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
+    work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
+    quantum_tokens = 2.0 * float(work.mean())
+    settings = np.zeros(SETTINGS)
+    for setting, value in (
+        (EXTEND_WEIGHT, policies.extend_weight),
+        (OUTPUT_WEIGHT, policies.output_weight),
+        (QUANTUM_TOKENS, policies.quantum_tokens or quantum_tokens),
+        (WORKER_QUANTUM_TOKENS, policies.worker_quantum_tokens or quantum_tokens),
+        (WINDOW_S, policies.share_window_s),
+        (BALANCE_RATIO, policies.balance_ratio),
+        (DECODE_FRAC, policies.explore_decode_frac),
+        (MATCH_FRAC, policies.cache_threshold_frac),
+        (BALANCE_REQUESTS, policies.balance_requests),
+        (NOTICE_S, policies.eviction_notice_s),
+        (REPLICATE_RATIO, policies.replicate_ratio),
+    ):
+        settings[setting] = value
+    return settings
 
 
 def prefill_token_s(worker_type: WorkerType) -> float:

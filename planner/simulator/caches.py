@@ -1,9 +1,10 @@
 """Prefix caches: the nodes a worker keeps, who uses them, which of them go first.
 
-`used` of a worker counts the blocks of its running requests, a node that several use once. What is cached but
-in use by nobody fills the rest, and leaves from the least recently used on as soon as `used` grows into it;
-so whoever asks for free blocks need not know of caches. A request lets go of its last node first and of its
-root last: a parent is never older than its children, and what is cached of a prompt is always its beginning.
+`used_blocks` of a worker counts the blocks of its running requests, a node that several use once. What is
+cached but in use by nobody fills the rest, and leaves from the least recently used on as soon as those grow
+into it; so whoever asks for free blocks need not know of caches. A request lets go of its last node first and
+of its root last: a parent is never older than its children, and what is cached of a prompt is always its
+beginning.
 
 The router knows the nodes of all workers as bits. Some routers take a prompt for cached where they send it
 (`promise`), the others when it is computed. They hear of an eviction `NOTICE_S` later, cache-aware never.
@@ -21,10 +22,10 @@ from planner.simulator.cache_layout import (
     FREE,
     LAST_ROUTED,
     NODE_BLOCKS,
+    NODE_TOKENS,
     NOTICE_S,
     NOTICES,
     WINDOW_S,
-    B,
 )
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, ZERO
@@ -99,7 +100,7 @@ def _rest(state, w, e):
     else:
         entries[cache.newest].newer = e
     cache.newest = e
-    cache.idle += 1
+    cache.idle_nodes += 1
 
 
 @kernel_jit
@@ -114,7 +115,7 @@ def _unrest(state, w, e):
         cache.newest = older
     else:
         entries[newer].older = older
-    cache.idle -= 1
+    cache.idle_nodes -= 1
 
 
 @small_jit
@@ -126,7 +127,10 @@ def node_at(state, r, i):
 @small_jit
 def cacheable(state, r):
     """Nodes of request r that a cache may spare it: all but its last token."""
-    return min(state.caches.prompts[r].depth, (state.requests[r].length - 1) // state.caches.numbers[B])
+    return min(
+        state.caches.prompts[r].depth,
+        (state.requests[r].length_tokens - 1) // state.caches.numbers[NODE_TOKENS],
+    )
 
 
 @kernel_jit
@@ -152,7 +156,7 @@ def shared_blocks(state, w, r):
 
 @kernel_jit
 def take_prefix(state, w, r, coming, time_s):
-    """Request r is admitted and `used` has grown by all its blocks: it uses what is cached. Tokens hit."""
+    """Request r is admitted and `used_blocks` has grown by all of it: it uses what is cached. Tokens hit."""
     caches, worker = state.caches, state.workers[w]
     prompt = caches.prompts[r]
     nodes = cached_nodes(state, w, r, ZERO)
@@ -161,13 +165,13 @@ def take_prefix(state, w, r, coming, time_s):
         if caches.entries[e].refs == 0:
             _unrest(state, w, e)
         else:
-            worker.used -= caches.numbers[NODE_BLOCKS]
+            worker.used_blocks -= caches.numbers[NODE_BLOCKS]
         caches.entries[e].refs += 1
-    prompt.shared = nodes
-    hit = nodes * caches.numbers[B]
-    state.requests[r].computed = hit
-    if prompt.hit == NONE:
-        prompt.hit = hit
+    prompt.shared_nodes = nodes
+    hit = nodes * caches.numbers[NODE_TOKENS]
+    state.requests[r].computed_tokens = hit
+    if prompt.hit_tokens == NONE:
+        prompt.hit_tokens = hit
         _note_wait(state, r, time_s)
     evict(state, w, coming, time_s)
     return hit
@@ -180,8 +184,8 @@ def keep_prefix(state, w, r):
     """
     caches, worker = state.caches, state.workers[w]
     prompt = caches.prompts[r]
-    full = min(prompt.depth, state.requests[r].computed // caches.numbers[B])
-    for i in range(prompt.shared, full):
+    full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
+    for i in range(prompt.shared_nodes, full):
         node = node_at(state, r, i)
         e = find(state, w, node)
         if e == NONE:
@@ -193,42 +197,42 @@ def keep_prefix(state, w, r):
         elif entry.refs == 0:
             _unrest(state, w, e)
         else:
-            worker.used -= caches.numbers[NODE_BLOCKS]
+            worker.used_blocks -= caches.numbers[NODE_BLOCKS]
         entry.refs += 1
-    prompt.shared = max(prompt.shared, full)
+    prompt.shared_nodes = max(prompt.shared_nodes, full)
 
 
 @where_cached(lambda state, w, r: None)
 def release_prefix(state, w, r):
-    """Request r has left worker w and `used` has shrunk by all its blocks: what others use stays."""
+    """Request r has left worker w and `used_blocks` has shrunk by all of it: what others use stays."""
     caches, worker = state.caches, state.workers[w]
     prompt = caches.prompts[r]
-    for i in range(prompt.shared - 1, -1, -1):
+    for i in range(prompt.shared_nodes - 1, -1, -1):
         e = find(state, w, node_at(state, r, i))
         caches.entries[e].refs -= 1
         if caches.entries[e].refs == 0:
             _rest(state, w, e)
         else:
-            worker.used += caches.numbers[NODE_BLOCKS]
-    prompt.shared = 0
-    prompt.expected = 0
+            worker.used_blocks += caches.numbers[NODE_BLOCKS]
+    prompt.shared_nodes = 0
+    prompt.expected_tokens = 0
 
 
 @where_cached(lambda state, r: None)
 def lose_prefix(state, r):
     """The worker of request r went down with its cache."""
-    state.caches.prompts[r].shared = 0
-    state.caches.prompts[r].expected = 0
+    state.caches.prompts[r].shared_nodes = 0
+    state.caches.prompts[r].expected_tokens = 0
 
 
 @where_cached(lambda state, w, coming, time_s: None)
 def evict(state, w, coming, time_s):
-    """`used` has grown, and grows by `coming` in this step: nodes that nobody uses make room for that, the
+    """`used_blocks` has grown, and grows by `coming` in this step: nodes that nobody uses make room, the
     least recently used first.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
-    blocks, each = state.types[worker.type].blocks, state.caches.numbers[NODE_BLOCKS]
-    while cache.idle > 0 and worker.used + coming + cache.idle * each > blocks:
+    blocks, each = state.types[worker.type].kv_blocks, state.caches.numbers[NODE_BLOCKS]
+    while cache.idle_nodes > 0 and worker.used_blocks + coming + cache.idle_nodes * each > blocks:
         e = cache.oldest
         _unrest(state, w, e)
         _uncache(state, w, e, time_s)
@@ -259,14 +263,14 @@ def _uncache(state, w, e, time_s):
 def _show(state, w, node):
     """The router believes worker w to have a node."""
     holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
-    state.caches.workers[w].nodes += (holders[w // 64] & bit) == 0
+    state.caches.workers[w].known_nodes += (holders[w // 64] & bit) == 0
     holders[w // 64] |= bit
 
 
 @kernel_jit
 def _hide(state, w, node):
     holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
-    state.caches.workers[w].nodes -= (holders[w // 64] & bit) != 0
+    state.caches.workers[w].known_nodes -= (holders[w // 64] & bit) != 0
     holders[w // 64] &= ~bit
 
 
@@ -303,7 +307,7 @@ def empty_cache(state, w, time_s):
     for node in range(len(caches.holders)):
         _hide(state, w, node)
     cache = caches.workers[w]
-    cache.oldest, cache.newest, cache.idle = NONE, NONE, 0
+    cache.oldest, cache.newest, cache.idle_nodes = NONE, NONE, 0
 
 
 @kernel_jit
@@ -323,7 +327,7 @@ def remember_routed(state, w, r, time_s, prefill_s, decode_s):
     if caches.numbers[FIRST_LATE] == NONE:
         caches.numbers[FIRST_LATE] = r
     prompt.is_late, prompt.queue_s = 1, -1.0
-    cache.requests += 1
+    cache.routed += 1
     cache.prefill_s += prefill_s
     cache.decode_s += decode_s
     prompt.prefix, shares, length = NONE, ZERO, ZERO  # of the run of nodes that as many requests share
@@ -355,9 +359,9 @@ def _count_wait(state, r, half, sign):
     prompt = state.caches.prompts[r]
     if prompt.queue_s >= 0.0:
         prefix = state.caches.prefixes[prompt.prefix]
-        prefix.waits[half] += sign
+        prefix.wait_count[half] += sign
         prefix.wait_s[half] += sign * prompt.queue_s
-        if prefix.waits[half] == 0:
+        if prefix.wait_count[half] == 0:
             prefix.wait_s[half] = 0.0
 
 
@@ -391,10 +395,10 @@ def forget_routed(state):
         caches.numbers[FIRST_LATE] = prompt.next
     _count_wait(state, r, prompt.is_late, -ONE)
     prompt.worker = NONE
-    cache.requests -= 1
+    cache.routed -= 1
     cache.prefill_s -= prompt.prefill_s
     cache.decode_s -= prompt.decode_s
-    if cache.requests == 0:
+    if cache.routed == 0:
         cache.prefill_s, cache.decode_s = 0.0, 0.0
     for i in range(prompt.depth):
         e = find(state, w, node_at(state, r, i))

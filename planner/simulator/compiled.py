@@ -3,9 +3,10 @@
 Nothing here allocates, so no array needs a reference counted: without `_nrt` three quarters of the time went
 into counters. Inner functions get no wrapper for Python, which halves the time to compile.
 
-Numba looks at one file to see whether its cache is stale, and the kernel has several. What a function closes
-over is part of its key, so an entry closes over `SOURCES`. Each version of Numba has a folder of its own: it
-throws away what another one has left, and environments may share these sources.
+Numba looks at one file to see whether its cache is stale, and the engines have several, with constants from
+below them. What a function closes over is part of its key, so an entry closes over `SOURCES`. Each version of
+Numba has a folder of its own: it throws away what another one has left, and environments may share these
+sources.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ kernel_jit = _jit(**_INNER)
 small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their callers
 entry_jit = _jit(cache=True, nogil=True, _nrt=False)
 
-_HERE = Path(__file__).parent
-_READ = [*sorted(_HERE.glob("*.py")), _HERE.parent / "policies.py"]  # which has the policies' numbers
-SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _READ)).digest()[:7])
+_ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
+_BELOW = ("fleet.py", "policies.py", "models/forms.py")
+_FILES = (*sorted(_ROOM.glob("*.py")), *(_PLANNER / name for name in _BELOW))
+SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).digest()[:7])
 
 
 def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:

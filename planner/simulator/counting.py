@@ -5,30 +5,30 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.compiled import entry_jit, kernel_jit, small_jit
-from planner.simulator.layout import DONE, GAP_DEPTH, NONE, ONE, RUNS, TBT, ZERO
+from planner.simulator.layout import DONE, GAP_DEPTH, NONE, ONE, RELEASED, RUNS, TBT, TTFT
 
 
 @small_jit
-def run_s(first, growth, steps):
+def run_s(first_s, growth_s, steps):
     """Seconds of the first `steps` steps of a run."""
-    return first * steps + growth * (steps * (steps - 1) / 2.0)
+    return first_s * steps + growth_s * (steps * (steps - 1) / 2.0)
 
 
 @kernel_jit
-def steps_reaching(start, first, growth, time_s):
+def steps_reaching(start_s, first_s, growth_s, time_s):
     """Smallest j >= 1 such that the j-th step of a run ends at `time_s` or later."""
-    span = time_s - start
-    if span <= first:
+    span = time_s - start_s
+    if span <= first_s:
         return 1
-    if growth > 0.0:
-        half = first - 0.5 * growth
-        root = (-half + np.sqrt(half * half + 2.0 * growth * span)) / growth
+    if growth_s > 0.0:
+        half = first_s - 0.5 * growth_s
+        root = (-half + np.sqrt(half * half + 2.0 * growth_s * span)) / growth_s
     else:
-        root = span / first
+        root = span / first_s
     j = max(int(root) - 1, 1)
-    while start + run_s(first, growth, j) < time_s:
+    while start_s + run_s(first_s, growth_s, j) < time_s:
         j += 1
-    while j > 1 and start + run_s(first, growth, j - 1) >= time_s:
+    while j > 1 and start_s + run_s(first_s, growth_s, j - 1) >= time_s:
         j -= 1
     return j
 
@@ -49,14 +49,14 @@ def count(state, metric, value_s):
 
 
 @kernel_jit
-def count_run(state, start, first, growth, steps, sequences):
+def count_run(state, start_s, first_s, growth_s, steps, sequences):
     """Hold the gaps of a run, each met by `sequences` requests, against the limits on tbt."""
     begin, end = 0, steps
-    if start + first < state.window[0]:
-        begin = steps_reaching(start, first, growth, state.window[0]) - 1
-    if start + run_s(first, growth, steps) > state.window[1]:
-        end = steps_reaching(start, first, growth, state.window[1])
-        if start + run_s(first, growth, end) > state.window[1]:
+    if start_s + first_s < state.window[0]:
+        begin = steps_reaching(start_s, first_s, growth_s, state.window[0]) - 1
+    if start_s + run_s(first_s, growth_s, steps) > state.window[1]:
+        end = steps_reaching(start_s, first_s, growth_s, state.window[1])
+        if start_s + run_s(first_s, growth_s, end) > state.window[1]:
             end -= 1
     if end <= begin:
         return
@@ -65,11 +65,11 @@ def count_run(state, start, first, growth, steps, sequences):
             continue
         state.limits[k].counted += sequences * (end - begin)
         limit_s = state.limits[k].limit_s
-        if first + growth * (end - 1) > limit_s:
+        if first_s + growth_s * (end - 1) > limit_s:
             i = begin
-            if growth > 0.0:
-                i = max(int((limit_s - first) / growth) - 1, begin)
-            while first + growth * i <= limit_s:
+            if growth_s > 0.0:
+                i = max(int((limit_s - first_s) / growth_s) - 1, begin)
+            while first_s + growth_s * i <= limit_s:
                 i += 1
             state.limits[k].violations += sequences * (end - i)
 
@@ -84,27 +84,60 @@ def is_broken(state):
 
 
 @kernel_jit
-def let_in(state, released, closed_loop, time_s):
-    """A closed loop lets the next requests arrive in place of those that are done: how many have so far."""
-    while released < len(state.requests) and released - state.counters[DONE] < closed_loop:
-        state.requests[released].arrival_s = time_s
-        released += 1
-    return released
+def is_over(state, closed_loop, stop_early, time_s):
+    """What follows every event: a closed loop lets the next requests arrive in place of those that are done.
+    True where the run may stop early, since a limit is broken.
+    """
+    if closed_loop > 0:
+        released = state.counters[RELEASED]
+        while released < len(state.requests) and released - state.counters[DONE] < closed_loop:
+            state.requests[released].arrival_s = time_s
+            released += 1
+        state.counters[RELEASED] = released
+    return stop_early and is_broken(state)
 
 
 @kernel_jit
-def record_run(state, w, start, first, growth, steps, sequences, decodes, prefill_tokens, blocks):
+def record_steps(state, l, first_s, growth_s, steps, sequences):
+    """Write down a run of steps of lane l, which `sequences` requests saw as gaps between tokens."""
+    k = state.counters[RUNS]
+    if k < len(state.runs):
+        run, lane = state.runs[k], state.lanes[l]
+        run.worker, run.start_s, run.first_s, run.growth_s = lane.worker, lane.run_start_s, first_s, growth_s
+        run.steps, run.sequences, run.decodes = steps, sequences, lane.decodes * lane.is_decoding
+        run.prefill_tokens, run.blocks = lane.prefill_tokens, state.workers[lane.worker].used_blocks
+    state.counters[RUNS] = k + 1
+
+
+@kernel_jit
+def record_gap(state, w, start_s, gap_s, sequences):
+    """Write down a gap that is no step of an engine."""
     k = state.counters[RUNS]
     if k < len(state.runs):
         run = state.runs[k]
-        run.worker, run.start_s, run.first_s, run.growth_s, run.steps = w, start, first, growth, steps
-        run.sequences, run.decodes, run.prefill_tokens, run.blocks = (
-            sequences,
-            decodes,
-            prefill_tokens,
-            blocks,
-        )
+        run.worker, run.start_s, run.first_s, run.growth_s = w, start_s, gap_s, 0.0
+        run.steps, run.sequences, run.decodes, run.prefill_tokens, run.blocks = 1, sequences, 0, NONE, 0
     state.counters[RUNS] = k + 1
+
+
+@kernel_jit
+def end_batch(state, l, seconds, steps):
+    """What a worker's totals gain by the batch on lane l, but for the tokens of its decodes."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    worker.busy_s += seconds
+    worker.steps += steps
+    worker.dense_tokens += lane.prefill_tokens
+
+
+@kernel_jit
+def first_token(state, r, time_s):
+    """The prompt of request r is computed."""
+    request = state.requests[r]
+    request.first_token_s = request.last_token_s = time_s
+    request.generated_tokens = 1
+    if in_window(state, request.arrival_s):
+        count(state, TTFT, time_s - request.arrival_s)
 
 
 @kernel_jit
@@ -115,7 +148,7 @@ def single_gap(state, w, r, time_s):
     request.gap_max_s = max(request.gap_max_s, gap_s)
     if in_window(state, time_s):
         count(state, TBT, gap_s)
-    record_run(state, w, request.last_token_s, gap_s, 0.0, ONE, ONE, ZERO, NONE, ZERO)
+    record_gap(state, w, request.last_token_s, gap_s, ONE)
 
 
 @kernel_jit
@@ -126,36 +159,36 @@ def note_gap(state, l, gap_s):
     the longest gap since any step is found by bisection. When it is full, all goes to the requests.
     """
     lane, gaps = state.lanes[l], state.gaps
-    depth = lane.gaps
+    depth = lane.gap_depth
     while depth > 0 and gaps[l, depth - 1].gap_s <= gap_s:
         depth -= 1
     if depth == GAP_DEPTH:
-        for slot in range(lane.decodes - lane.late):  # the late ones have not seen it
+        for slot in range(lane.decodes - lane.late_decodes):  # the late ones have not seen it
             settle_gap(state, l, slot)
             request = state.requests[state.slots[l, slot].request]
             request.gap_max_s = max(request.gap_max_s, gap_s)
-        lane.gaps = 0
+        lane.gap_depth = 0
         return
-    gaps[l, depth].step = lane.step
+    gaps[l, depth].step = lane.decode_step
     gaps[l, depth].gap_s = gap_s
-    lane.gaps = depth + 1
+    lane.gap_depth = depth + 1
 
 
 @kernel_jit
 def settle_gap(state, l, slot):
     """Bring the longest gap of the request in a slot up to date."""
-    since = state.slots[l, slot].since
-    low, high = 0, state.lanes[l].gaps
+    since = state.slots[l, slot].settled_step
+    low, high = 0, state.lanes[l].gap_depth
     while low < high:
         middle = (low + high) // 2
         if state.gaps[l, middle].step > since:
             high = middle
         else:
             low = middle + 1
-    if low < state.lanes[l].gaps:
+    if low < state.lanes[l].gap_depth:
         request = state.requests[state.slots[l, slot].request]
         request.gap_max_s = max(request.gap_max_s, state.gaps[l, low].gap_s)
-    state.slots[l, slot].since = state.lanes[l].step
+    state.slots[l, slot].settled_step = state.lanes[l].decode_step
 
 
 @entry_jit

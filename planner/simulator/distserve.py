@@ -18,330 +18,286 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.agenda import PENDING, schedule
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
-from planner.simulator.counting import count, count_run, in_window, is_broken, let_in, record_run
-from planner.simulator.layout import (
-    BACK,
-    DECODE,
-    DONE,
-    FRONT,
-    INBOUND,
-    NONE,
-    ONE,
-    PREFILL,
-    RANK,
-    TTFT,
-    ZERO,
-    State,
-)
+from planner.simulator.counting import count_run, end_batch, first_token, is_over, record_gap, record_steps
+from planner.simulator.event_heap import next_arrival, next_time_s, schedule
+from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, ONE, PREFILL, RANK, ZERO, State
 from planner.simulator.pointers import pointer_to
 from planner.simulator.queues import append, pop
 from planner.simulator.routing import choose
-from planner.simulator.slots import assign, blocks_of, finish, load, reject
+from planner.simulator.slots import add_chunk, assign, blocks_of, clear_chunks, finish, load, reject
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
 PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)  # lists of a rank
-ENTERED, RELEASED = range(2, 4)  # of `marks`, after those of the agenda: requests that came, that may come
-MARKS = 4
-
-
-@kernel_jit
-def _queue(m, l, which, r, now):
-    """Put request r at the end of a list of rank l, which is woken if it sleeps."""
-    rank = m.ranks[l]
-    m.requests[r].next = NONE
-    if rank.head[which] == NONE:
-        rank.head[which] = r
-    else:
-        m.requests[rank.tail[which]].next = r
-    rank.tail[which] = r
-    if which != RUNNING and m.place[l] == NONE:
-        schedule(m, l, now)
-
-
-@kernel_jit
-def _begin(m, l, which):
-    """Move the first request of a list of rank l into the batch that it forms."""
-    rank = m.ranks[l]
-    r = rank.head[which]
-    rank.head[which] = m.requests[r].next
-    rank.size += 1
-    _queue(m, l, RUNNING, r, 0.0)
-
-
-@kernel_jit
-def _count_waiting(m, w, requests):
-    """So many more wait at rank 0."""
-    m.workers[w].waits += requests
-    load(m, w, 0.0, 0.0, 0.0)
 
 
 @small_jit
-def _blocks(m, w, r):
-    """KV blocks that request r takes on worker w."""
-    request = m.requests[r]
-    return blocks_of(request.input + (0 if m.workers[w].role == PREFILL else request.output))
+def _wake(state, l, time_s):
+    if state.heap_index[l] == NONE:
+        schedule(state, l, time_s)
 
 
 @kernel_jit
-def _form_prefills(m, l, now):
+def _queue(state, l, which, r, time_s):
+    """Request r is at the end of a list of rank l, which is woken if it sleeps."""
+    append(state.requests, state.ranks[l], which, r)
+    _wake(state, l, time_s)
+
+
+@small_jit
+def _begin(state, l, which):
+    """Move the first request of a list of rank l into the batch that it forms."""
+    rank = state.ranks[l]
+    append(state.requests, rank, RUNNING, pop(state.requests, rank, which))
+
+
+@kernel_jit
+def _count_waiting(state, w, requests):
+    """So many more wait at rank 0."""
+    state.workers[w].waiting += requests
+    load(state, w, 0.0, 0.0, 0.0)
+
+
+@small_jit
+def _blocks(state, w, r):
+    """KV blocks that request r takes on worker w."""
+    request = state.requests[r]
+    return blocks_of(
+        request.input_tokens + (0 if state.workers[w].role == PREFILL else request.output_tokens)
+    )
+
+
+@kernel_jit
+def _form_prefills(state, l, time_s):
     """The prefill batch of rank l; none where memory holds not even the first prompt."""
-    rank, w = m.ranks[l], m.lanes[l].worker
-    worker = m.workers[w]
-    kind = m.types[worker.type]
-    is_first = l == worker.lane
-    batch = m.requests[rank.head[PREFILLS]].order
+    rank, lane = state.ranks[l], state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    is_first_rank = l == worker.first_lane
+    batch = state.requests[rank.head[PREFILLS]].admission_number
     while rank.head[PREFILLS] != NONE:
-        request = m.requests[rank.head[PREFILLS]]
-        if is_first:
-            blocks = _blocks(m, w, rank.head[PREFILLS])
-            if worker.used + blocks > kind.blocks or (
-                rank.size > 0 and (rank.tokens + request.input > kind.budget or rank.size == kind.seats)
-            ):
+        request = state.requests[rank.head[PREFILLS]]
+        tokens = request.input_tokens
+        if is_first_rank:
+            blocks = _blocks(state, w, rank.head[PREFILLS])
+            is_full = lane.prefill_tokens + tokens > kind.token_budget or lane.prefills == kind.seats
+            if worker.used_blocks + blocks > kind.kv_blocks or (lane.prefills > 0 and is_full):
                 break
-            worker.used += blocks
+            worker.used_blocks += blocks
             worker.running += 1
-            request.order = rank.formed
-            request.scheduled_s = now
-        elif request.order != batch:
+            request.admission_number = rank.formed
+            request.scheduled_s = time_s
+        elif request.admission_number != batch:
             break
-        rank.tokens += request.input
-        _begin(m, l, PREFILLS)
+        add_chunk(lane, ZERO, tokens)
+        _begin(state, l, PREFILLS)
     rank.formed += 1
 
 
 @kernel_jit
-def _form_decodes(m, l):
-    """The decode batch of rank l: its context, with the new tokens."""
-    rank, worker = m.ranks[l], m.workers[m.lanes[l].worker]
-    kind = m.types[worker.type]
-    context = ZERO
+def _form_decodes(state, l):
+    """The decode batch of rank l; its context counts the new tokens."""
+    rank, lane = state.ranks[l], state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
     while rank.head[DECODES] != NONE:
-        request = m.requests[rank.head[DECODES]]
-        tokens = request.input + request.generated
-        if rank.size > 0 and (context + tokens > kind.decode_tokens or rank.size == kind.seats):
+        request = state.requests[rank.head[DECODES]]
+        tokens = request.input_tokens + request.generated_tokens
+        is_full = lane.kv_sum + tokens > kind.decode_batch_tokens or lane.decodes == kind.seats
+        if lane.decodes > 0 and is_full:
             break
-        context += tokens
-        _begin(m, l, DECODES)
-    if l == worker.lane and worker.role == DECODE:
-        _count_waiting(m, m.lanes[l].worker, -rank.size)
-    return context
+        lane.decodes += 1
+        lane.kv_sum += tokens
+        _begin(state, l, DECODES)
+    if l == worker.first_lane and worker.role == DECODE:
+        _count_waiting(state, lane.worker, -lane.decodes)
 
 
 @kernel_jit
-def _start(m, l, now):
+def _start(state, l, time_s):
     """Run the next batch of rank l, if there is one."""
-    rank, worker = m.ranks[l], m.workers[m.lanes[l].worker]
-    kind = m.types[worker.type]
-    rank.size, rank.tokens, rank.start_s = 0, 0, now
-    decodes, context, pairs, squares = ZERO, ZERO, 0.0, 0.0
+    rank, lane = state.ranks[l], state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    clear_chunks(lane)
+    lane.decodes, lane.kv_sum, lane.is_decoding = 0, 0.0, 1
+    lane.run_start_s, lane.run_steps = time_s, 0
     if rank.head[PREFILLS] != NONE:
-        _form_prefills(m, l, now)
-        r = rank.head[RUNNING]
-        while r != NONE:
-            n = m.requests[r].input
-            pairs += 0.5 * n * (n + 1)
-            squares += float(n) * n
-            r = m.requests[r].next
-    rank.is_prefill = rank.size > 0
-    if rank.size == 0:
+        _form_prefills(state, l, time_s)
+    if lane.prefills == 0:
         if rank.head[DECODES] == NONE:
-            schedule(m, l, np.inf)
+            schedule(state, l, np.inf)
             return
-        context = _form_decodes(m, l)
-        decodes = rank.size
-    stage, extra, send, _, _ = step_seconds(
-        m, kind, decodes, context, rank.tokens, pairs, squares, 0.0, rank.size - decodes
-    )
-    if l == worker.lane:
-        stage += extra
-    if l < worker.lane + kind.pp - 1:
-        stage += send
-    schedule(m, l, now + stage)
+        _form_decodes(state, l)
+    stage_s, extra_s, send_s, _, _ = step_seconds(state, kind, lane)
+    if l == worker.first_lane:
+        stage_s += extra_s
+    if l < worker.first_lane + kind.pp - 1:
+        stage_s += send_s
+    lane.run_steps = 1
+    schedule(state, l, time_s + stage_s)
 
 
 @kernel_jit
-def _end(m, l, now):
+def _end(state, l, time_s):
     """The batch of rank l goes on to the next rank, or its tokens leave."""
-    rank, w = m.ranks[l], m.lanes[l].worker
-    worker = m.workers[w]
-    kind = m.types[worker.type]
-    decodes = rank.size * (1 - rank.is_prefill)
-    stage_s = (now - rank.start_s) / kind.pp
-    worker.busy_s += stage_s
-    record_run(m, w, rank.start_s, stage_s, 0.0, ONE, ZERO, decodes, rank.tokens, worker.used)
-    if l == worker.lane:
-        worker.steps += 1
-        worker.tokens += rank.tokens + decodes
-        if rank.is_prefill and worker.role != DECODE:
-            _count_waiting(m, w, -rank.size)
-    which = PREFILLS if rank.is_prefill else DECODES
-    is_last = l == worker.lane + kind.pp - 1
+    rank, lane = state.ranks[l], state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    stage_s = (time_s - lane.run_start_s) / kind.pp
+    record_steps(state, l, stage_s, 0.0, ONE, ZERO)
+    if l == worker.first_lane:
+        end_batch(state, l, stage_s, ONE)
+        worker.dense_tokens += lane.decodes
+        if lane.prefills > 0 and worker.role != DECODE:
+            _count_waiting(state, w, -lane.prefills)
+    else:
+        worker.busy_s += stage_s
     since_s, sequences = np.nan, ZERO  # requests with one gap in common
     r = rank.head[RUNNING]
     rank.head[RUNNING] = NONE
     while r != NONE:
-        request = m.requests[r]
+        request = state.requests[r]
         following = request.next
-        if not is_last:
-            _queue(m, l + 1, which, r, now)
+        if l < worker.first_lane + kind.pp - 1:
+            _queue(state, l + 1, PREFILLS if lane.prefills > 0 else DECODES, r, time_s)
         else:
-            if rank.is_prefill:
-                request.first_token_s = now
-                request.transfer_s = now - rank.start_s
-                load(m, w, -float(request.input), 0.0, 0.0)
-                if in_window(m, request.arrival_s):
-                    count(m, TTFT, now - request.arrival_s)
+            if lane.prefills > 0:
+                first_token(state, r, time_s)
+                request.prefill_step_s = time_s - lane.run_start_s
+                load(state, w, -float(request.input_tokens), 0.0, 0.0)
             else:
                 if request.last_token_s != since_s:
-                    _count_gap(m, w, since_s, now, sequences)
+                    _count_gap(state, w, since_s, time_s, sequences)
                     since_s, sequences = request.last_token_s, ZERO
                 sequences += 1
-                request.gap_max_s = max(request.gap_max_s, now - since_s)
-            request.generated += 1
-            request.last_token_s = now
-            _go_on(m, w, r, now)
+                request.gap_max_s = max(request.gap_max_s, time_s - since_s)
+                request.generated_tokens += 1
+                request.last_token_s = time_s
+            _go_on(state, w, r, time_s)
         r = following
-    _count_gap(m, w, since_s, now, sequences)
+    _count_gap(state, w, since_s, time_s, sequences)
 
 
 @kernel_jit
-def _count_gap(m, w, since_s, now, sequences):
+def _count_gap(state, w, since_s, time_s, sequences):
     if sequences > 0:
-        count_run(m, since_s, now - since_s, 0.0, ONE, sequences)
-        record_run(m, w, since_s, now - since_s, 0.0, ONE, sequences, ZERO, NONE, ZERO)
+        count_run(state, since_s, time_s - since_s, 0.0, ONE, sequences)
+        record_gap(state, w, since_s, time_s - since_s, sequences)
 
 
 @kernel_jit
-def _go_on(m, w, r, now):
+def _go_on(state, w, r, time_s):
     """Request r has a token more: it is done, goes to a decode worker, or round again."""
-    request, worker = m.requests[r], m.workers[w]
-    if request.generated == request.output:
-        worker.used -= _blocks(m, w, r)
-        finish(m, w, r, now)
-        _use_room(m, w, now)
+    request, worker = state.requests[r], state.workers[w]
+    if request.generated_tokens == request.output_tokens:
+        worker.used_blocks -= _blocks(state, w, r)
+        finish(state, w, r, time_s)
+        _use_room(state, w, time_s)
     elif worker.role != PREFILL:
         if worker.role == DECODE:
-            _count_waiting(m, w, ONE)
-        _queue(m, worker.lane, DECODES, r, now)
+            _count_waiting(state, w, ONE)
+        _queue(state, worker.first_lane, DECODES, r, time_s)
     else:
-        assign(m, w, r, -1.0)
-        v = choose(m, BACK, r, now)
+        assign(state, w, r, -1.0)
+        v = choose(state, BACK, r, time_s)
         if v == NONE:
-            worker.used -= _blocks(m, w, r)
+            worker.used_blocks -= _blocks(state, w, r)
             worker.running -= 1
-            reject(m, r)
+            reject(state, r)
             return
         request.decode_worker = v
-        assign(m, v, r, 1.0)
-        append(m, v, INBOUND, r)
-        _use_room(m, v, now)
+        assign(state, v, r, 1.0)
+        append(state.requests, state.workers[v], INBOUND, r)
+        _use_room(state, v, time_s)
 
 
 @kernel_jit
-def _use_room(m, w, now):
+def _use_room(state, w, time_s):
     """Worker w has room, or more to put there: pull KV, or prefill."""
-    worker = m.workers[w]
+    worker = state.workers[w]
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
-        blocks = _blocks(m, w, r)
-        if worker.used + blocks > m.types[worker.type].blocks:
+        blocks = _blocks(state, w, r)
+        if worker.used_blocks + blocks > state.types[worker.type].kv_blocks:
             return
-        pop(m, w, INBOUND)
-        worker.used += blocks
+        pop(state.requests, worker, INBOUND)
+        worker.used_blocks += blocks
         worker.running += 1
-        end_s = transfer_end_s(m, r, blocks_of(m.requests[r].input), now)
-        if end_s > now:
-            schedule(m, len(m.ranks) + r, end_s)
+        end_s = transfer_end_s(state, r, blocks_of(state.requests[r].input_tokens), time_s)
+        if end_s > time_s:
+            schedule(state, len(state.lanes) + r, end_s)
         else:
-            _arrived(m, r, now)
-    if m.ranks[worker.lane].head[PREFILLS] != NONE and m.place[worker.lane] == NONE:
-        schedule(m, worker.lane, now)
+            _arrived(state, r, time_s)
+    if state.ranks[worker.first_lane].head[PREFILLS] != NONE:
+        _wake(state, worker.first_lane, time_s)
 
 
 @kernel_jit
-def _arrived(m, r, now):
+def _arrived(state, r, time_s):
     """The KV of r lies on its decode worker."""
-    w, v = m.requests[r].prefill_worker, m.requests[r].decode_worker
-    source = m.workers[w]
-    source.used -= _blocks(m, w, r)
+    w, v = state.requests[r].prefill_worker, state.requests[r].decode_worker
+    source = state.workers[w]
+    source.used_blocks -= _blocks(state, w, r)
     source.running -= 1
-    if m.ranks[source.lane].head[PREFILLS] != NONE and m.place[source.lane] == NONE:
-        schedule(m, source.lane, now)
-    _count_waiting(m, v, ONE)
-    _queue(m, m.workers[v].lane, DECODES, r, now)
+    if state.ranks[source.first_lane].head[PREFILLS] != NONE:
+        _wake(state, source.first_lane, time_s)
+    _count_waiting(state, v, ONE)
+    _queue(state, state.workers[v].first_lane, DECODES, r, time_s)
 
 
 @kernel_jit
-def _arrive(m, r, now):
-    w = choose(m, FRONT, r, now)
+def _arrive(state, r, time_s):
+    w = choose(state, FRONT, r, time_s)
     if w == NONE:
-        reject(m, r)
+        reject(state, r)
         return
-    m.requests[r].prefill_worker = w
-    assign(m, w, r, 1.0)
-    m.workers[w].waits += 1
-    load(m, w, float(m.requests[r].input), 0.0, 0.0)
-    _queue(m, m.workers[w].lane, PREFILLS, r, now)
+    state.requests[r].prefill_worker = w
+    assign(state, w, r, 1.0)
+    state.workers[w].waiting += 1
+    load(state, w, float(state.requests[r].input_tokens), 0.0, 0.0)
+    _queue(state, state.workers[w].first_lane, PREFILLS, r, time_s)
 
 
 def _entry(sources):
     @entry_jit
-    def run(fields, closed_loop, stop_early):
-        m = pointer_to(fields)
-        n = len(m.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
-        ranks, marks = len(m.ranks), m.marks
-        while m.counters[DONE] < n:
-            now = np.inf
-            if marks[PENDING] > 0:
-                now = m.time[m.heap[0]]
-            r = marks[ENTERED]
-            if r < marks[RELEASED] and m.requests[r].arrival_s <= now:
-                now = m.requests[r].arrival_s
-                marks[ENTERED] += 1
-                _arrive(m, r, now)
-            elif now == np.inf:
+    def simulate_events(fields, closed_loop, stop_early):
+        state = pointer_to(fields)
+        n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
+        ranks = len(state.lanes)
+        while state.counters[DONE] < n:
+            time_s, r = next_time_s(state), next_arrival(state)
+            if r != NONE:
+                time_s = state.requests[r].arrival_s
+                _arrive(state, r, time_s)
+            elif time_s == np.inf:
                 return
-            elif m.heap[0] < ranks:
-                l = m.heap[0]
-                if m.ranks[l].size > 0:
-                    _end(m, l, now)
-                _start(m, l, now)
+            elif state.heap[0] < ranks:
+                l = state.heap[0]
+                if state.lanes[l].run_steps > 0:
+                    _end(state, l, time_s)
+                _start(state, l, time_s)
             else:
-                r = m.heap[0] - ranks
-                schedule(m, m.heap[0], np.inf)
-                _arrived(m, r, now)
-            if closed_loop > 0:
-                marks[RELEASED] = let_in(m, marks[RELEASED], closed_loop, now)
-            if stop_early and is_broken(m):
+                r = state.heap[0] - ranks
+                schedule(state, state.heap[0], np.inf)
+                _arrived(state, r, time_s)
+            if is_over(state, closed_loop, stop_early, time_s):
                 return
 
-    return run
+    return simulate_events
 
 
-run = _entry(SOURCES)
-run.__doc__ = (
+simulate_events = _entry(SOURCES)
+simulate_events.__doc__ = (
     """Simulate until every request is done or, with `stop_early`, until a limit can no longer hold."""
 )
 
 
 def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:
     """Fill in `state`; `closed_loop` > 0 keeps that many requests in flight."""
-    n, entities = len(state.requests), len(state.lanes) + len(state.requests)
     ranks = np.zeros(len(state.lanes), dtype=RANK)
     ranks["head"] = ranks["tail"] = NONE
-    marks = np.zeros(MARKS, dtype=np.int64)
-    marks[RELEASED] = min(closed_loop, n) if closed_loop else n
-    parts = state._replace(
-        ranks=ranks,
-        time=np.zeros(entities),
-        turn=np.zeros(entities, dtype=np.int64),
-        place=np.full(entities, NONE),
-        heap=np.zeros(entities, dtype=np.int64),
-        marks=marks,
-    )
-    run(parts, closed_loop, stop_early)
-    state.lanes["run_steps"] = ranks["size"] > 0
-    state.time[: len(ranks)] = np.where(parts.place[: len(ranks)] == NONE, np.inf, parts.time[: len(ranks)])
+    simulate_events(state._replace(ranks=ranks), closed_loop, stop_early)

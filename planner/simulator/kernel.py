@@ -1,10 +1,11 @@
 """The discrete-event kernel: exact engine steps of a fleet over a trace, compiled, no object per request.
 
 A worker forms steps as its batching policy says (batching.py), and each takes the seconds of its fit
-(seconds.py). The first token leaves with the last prefill chunk. Between arrivals, completions and prefills
-nothing but the context changes, so a decode-only batch is advanced many steps at once: with D sequences the
-j-th step lasts  first + j d D  (d: seconds per KV token), a sum in closed form. Cost grows with requests, not
-with tokens, and every gap between tokens is still counted exactly (counting.py).
+(step_times.py). The first token leaves with the last prefill chunk. Between arrivals, completions and
+prefills nothing but the context changes, so a decode-only batch is advanced many steps at once: with D
+sequences the j-th step lasts  first + j d D  (d: seconds per KV token), a sum in closed form, and only its
+end is an event. Cost grows with requests, not with tokens, and every gap between tokens is still counted
+exactly (counting.py).
 
 Disaggregated requests leave their prefill worker when the first token is out. The decode worker reserves
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
@@ -29,17 +30,18 @@ from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, keep_prefix, lose_prefix
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.counting import (
-    count,
     count_run,
-    in_window,
-    is_broken,
-    let_in,
+    end_batch,
+    first_token,
+    is_over,
     note_gap,
-    record_run,
+    record_gap,
+    record_steps,
     run_s,
     single_gap,
     steps_reaching,
 )
+from planner.simulator.event_heap import is_alone, next_time_s, set_time
 from planner.simulator.layout import (
     BACK,
     DECODE,
@@ -54,22 +56,22 @@ from planner.simulator.layout import (
     LINK_SLOW,
     LOST,
     MIXED,
-    NEXT_EVENT,
+    NEXT_DISTURBANCE,
     NONE,
     ONE,
     PARTIAL,
     PREFILL,
     READY,
+    RELEASED,
     SIZE,
     SLOW,
-    TTFT,
     UP,
     ZERO,
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, leave
-from planner.simulator.queues import append, meld, pop, put, set_time, without_root
+from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.routing import choose, fits, set_pools
 from planner.simulator.slots import (
     assign,
@@ -77,12 +79,12 @@ from planner.simulator.slots import (
     blocks_of,
     enqueue,
     finish,
-    held,
     join,
     load,
-    refresh_next_finish,
+    refresh_next_finish_step,
     reject,
     release,
+    request_blocks,
     take_out,
 )
 from planner.simulator.transfer import cut, end_transfer, receive, wake
@@ -92,17 +94,17 @@ from planner.simulator.transfer import cut, end_transfer, receive, wake
 def start_steps(state, l, time_s):
     """Start what the worker of lane l has to do, on l and on its other idle lanes."""
     worker = state.workers[state.lanes[l].worker]
-    first, end = worker.lane, worker.lane + state.types[worker.type].lanes
-    for m in range(first, end):
-        if state.lanes[m].run_steps == 0:
-            start_step(state, m, time_s)
+    first, end = worker.first_lane, worker.first_lane + state.types[worker.type].lanes
+    for other in range(first, end):
+        if state.lanes[other].run_steps == 0:
+            start_step(state, other, time_s)
 
 
 @kernel_jit
 def _may_return(state, pool, r):
     """Whether a worker that is down could hold request r."""
     request = state.requests[r]
-    need = blocks_of(request.input + request.output)
+    need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
         worker = state.workers[w]
         if worker.is_up == 0 and (worker.role == DECODE) == (pool == BACK) and fits(state, w, need):
@@ -126,12 +128,12 @@ def arrive(state, r, time_s, cause):
     worker = state.workers[w]
     request.prefill_worker = w
     assign(state, w, r, 1.0)
-    load(state, w, float(request.length - expected_tokens(state, r)), 0.0, 0.0)
-    is_first = worker.waiting == NONE
+    load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
+    is_first = worker.first_waiting == NONE
     charge_running(state, w, time_s)
     enqueue(state, w, r)
     # else the one before it could not be admitted either
-    if is_first or worker.waiting == r or state.types[worker.type].order > SRPT:
+    if is_first or worker.first_waiting == r or state.types[worker.type].queue_order > SRPT:
         wake(state, w, time_s, cause)
 
 
@@ -149,8 +151,8 @@ def flip(state, pool, time_s):
             and worker.role != MIXED
             and (worker.role == DECODE) == (pool == FRONT)
             and worker.running == 0
-            and worker.requests == 0.0
-            and worker.used == 0
+            and worker.assigned == 0.0
+            and worker.used_blocks == 0
             and time_s - worker.idle_since_s >= state.policy[FLIP_S]
             and state.counters[SIZE + other] > 1
             and _is_busy(state, pool)
@@ -164,7 +166,7 @@ def flip(state, pool, time_s):
 @kernel_jit
 def _is_busy(state, pool):
     for i in range(state.counters[SIZE + pool]):
-        if state.workers[state.pools[pool, i]].requests == 0.0:
+        if state.workers[state.pools[pool, i]].assigned == 0.0:
             return False
     return True
 
@@ -185,7 +187,7 @@ def hand_off(state, r, time_s, cause):
         return
     request.decode_worker = v
     assign(state, v, r, 1.0)
-    append(state, v, INBOUND, r)
+    append(state.requests, state.workers[v], INBOUND, r)
     receive(state, v, time_s, cause)
 
 
@@ -196,46 +198,43 @@ def decoded(state, l, steps, time_s):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    start, first, growth = lane.run_start, lane.run_first, lane.run_growth
-    normal = lane.decodes - lane.late
-    is_gap = start == lane.last_token_s  # else the first gap is longer than the step
+    first_s, growth_s = lane.run_first_s, lane.run_growth_s
+    normal = lane.decodes - lane.late_decodes
+    is_gap = lane.run_start_s == lane.last_token_s  # else the first gap is longer than the step
+    gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:
-        step_s = first if kind.lanes == 1 else lane.stage_s
+        step_s = first_s if kind.lanes == 1 else lane.stage_s
         sequences = normal if is_gap and kind.lanes == 1 else ZERO
-        record_run(
-            state, w, start, step_s, growth, steps, sequences, lane.decodes, lane.prefill_tokens, worker.used
-        )
+        record_steps(state, l, step_s, growth_s, steps, sequences)
         if sequences == 0 and normal > 0:
-            gap_s = time_s - lane.last_token_s
-            record_run(state, w, lane.last_token_s, gap_s, 0.0, ONE, normal, ZERO, NONE, ZERO)
-    if kind.lanes == 1 and kind.reserved == 0:
-        worker.used += blocks_for(lane, steps)
+            record_gap(state, w, lane.last_token_s, gap_s, normal)
+    if kind.lanes == 1 and kind.reserved_blocks == 0:
+        worker.used_blocks += blocks_for(lane, steps)
         evict(state, w, ZERO, time_s)
     charge_tokens(state, l, steps)
     if kind.batching == LIGHTLLM:
-        worker.tried = (worker.tried + steps - 1) % kind.patience + 1
-    worker.tokens += steps * lane.decodes
-    lane.step += steps
+        worker.tried_steps = (worker.tried_steps + steps - 1) % kind.patience_steps + 1
+    worker.dense_tokens += steps * lane.decodes
+    lane.decode_step += steps
     lane.kv_sum += float(steps) * lane.decodes
     for slot in range(normal, lane.decodes):
         single_gap(state, w, state.slots[l, slot].request, time_s)
-        state.slots[l, slot].since = lane.step
+        state.slots[l, slot].settled_step = lane.decode_step
     if normal > 0:
         if is_gap:
-            count_run(state, start, first, growth, steps, normal)
-            note_gap(state, l, first + growth * (steps - 1))
+            count_run(state, lane.run_start_s, first_s, growth_s, steps, normal)
+            note_gap(state, l, first_s + growth_s * (steps - 1))
         else:
-            gap_s = time_s - lane.last_token_s
             count_run(state, lane.last_token_s, gap_s, 0.0, ONE, normal)
             note_gap(state, l, gap_s)
-    lane.late = 0
+    lane.late_decodes = 0
     lane.last_token_s = time_s
 
 
 def _next_slot_done(state, l, slot):
     """The first slot from `slot` on that is done, else how many there are."""
     lane = state.lanes[l]
-    while slot < lane.decodes and state.slots[l, slot].finish != lane.step:
+    while slot < lane.decodes and state.slots[l, slot].finish_step != lane.decode_step:
         slot += 1
     return slot
 
@@ -246,8 +245,9 @@ def _next_done(state, l, slot):
     lane = state.lanes[l]
     slot = lane.decodes
     for other in range(lane.decodes):
-        if state.slots[l, other].finish == lane.step and (
-            slot == lane.decodes or state.slots[l, other].order < state.slots[l, slot].order
+        if state.slots[l, other].finish_step == lane.decode_step and (
+            slot == lane.decodes
+            or state.slots[l, other].admission_number < state.slots[l, slot].admission_number
         ):
             slot = other
     return slot
@@ -261,55 +261,50 @@ def end_run(state, l, time_s):
     worker = state.workers[w]
     kind = state.types[worker.type]
     steps = lane.run_steps
-    worker.busy_s += time_s - lane.run_start if kind.lanes == 1 else lane.stage_s
-    worker.steps += steps
+    end_batch(state, l, time_s - lane.run_start_s if kind.lanes == 1 else lane.stage_s, steps)
     lane.run_steps = 0
 
-    if lane.decodes > 0 and lane.decoding:
+    if lane.decodes > 0 and lane.is_decoding:
         decoded(state, l, steps, time_s)
-        if lane.step == lane.next_finish:
+        if lane.decode_step == lane.next_finish_step:
             slot = _next_done(state, l, ZERO)
             while slot < lane.decodes:
                 r = take_out(state, l, slot)
                 release(state, w, r)
                 finish(state, w, r, time_s)
                 slot = _next_done(state, l, slot)
-            refresh_next_finish(state, l)
+            refresh_next_finish_step(state, l)
     elif len(state.runs) > 0:
-        step_s = lane.run_first if kind.lanes == 1 else lane.stage_s
-        record_run(state, w, lane.run_start, step_s, 0.0, ONE, ZERO, ZERO, lane.prefill_tokens, worker.used)
-
-    worker.tokens += lane.prefill_tokens
-    for i in range(lane.members):
-        r = state.members[l, i].request
+        step_s = lane.run_first_s if kind.lanes == 1 else lane.stage_s
+        record_steps(state, l, step_s, 0.0, ONE, ZERO)
+    for i in range(lane.prefills):
+        r = state.chunks[l, i].request
         request = state.requests[r]
-        load(state, w, -float(state.members[l, i].tokens), 0.0, 0.0)
+        load(state, w, -float(state.chunks[l, i].tokens), 0.0, 0.0)
         keep_prefix(state, w, r)
-        if state.members[l, i].is_last == 0:
+        if state.chunks[l, i].is_last == 0:
             if kind.batching != VLLM_V1:
-                append(state, w, PARTIAL, r)
+                append(state.requests, worker, PARTIAL, r)
             continue
-        if request.generated == 0:
-            request.first_token_s = time_s
-            if in_window(state, request.arrival_s):
-                count(state, TTFT, time_s - request.arrival_s)
+        if request.generated_tokens == 0:
+            first_token(state, r, time_s)
         else:
             single_gap(state, w, r, time_s)
+            request.generated_tokens += 1
+            request.last_token_s = time_s
         charge_token(state, w, r)
-        request.generated += 1
-        request.last_token_s = time_s
-        if request.generated == request.output:
+        if request.generated_tokens == request.output_tokens:
             release(state, w, r)
             finish(state, w, r, time_s)
         elif worker.role == PREFILL:
             assign(state, w, r, -1.0)
             worker.running -= 1
-            request.transfer_s = time_s - lane.run_start  # room to overlap with the last prefill step
+            request.prefill_step_s = time_s - lane.run_start_s  # room to overlap with the last prefill step
             request.epoch = worker.epoch
             hand_off(state, r, time_s, l)
         else:
             join(state, l, r)
-    lane.members = 0
+    lane.prefills = 0
     receive(state, w, time_s, l)
 
 
@@ -329,17 +324,17 @@ def arrived(state, r, time_s):
     is_received = state.workers[v].epoch == request.epoch_back
     if _is_lost(state, r) or not is_received:
         if is_received:
-            state.workers[v].used -= held(state, v, request.length)
+            state.workers[v].used_blocks -= request_blocks(state, v, request.length_tokens)
             assign(state, v, r, -1.0)
             receive(state, v, time_s, link)
-            if state.workers[v].waiting != NONE:
+            if state.workers[v].first_waiting != NONE:
                 wake(state, v, time_s, link)
         _lose(state, r)
         return
     release(state, w, r)
-    append(state, v, READY, r)
+    append(state.requests, state.workers[v], READY, r)
     wake(state, v, time_s, link)
-    if state.workers[w].waiting != NONE:
+    if state.workers[w].first_waiting != NONE:
         wake(state, w, time_s, link)
 
 
@@ -347,9 +342,9 @@ def arrived(state, r, time_s):
 def _lose(state, r):
     """Request r has lost its worker, and perhaps its KV: it will be routed anew."""
     request = state.requests[r]
-    if request.computed < request.length:
-        request.preemptions += request.computed > 0
-        request.computed = 0
+    if request.computed_tokens < request.length_tokens:
+        request.preemptions += request.computed_tokens > 0
+        request.computed_tokens = 0
         lose_prefix(state, r)
     state.counters[LOST] = put(state.requests, state.counters[LOST], r, request.arrival_s)
 
@@ -358,8 +353,8 @@ def _lose(state, r):
 def _start_over(state, r):
     """Request r has lost its KV after its prompt was computed."""
     request = state.requests[r]
-    request.length += 1  # the token that was not yet in the cache
-    request.computed = 0
+    request.length_tokens += 1  # the token that was not yet in the cache
+    request.computed_tokens = 0
     lose_prefix(state, r)
     request.preemptions += 1
 
@@ -371,10 +366,10 @@ def route_lost(state, time_s, cause):
         r = state.counters[LOST]
         state.counters[LOST] = without_root(state.requests, r)
         request = state.requests[r]
-        if request.computed > 0 and not _is_lost(state, r):
+        if request.computed_tokens > 0 and not _is_lost(state, r):
             hand_off(state, r, time_s, cause)
         else:
-            if request.computed > 0:
+            if request.computed_tokens > 0:
                 _start_over(state, r)
             arrive(state, r, time_s, cause)
 
@@ -385,43 +380,43 @@ def _go_down(state, w, time_s):
     worker = state.workers[w]
     worker.is_up, worker.epoch = 0, worker.epoch + 1
     set_pools(state)
-    for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+    for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
-        if lane.run_steps > 0 and lane.decoding and lane.decodes > 0:
-            done = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s) - 1
+        if lane.run_steps > 0 and lane.is_decoding and lane.decodes > 0:
+            done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s) - 1
             if done > 0:
-                run_end_s = run_s(lane.run_first, lane.run_growth, done)
-                decoded(state, l, done, lane.run_start + run_end_s)
+                run_end_s = run_s(lane.run_first_s, lane.run_growth_s, done)
+                decoded(state, l, done, lane.run_start_s + run_end_s)
                 worker.busy_s += run_end_s
                 worker.steps += done
-        for i in range(lane.members):  # in the list of prompts in part, or here
-            member = state.members[l, i]
-            if member.is_last or state.types[worker.type].batching != VLLM_V1:
-                append(state, w, PARTIAL, member.request)
-        lane.run_steps, lane.members = 0, 0
+        for i in range(lane.prefills):  # in the list of prompts in part, or here
+            chunk = state.chunks[l, i]
+            if chunk.is_last or state.types[worker.type].batching != VLLM_V1:
+                append(state.requests, worker, PARTIAL, chunk.request)
+        lane.run_steps, lane.prefills = 0, 0
         set_time(state, l, np.inf)
         while lane.decodes > 0:
             r = take_out(state, l, lane.decodes - 1)
             _start_over(state, r)
             _lose(state, r)
     while worker.head[PARTIAL] != NONE:
-        r = pop(state, w, PARTIAL)
+        r = pop(state.requests, worker, PARTIAL)
         state.requests[r].preemptions += 1
-        state.requests[r].computed = 0
+        state.requests[r].computed_tokens = 0
         _lose(state, r)
-    while worker.waiting != NONE:
-        r = worker.waiting
+    while worker.first_waiting != NONE:
+        r = worker.first_waiting
         leave(state, w, r)
         _lose(state, r)
     while worker.head[READY] != NONE:
-        r = pop(state, w, READY)
+        r = pop(state.requests, worker, READY)
         _start_over(state, r)
         _lose(state, r)
     while worker.head[INBOUND] != NONE:
-        _lose(state, pop(state, w, INBOUND))
+        _lose(state, pop(state.requests, worker, INBOUND))
     empty_cache(state, w, time_s)
-    worker.waits, worker.used, worker.running = 0, 0, 0
-    worker.pending_tokens, worker.requests, worker.kv_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
+    worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.stage_free_s[:] = 0.0
     load(state, w, 0.0, 0.0, 0.0)
     for v in range(len(state.workers)):
@@ -441,7 +436,7 @@ def _forget_lost(state, v, time_s):
             assign(state, v, r, -1.0)
             _lose(state, r)
         else:
-            append(state, v, INBOUND, r)
+            append(state.requests, state.workers[v], INBOUND, r)
         r = following
     receive(state, v, time_s, len(state.lanes) + 1)
 
@@ -449,22 +444,24 @@ def _forget_lost(state, v, time_s):
 @kernel_jit
 def _outside(state, time_s):
     """The next event of the outside world: a worker goes down or comes up, it or the link changes speed."""
-    event = state.events[state.counters[NEXT_EVENT]]
-    state.counters[NEXT_EVENT] += 1
-    following = state.counters[NEXT_EVENT]
+    disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
+    state.counters[NEXT_DISTURBANCE] += 1
+    following = state.counters[NEXT_DISTURBANCE]
     cause = len(state.lanes) + 1
-    set_time(state, cause, state.events[following].time_s if following < len(state.events) else np.inf)
-    if event.kind == LINK_SLOW:
-        state.link[0].slow = event.factor
-    elif event.kind == SLOW:
-        state.workers[event.worker].slow = event.factor
-        cut(state, event.worker, time_s, cause)
-    elif event.kind == DOWN:
-        if state.workers[event.worker].is_up:
-            _go_down(state, event.worker, time_s)
-    elif event.kind == UP and state.workers[event.worker].is_up == 0:
-        state.workers[event.worker].is_up = 1
-        state.workers[event.worker].idle_since_s = time_s
+    set_time(
+        state, cause, state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
+    )
+    if disturbance.kind == LINK_SLOW:
+        state.link[0].slow_factor = disturbance.factor
+    elif disturbance.kind == SLOW:
+        state.workers[disturbance.worker].slow_factor = disturbance.factor
+        cut(state, disturbance.worker, time_s, cause)
+    elif disturbance.kind == DOWN:
+        if state.workers[disturbance.worker].is_up:
+            _go_down(state, disturbance.worker, time_s)
+    elif disturbance.kind == UP and state.workers[disturbance.worker].is_up == 0:
+        state.workers[disturbance.worker].is_up = 1
+        state.workers[disturbance.worker].idle_since_s = time_s
         set_pools(state)
         state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
         state.counters[LIMBO] = NONE
@@ -472,19 +469,18 @@ def _outside(state, time_s):
 
 def _entry(sources):
     @entry_jit
-    def run(fields, closed_loop, stop_early):
+    def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
         n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
-        released = n if closed_loop == 0 else min(closed_loop, n)
         entered = ZERO  # whoever waits for others is passed over
         cause, cause_s = NONE, -np.inf  # the last event that was no arrival
         link = len(state.lanes)
         while state.counters[DONE] < n:
-            entity = state.heap[0]
-            time_s = state.time[entity]
+            entity, time_s = state.heap[0], next_time_s(state)
             starts = entity < link and state.lanes[entity].run_steps == 0
             r, is_caused = entered, closed_loop > 0
-            coming_s = state.requests[entered].arrival_s if entered < released else np.inf
+            is_released = entered < state.counters[RELEASED]
+            coming_s = state.requests[entered].arrival_s if is_released else np.inf
             freed = state.counters[FREED]
             if freed != NONE and state.requests[freed].key < coming_s:
                 coming_s = state.requests[freed].key
@@ -494,7 +490,7 @@ def _entry(sources):
                 time_s = coming_s
                 if r == entered:
                     entered += 1
-                    while entered < n and len(state.waits) > 0 and state.waits[entered].parents != 0:
+                    while entered < n and len(state.after) > 0 and state.after[entered].parents != 0:
                         entered += 1
                     state.counters[ENTERED] = entered
                 else:
@@ -511,11 +507,8 @@ def _entry(sources):
             else:
                 end_run(state, entity, time_s)
                 # its turn to start comes at once, unless something else happens at this moment
-                if (
-                    state.time[state.heap[1]] > time_s
-                    and state.time[state.heap[2]] > time_s
-                    and (entered == released or closed_loop > 0 or state.requests[entered].arrival_s > time_s)
-                ):
+                is_next = not is_released or closed_loop > 0 or state.requests[entered].arrival_s > time_s
+                if is_next and is_alone(state, time_s):
                     start_steps(state, entity, time_s)
                 else:
                     set_time(state, entity, time_s)
@@ -523,16 +516,14 @@ def _entry(sources):
                 route_lost(state, time_s, entity)
             if not is_arrival:
                 cause, cause_s = entity, time_s
-            if closed_loop > 0:
-                released = let_in(state, released, closed_loop, time_s)
-            if stop_early and is_broken(state):
+            if is_over(state, closed_loop, stop_early, time_s):
                 return
 
-    return run
+    return simulate_events
 
 
-run = _entry(SOURCES)
-run.__doc__ = """Simulate until every request is done or, with `stop_early`, until a limit can no longer hold.
+simulate_events = _entry(SOURCES)
+simulate_events.__doc__ = """Simulate until every request is done; with `stop_early` until a limit is broken.
 
 `closed_loop` > 0 keeps that many requests in flight: the next one arrives when one completes.
 """

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Limit, Metric, Slo
+from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above
 from planner.simulator import counting
-from planner.simulator.replay import Simulation, spared
+from planner.simulator.replay import Simulation
 
 Floats = npt.NDArray[np.float64]
-BACKLOG_LIMIT_S = 60.0
-STEADY_FRAC = 0.5  # of the last requests must not wait longer than that, or the TTFT limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,10 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
         return float("nan")
     order = np.argsort(values_s, kind="stable")
     if weights is None:
-        rank = len(values_s) - spared(percentile_frac, len(values_s))
+        rank = len(values_s) - allowed_above(percentile_frac, len(values_s))
         return float(values_s[order[max(rank - 1, 0)]])
     cumulated = np.cumsum(weights[order])
-    rank = cumulated[-1] - spared(percentile_frac, int(cumulated[-1]))
+    rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
     return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
 
 
@@ -120,7 +118,7 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     total = int((runs["steps"] * runs["sequences"]).sum())
     if not total:
         return float("nan")
-    rank = max(total - spared(percentile_frac, total), 1)
+    rank = max(total - allowed_above(percentile_frac, total), 1)
     low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
@@ -208,7 +206,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         if limit.metric != "tbt":  # requests that never got that far violate too
             seen_s = request_values_s(simulation, limit.metric)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
-        holds = violations <= spared(limit.percentile_frac, counted) and simulation.complete
+        holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
         value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
         lines.append(Line(limit, value, kept, holds))
@@ -242,9 +240,7 @@ def _attainment(simulation: Simulation, slo: Slo) -> float:
 def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
     """Of the requests that arrived last, the share that waited no longer than so many seconds."""
     start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
-    limits_s = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     last = (simulation.arrival_s >= end - (end - start) / 10) & (simulation.arrival_s <= end)
-    patience_s = max(limits_s, default=BACKLOG_LIMIT_S)
     waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])  # one token: no gap
     waited_s[simulation.status[last] != 0] = np.inf
-    return float((waited_s <= patience_s).mean()) if last.any() else 1.0, patience_s
+    return float((waited_s <= slo.patience_s).mean()) if last.any() else 1.0, slo.patience_s

@@ -25,22 +25,21 @@ from numba.extending import intrinsic
 
 from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, MIN_TTFT, TENANT_TURNS
 from planner.simulator.cache_layout import (
-    ABS,
-    BALANCE,
+    BALANCE_RATIO,
+    BALANCE_REQUESTS,
     DECODE_FRAC,
-    EXTEND,
+    EXTEND_WEIGHT,
     MATCH_FRAC,
     NODE_BLOCKS,
-    REL,
-    REPLICATE,
+    NODE_TOKENS,
+    REPLICATE_RATIO,
     WINDOW_S,
-    WORKER_QUANTUM,
-    B,
+    WORKER_QUANTUM_TOKENS,
 )
 from planner.simulator.caches import cacheable, hear, move_window, node_at, promise, remember_routed
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.layout import FRONT, NONE, ROUTING, SIZE, ZERO
-from planner.simulator.routing import choose
+from planner.simulator.routing import choose, fits
 from planner.simulator.slots import blocks_of
 from planner.simulator.step_times import UNBOUNDED
 
@@ -74,7 +73,7 @@ def route(state, r, time_s):
     else:
         w = _least(state, r, how == MIN_TTFT)
     if w != NONE:
-        caches.prompts[r].expected = caches.match[w] * caches.numbers[B]
+        caches.prompts[r].expected_tokens = caches.match[w] * caches.numbers[NODE_TOKENS]
         if how == AFFINITY or CACHE_AWARE <= how <= D2LPM:
             promise(state, w, r)
     return w
@@ -83,7 +82,7 @@ def route(state, r, time_s):
 @where_cached(lambda state, r: ZERO)
 def expected_tokens(state, r):
     """Tokens of request r that the router believes its worker to have."""
-    return state.caches.prompts[r].expected
+    return state.caches.prompts[r].expected_tokens
 
 
 @kernel_jit
@@ -110,13 +109,8 @@ def _match(state, r):
 
 
 @small_jit
-def _takes(state, w, need):
-    return need <= state.types[state.workers[w].type].holds
-
-
-@small_jit
 def _need(state, r):
-    return blocks_of(state.requests[r].input + state.requests[r].output)
+    return blocks_of(state.requests[r].input_tokens + state.requests[r].output_tokens)
 
 
 @kernel_jit
@@ -126,11 +120,11 @@ def _least(state, r, by_seconds):
     best, best_match, best_s = NONE, NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if not _takes(state, w, need):
+        if not fits(state, w, need):
             continue
         seconds, match = state.score[w], caches.match[w]
         if by_seconds:
-            missed = state.requests[r].length - match * caches.numbers[B]
+            missed = state.requests[r].length_tokens - match * caches.numbers[NODE_TOKENS]
             seconds += missed * caches.workers[w].token_s
             match = ZERO
         if match > best_match or (match == best_match and seconds < best_s):
@@ -145,22 +139,23 @@ def _cache_aware(state, r):
     idlest, smallest, nearest = NONE, NONE, NONE
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        requests = state.workers[w].requests
+        requests = state.workers[w].assigned
         most, fewest = max(most, requests), min(fewest, requests)
-        if not _takes(state, w, need):
+        if not fits(state, w, need):
             continue
-        if idlest == NONE or requests < state.workers[idlest].requests:
+        if idlest == NONE or requests < state.workers[idlest].assigned:
             idlest = w
-        if caches.workers[w].nodes < fewest_nodes:
-            smallest, fewest_nodes = w, caches.workers[w].nodes
+        if caches.workers[w].known_nodes < fewest_nodes:
+            smallest, fewest_nodes = w, caches.workers[w].known_nodes
         if nearest == NONE or caches.match[w] > caches.match[nearest]:
             nearest = w
     if nearest == NONE:
         return NONE
-    if most - fewest > caches.settings[ABS] and most > caches.settings[REL] * fewest:
+    if most - fewest > caches.settings[BALANCE_REQUESTS] and most > caches.settings[BALANCE_RATIO] * fewest:
         return idlest
     is_near = (
-        caches.match[nearest] * caches.numbers[B] > caches.settings[MATCH_FRAC] * state.requests[r].length
+        caches.match[nearest] * caches.numbers[NODE_TOKENS]
+        > caches.settings[MATCH_FRAC] * state.requests[r].length_tokens
     )
     return nearest if is_near else smallest
 
@@ -174,7 +169,7 @@ def _e2(state, r, time_s):
     decoding, most_frac = NONE, caches.settings[DECODE_FRAC]
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if not _takes(state, w, need):
+        if not fits(state, w, need):
             continue
         longest = max(longest, caches.match[w])
         cache = caches.workers[w]
@@ -187,10 +182,10 @@ def _e2(state, r, time_s):
             decoding, most_frac = w, cache.decode_s / window_s
     if longest == NONE:
         return NONE
-    if 2 * longest * caches.numbers[B] > request.length:
+    if 2 * longest * caches.numbers[NODE_TOKENS] > request.length_tokens:
         shared = _prefix_nodes(state, r, longest)
         chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
-        if chosen == heaviest and most_s > caches.settings[BALANCE] * fewest_s:
+        if chosen == heaviest and most_s > caches.settings[BALANCE_RATIO] * fewest_s:
             chosen = lightest
         elif _waits_longer(state, r, shared, time_s):
             other = _least_load(state, r, ZERO)
@@ -202,8 +197,10 @@ def _e2(state, r, time_s):
     else:
         chosen = _least_load(state, r, ZERO)
     cache = caches.workers[chosen]
-    missed = request.length - caches.match[chosen] * caches.numbers[B]
-    remember_routed(state, chosen, r, time_s, missed * cache.token_s, request.predicted * cache.output_s)
+    missed = request.length_tokens - caches.match[chosen] * caches.numbers[NODE_TOKENS]
+    remember_routed(
+        state, chosen, r, time_s, missed * cache.token_s, request.predicted_tokens * cache.output_s
+    )
     return chosen
 
 
@@ -212,7 +209,7 @@ def _prefix_nodes(state, r, most):
     """Nodes of request r up to the end of the deepest prefix, of at most so many, whose waits are counted."""
     for i in range(most - 1, -1, -1):
         prefix = state.caches.prefixes[node_at(state, r, i)]
-        if prefix.waits[0] + prefix.waits[1] > 0 or prefix.replicated_s > -np.inf:
+        if prefix.wait_count[0] + prefix.wait_count[1] > 0 or prefix.replicated_s > -np.inf:
             return i + 1
     return ZERO
 
@@ -231,11 +228,11 @@ def _waits_longer(state, r, nodes, time_s):
         return False
     caches = state.caches
     prefix = caches.prefixes[node_at(state, r, nodes - 1)]
-    if prefix.waits[0] == 0 or prefix.waits[1] == 0 or prefix.wait_s[1] <= 0.0:
+    if prefix.wait_count[0] == 0 or prefix.wait_count[1] == 0 or prefix.wait_s[1] <= 0.0:
         return False
-    before_s, now_s = prefix.wait_s[0] * prefix.waits[1], prefix.wait_s[1] * prefix.waits[0]
+    before_s, now_s = prefix.wait_s[0] * prefix.wait_count[1], prefix.wait_s[1] * prefix.wait_count[0]
     is_new = time_s - prefix.replicated_s >= caches.settings[WINDOW_S]
-    return now_s >= caches.settings[REPLICATE] * before_s and is_new
+    return now_s >= caches.settings[REPLICATE_RATIO] * before_s and is_new
 
 
 @kernel_jit
@@ -245,10 +242,10 @@ def _least_load(state, r, least_match):
     chosen, least_s = NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if caches.match[w] < least_match or not _takes(state, w, need):
+        if caches.match[w] < least_match or not fits(state, w, need):
             continue
         cache = caches.workers[w]
-        missed = request.length - caches.match[w] * caches.numbers[B]
+        missed = request.length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
         load_s = cache.prefill_s + cache.decode_s + missed * cache.token_s
         if load_s < least_s:
             load_s += _eviction_s(state, w, r, least_s - load_s)
@@ -262,11 +259,11 @@ def _eviction_s(state, w, r, most_s):
     """What worker w loses by the nodes that leave for request r, per request: no further than `most_s`."""
     caches, worker = state.caches, state.workers[w]
     cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
-    if cache.requests == 0:
+    if cache.routed == 0:
         return 0.0
-    free = state.types[worker.type].blocks - worker.used - cache.idle * each
-    missing = blocks_of(state.requests[r].length) - caches.match[w] * each - free
-    node_s = caches.numbers[B] * cache.token_s / cache.requests
+    free = state.types[worker.type].kv_blocks - worker.used_blocks - cache.idle_nodes * each
+    missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * each - free
+    node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
         seconds += caches.entries[e].shares * node_s
@@ -280,11 +277,11 @@ def _d2lpm(state, r):
     caches, need = state.caches, _need(state, r)
     credit = caches.deficits[caches.prompts[r].tenant]
     weight = caches.weights[caches.prompts[r].tenant]
-    quantum = caches.settings[WORKER_QUANTUM] * weight
+    quantum = caches.settings[WORKER_QUANTUM_TOKENS] * weight
     longest, most = NONE, -np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if _takes(state, w, need):
+        if fits(state, w, need):
             longest = max(longest, caches.match[w])
             most = max(most, credit[w])
     if longest == NONE:
@@ -297,14 +294,14 @@ def _d2lpm(state, r):
     best, is_best_near = NONE, False
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if credit[w] <= 0.0 or not _takes(state, w, need):
+        if credit[w] <= 0.0 or not fits(state, w, need):
             continue
         is_near = caches.match[w] == longest
-        is_fewer = best == NONE or state.workers[w].requests < state.workers[best].requests
+        is_fewer = best == NONE or state.workers[w].assigned < state.workers[best].assigned
         if is_near > is_best_near or (is_near == is_best_near and is_fewer):
             best, is_best_near = w, is_near
-    missed = state.requests[r].length - caches.match[best] * caches.numbers[B]
-    credit[best] -= caches.settings[EXTEND] * missed
+    missed = state.requests[r].length_tokens - caches.match[best] * caches.numbers[NODE_TOKENS]
+    credit[best] -= caches.settings[EXTEND_WEIGHT] * missed
     return best
 
 
@@ -313,8 +310,8 @@ def _tenants_turn(state, r):
     caches, need, size = state.caches, _need(state, r), state.counters[SIZE + FRONT]
     tenant = caches.prompts[r].tenant
     for _ in range(size):
-        w = state.pools[FRONT, caches.turns[tenant] % size]
-        caches.turns[tenant] += 1
-        if _takes(state, w, need):
+        w = state.pools[FRONT, caches.tenant_turns[tenant] % size]
+        caches.tenant_turns[tenant] += 1
+        if fits(state, w, need):
             return w
     return NONE

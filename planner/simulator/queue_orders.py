@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import D2LPM, DLPM, LPM, PREBLE, SRPT, VTC
-from planner.simulator.cache_layout import EXTEND, OUTPUT, QUANTUM, B
+from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WEIGHT, QUANTUM_TOKENS
 from planner.simulator.caches import cached_nodes
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import steps_reaching
@@ -32,16 +32,16 @@ def line_up(state, w, r, is_first):
     _rejoin(state, w, r)
     request.key = -1.0 if is_first else request.arrival_s
     request.left, request.right = NONE, NONE
-    if worker.waiting == NONE:
-        worker.waiting, cache.last = r, r
+    if worker.first_waiting == NONE:
+        worker.first_waiting, cache.last_waiting = r, r
     elif is_first:
-        request.right = worker.waiting
-        state.requests[worker.waiting].left = r
-        worker.waiting = r
+        request.right = worker.first_waiting
+        state.requests[worker.first_waiting].left = r
+        worker.first_waiting = r
     else:
-        request.left = cache.last
-        state.requests[cache.last].right = r
-        cache.last = r
+        request.left = cache.last_waiting
+        state.requests[cache.last_waiting].right = r
+        cache.last_waiting = r
 
 
 @kernel_jit
@@ -56,7 +56,7 @@ def _rejoin(state, w, r):
         for v in range(tenants.shape[1]):
             if tenants[w, v].waiting > 0:
                 least = min(least, tenants[w, v].served)
-        served = state.caches.workers[w].served
+        served = state.caches.workers[w].served_tenant
         if least == np.inf and served != NONE:
             least = tenants[w, served].served
         if least < np.inf:
@@ -66,7 +66,7 @@ def _rejoin(state, w, r):
 
 def _leave_heap(state, w, r):
     worker = state.workers[w]
-    worker.waiting = without_root(state.requests, r)
+    worker.first_waiting = without_root(state.requests, r)
 
 
 @where_cached(_leave_heap)
@@ -74,22 +74,22 @@ def leave(state, w, r):
     """Request r, which is next on worker w, waits no longer."""
     worker, request = state.workers[w], state.requests[r]
     cache, prompt = state.caches.workers[w], state.caches.prompts[r]
-    order = state.types[worker.type].order
+    order = state.types[worker.type].queue_order
     if order <= SRPT:
-        worker.waiting = without_root(state.requests, r)
+        worker.first_waiting = without_root(state.requests, r)
         return
     if request.left == NONE:
-        worker.waiting = request.right
+        worker.first_waiting = request.right
     else:
         state.requests[request.left].right = request.right
     if request.right == NONE:
-        cache.last = request.left
+        cache.last_waiting = request.left
     else:
         state.requests[request.right].left = request.left
     state.caches.tenants[w, prompt.tenant].waiting -= 1
-    cache.served = prompt.tenant
+    cache.served_tenant = prompt.tenant
     if order == PREBLE and request.key >= 0.0:
-        state.caches.slots[w, prompt.group] -= 1
+        state.caches.group_turns[w, prompt.group] -= 1
 
 
 @where_cached(lambda state, w: False)
@@ -97,14 +97,14 @@ def is_asked_again(state, w):
     """Whether after one more step of decodes alone somebody else may be next on worker w, and find a seat."""
     worker = state.workers[w]
     kind = state.types[worker.type]
-    return kind.order > SRPT and worker.waits > 0 and worker.running < kind.seats
+    return kind.queue_order > SRPT and worker.waiting > 0 and worker.running < kind.seats
 
 
-@where_cached(lambda state, w: state.workers[w].waiting)
+@where_cached(lambda state, w: state.workers[w].first_waiting)
 def next_waiting(state, w):
     """The request of which worker w computes the prompt next; NONE where none waits."""
     worker = state.workers[w]
-    first, order = worker.waiting, state.types[worker.type].order
+    first, order = worker.first_waiting, state.types[worker.type].queue_order
     if first == NONE or order <= SRPT or state.requests[first].key < 0.0:
         return first
     if order == PREBLE:
@@ -129,7 +129,7 @@ def next_waiting(state, w):
 @kernel_jit
 def _refill(state, w):
     """If no tenant that waits has credit, all get quanta, as many as the first needs to have some."""
-    tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM]
+    tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM_TOKENS]
     while True:
         quanta = np.inf
         for u in range(tenants.shape[1]):
@@ -146,13 +146,13 @@ def _refill(state, w):
 @kernel_jit
 def _next_by_group(state, w):
     caches = state.caches
-    firsts, slots = caches.firsts, caches.slots
+    firsts, slots = caches.firsts, caches.group_turns
     groups = len(firsts)
     firsts[:] = NONE
-    r = state.workers[w].waiting
+    r = state.workers[w].first_waiting
     while r != NONE:
-        cached = cached_nodes(state, w, r, ZERO) * caches.numbers[B]
-        group = min(groups * cached // state.requests[r].length, groups - 1)
+        cached = cached_nodes(state, w, r, ZERO) * caches.numbers[NODE_TOKENS]
+        group = min(groups * cached // state.requests[r].length_tokens, groups - 1)
         caches.prompts[r].group = group
         if firsts[group] == NONE:
             firsts[group] = r
@@ -167,7 +167,7 @@ def _next_by_group(state, w):
 
 @small_jit
 def _is_fair(state, w):
-    order = state.types[state.workers[w].type].order
+    order = state.types[state.workers[w].type].queue_order
     return order == VTC or order == DLPM
 
 
@@ -182,15 +182,15 @@ def _charge(state, w, u, service):
 def charge_prompt(state, w, r):
     """Request r is admitted: what is not cached of its prompt will be computed."""
     if _is_fair(state, w):
-        missed = state.requests[r].length - state.requests[r].computed
-        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND] * missed)
+        missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
+        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed)
 
 
 @where_cached(lambda state, w, r: None)
 def charge_token(state, w, r):
     """Request r has its first token, or the next one after it was preempted."""
     if _is_fair(state, w):
-        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT])
+        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
 
 @where_cached(lambda state, l, steps: None)
@@ -207,17 +207,17 @@ def charge_running(state, w, time_s):
     if not _is_fair(state, w):
         return
     worker = state.workers[w]
-    for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+    for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
         if lane.run_steps > 1:
-            steps = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s) - 1
+            steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s) - 1
             _charge_up_to(state, l, steps)
 
 
 @kernel_jit
 def _charge_up_to(state, l, steps):
     lane, caches = state.lanes[l], state.caches
-    service = caches.settings[OUTPUT] * (steps - caches.charged[l])
+    service = caches.settings[OUTPUT_WEIGHT] * (steps - caches.charged[l])
     caches.charged[l] = steps
     for slot in range(lane.decodes):
         _charge(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
@@ -229,4 +229,6 @@ def settle(state, r):
     caches = state.caches
     if state.counters[ROUTING + FRONT] == D2LPM:
         w = state.requests[r].prefill_worker
-        caches.deficits[caches.prompts[r].tenant, w] -= caches.settings[OUTPUT] * state.requests[r].output
+        caches.deficits[caches.prompts[r].tenant, w] -= (
+            caches.settings[OUTPUT_WEIGHT] * state.requests[r].output_tokens
+        )

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Limit, Llm
+from planner.domain import KV_BLOCK_TOKENS, Limit, Llm, allowed_above
 from planner.errors import InputError
-from planner.fleet import Fleet, Network, Pool, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.policies import (
     ADMISSION,
@@ -29,7 +29,7 @@ from planner.policies import (
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.layout import State
 from planner.simulator.policy_checks import check
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, measured_window
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -86,16 +86,6 @@ class Simulation:
         return float(self.cached_tokens.sum() / self.input_tokens.sum())
 
 
-def measured_window(trace: Trace) -> tuple[float, float]:
-    """Seconds of a trace that count: from the end of the warm-up to the last arrival.
-
-    The warm-up is a twentieth of the trace, at most two minutes: an empty fleet flatters the first requests.
-    Where requests wait for others the last arrival is not known before: there the rest counts to its end.
-    """
-    first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
-    return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
-
-
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
     """How many violations of `limit` still pass, or an upper bound of that for gaps between tokens."""
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
@@ -106,12 +96,7 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
         values = int((inside & (trace.output_tokens > 1)).sum())
     else:
         values = int(inside.sum())
-    return spared(limit.percentile_frac, values)
-
-
-def spared(percentile_frac: float, values: int) -> int:
-    """How many of `values` may lie above their percentile (nearest rank)."""
-    return values - int(np.ceil(percentile_frac * values - 1e-9))
+    return allowed_above(limit.percentile_frac, values)
 
 
 def simulate(
@@ -146,7 +131,15 @@ def simulate(
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     runs = 8 * n + 1024 if record else 0
     while True:
-        state = _state(fleet, trace, tuple(limits), window_s, runs, closed_loop > 0, _fresh_requests(trace))
+        state = _state(
+            fleet,
+            trace,
+            _fresh_requests(trace),
+            limits=limits,
+            window_s=window_s,
+            runs=runs,
+            closed_loop=closed_loop,
+        )
         _run(state, fleet, closed_loop, stop_early)
         if not record or state.counters[layout.RUNS] <= runs:
             return _results(state, fleet, trace, tuple(limits))
@@ -163,7 +156,7 @@ class Requests:
         """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
         self._fresh = _fresh_requests(trace)
         if predicted_tokens is not None:
-            self._fresh["predicted"] = self._fresh["predicted_later"] = predicted_tokens
+            self._fresh["predicted_tokens"] = self._fresh["predicted_later_tokens"] = predicted_tokens
         self._spare: list[npt.NDArray[np.void]] = []
         self._lock = threading.Lock()
         self.runs = self.entered = 0  # simulations, and the requests that they got to see
@@ -188,11 +181,11 @@ def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Request
 
     `requests` are those of `trace`, laid out once for many fleets.
     """
-    state = _state(fleet, trace, tuple(limits), measured_window(trace), 0, False, requests.take())
+    state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     _run(state, fleet, 0, True)
     n, found = len(trace), None
     if state.counters[layout.DONE] == n and not any(
-        watched["violations"] > spared(limit.percentile_frac, int(watched["counted"]))
+        watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
         for watched, limit in zip(state.limits, limits, strict=True)
     ):
         found = _results(state, fleet, trace, tuple(limits))
@@ -220,16 +213,16 @@ def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None
     elif engine == OF_DISTSERVE:
         distserve.simulate(state, closed_loop=closed_loop, stop_early=stop_early)
     else:
-        kernel.run(state, closed_loop, stop_early)
+        kernel.simulate_events(state, closed_loop, stop_early)
 
 
 def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
     """The kernel's requests (n,) before anything has happened to them."""
     requests = np.zeros(len(trace.arrival_s), dtype=layout.REQUEST)
     requests["arrival_s"] = trace.arrival_s
-    requests["input"] = requests["length"] = trace.input_tokens
-    requests["output"] = trace.output_tokens
-    requests["predicted"] = requests["predicted_later"] = trace.output_tokens
+    requests["input_tokens"] = requests["length_tokens"] = trace.input_tokens
+    requests["output_tokens"] = trace.output_tokens
+    requests["predicted_tokens"] = requests["predicted_later_tokens"] = trace.output_tokens
     requests["scheduled_s"] = -1.0
     requests["first_token_s"] = requests["finish_s"] = np.nan
     requests["prefill_worker"] = requests["decode_worker"] = requests["next"] = layout.NONE
@@ -240,100 +233,56 @@ def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
 def fresh_state(fleet: Fleet, trace: Trace) -> State:
     """The kernel's arrays before anything has happened. Raises InputError for policies it does not know."""
     check(fleet)
-    return _state(fleet, trace, (), measured_window(trace), 0, False, _fresh_requests(trace))
+    return _state(fleet, trace, _fresh_requests(trace), window_s=measured_window(trace))
 
 
 def _state(
     fleet: Fleet,
     trace: Trace,
-    limits: tuple[Limit, ...],
-    window_s: tuple[float, float],
-    runs: int,
-    is_closed_loop: bool,
     requests: npt.NDArray[np.void],
+    *,
+    window_s: tuple[float, float],
+    limits: Sequence[Limit] = (),
+    runs: int = 0,
+    closed_loop: int = 0,
 ) -> State:
-    """The kernel's arrays at time zero, around `requests`."""
+    """The engines' arrays at time zero, around `requests`, with room to record so many runs of steps."""
     pools = [pool for pool in fleet.pools if pool.count]
-    policies = fleet.policies
-    if is_closed_loop:
+    policies, n = fleet.policies, len(requests)
+    if closed_loop:
         requests["arrival_s"] = 0.0
     if policies.prediction_accuracy_frac is not None:
         _predict(requests, policies.prediction_accuracy_frac, policies.seed)
 
-    longest = int(trace.input_tokens.max())
-    types = np.zeros(len(pools), dtype=layout.TYPE)
-    tables: list[Floats] = []
-    at = 0
-    for i, pool in enumerate(pools):
-        row = types[i : i + 1]
-        most = _most_tokens(pool.type, policies.batching, trace)
-        seats = pool.type.max_num_seqs
-        form = (pool.type.form or pool.type.latency).compiled(most + seats, seats)
-        _fill_type(row, pool, fleet, longest)
-        row["form"] = form.code
-        row["k"][0, : len(form.numbers)] = form.numbers
-        row["width"][0, : len(form.widths)] = form.widths
-        for j, table in enumerate(form.tables):
-            row["at"][0, j] = at
-            at += len(table)
-            tables.append(table)
-
+    types, tables = _types(pools, fleet, trace)
     kinds = np.repeat(np.arange(len(pools)), [pool.count for pool in pools])
-    count, lane_count = len(kinds), types["lanes"][kinds]
-    workers = np.zeros(count, dtype=layout.WORKER)
-    workers["type"] = kinds
-    workers["role"] = [ROLES[pools[kind].role] for kind in kinds]
-    workers["is_up"], workers["slow"] = 1, 1.0
-    workers["lane"] = np.cumsum(lane_count) - lane_count
-    workers["head"] = workers["tail"] = workers["waiting"] = layout.NONE
-    lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)
-    lanes["worker"] = np.repeat(np.arange(count), lane_count)
-    seats = int(types["seats"].max())
-
-    events = np.zeros(len(fleet.disturbances), dtype=layout.EVENT)
-    for k, event in enumerate(sorted(fleet.disturbances, key=lambda event: event.time_s)):
-        if not 0 <= event.worker < count:
-            raise InputError(f"disturbance: there is no worker {event.worker}, the fleet has {count}")
-        events[k] = (event.time_s, EVENTS[event.kind], event.worker, event.factor)
-
-    watched = np.zeros(len(limits), dtype=layout.LIMIT)
-    for k, limit in enumerate(limits):
-        watched[k] = (METRICS[limit.metric], limit.limit_s, allowed_violations(limit, trace, window_s), 0, 0)
-
-    entities = len(lanes) + 2
-    time = np.full(entities, np.inf)
-    counters = np.zeros(layout.COUNTERS, dtype=np.int64)
-    counters[[layout.LIMBO, layout.LOST, layout.FREED]] = layout.NONE
-    counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
-    counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
-    counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
-    policy = np.zeros(layout.POLICY)
-    policy[layout.GAMMA], policy[layout.THETA] = policies.context_weight, policies.headroom_frac
-    policy[layout.TTFT_S], policy[layout.TBT_S] = policies.ttft_s, policies.tbt_s
-    policy[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
+    workers, lanes = _workers(pools, types, kinds)
+    count, seats = len(workers), int(types["seats"].max())
+    entities = len(lanes) + (2 if _engine(fleet) == STEPWISE else n)
     state = State(
         types=types,
-        tables=np.concatenate(tables),
+        tables=tables,
         workers=workers,
         lanes=lanes,
         slots=np.zeros((len(lanes), seats), dtype=layout.SLOT),
         gaps=np.zeros((len(lanes), layout.GAP_DEPTH), dtype=layout.GAP),
-        members=np.zeros((len(lanes), seats), dtype=layout.MEMBER),
+        chunks=np.zeros((len(lanes), seats), dtype=layout.CHUNK),
         requests=requests,
         pools=np.zeros((2, count), dtype=np.int64),
         score=np.zeros(count),
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=_link(fleet.llm, fleet.network),
-        events=events,
-        limits=watched,
-        policy=policy,
+        disturbances=_disturbances(fleet, count),
+        limits=_watched(limits, trace, window_s),
+        policy=_policy_numbers(policies),
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),
-        time=time,
-        heap=np.arange(entities),
-        place=np.arange(entities),
-        counters=counters,
-        waits=_waits(trace),
+        due_s=np.full(entities, np.inf),
+        sequence=np.arange(entities),
+        heap=np.zeros(entities, dtype=np.int64),
+        heap_index=np.full(entities, layout.NONE),
+        counters=_counters(policies, min(closed_loop, n) if closed_loop else n),
+        after=_after(trace),
         children=np.ascontiguousarray(trace.after[:, 0]),
         caches=(
             cache_layout.make_caches(fleet, trace, kinds, [pool.type for pool in pools])
@@ -344,25 +293,98 @@ def _state(
     for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
         members = np.flatnonzero((workers["role"] == layout.DECODE) == is_decode)
         state.pools[pool_index, : len(members)] = members
-        workers["seat"][members] = np.arange(len(members))
-        counters[layout.SIZE + pool_index] = len(members)
-    if len(events):
-        time[-1] = events[0]["time_s"]
-        state.heap[[0, -1]] = state.heap[[-1, 0]]
-        state.place[[0, -1]] = state.place[[-1, 0]]
+        workers["pool_index"][members] = np.arange(len(members))
+        state.counters[layout.SIZE + pool_index] = len(members)
+    if len(state.disturbances):  # the first event in the heap
+        outside = len(lanes) + 1
+        state.due_s[outside] = state.disturbances[0]["time_s"]
+        state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
     return state
 
 
-def _waits(trace: Trace) -> npt.NDArray[np.void]:
+def _types(pools: list[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArray[np.void], Floats]:
+    """A layout.TYPE for each pool, and the tables of their step times, one after the other."""
+    types = np.zeros(len(pools), dtype=layout.TYPE)
+    tables: list[Floats] = []
+    longest_tokens, at = int(trace.input_tokens.max()), 0
+    for i, pool in enumerate(pools):
+        row = types[i : i + 1]
+        seats = pool.type.max_num_seqs
+        most_tokens = _most_tokens(pool.type, fleet.policies.batching, trace) + seats
+        form = (pool.type.form or pool.type.latency).compiled(most_tokens, seats)
+        _fill_type(row, pool, fleet, longest_tokens)
+        row["form"] = form.code
+        row["numbers"][0, : len(form.numbers)] = form.numbers
+        row["table_width"][0, : len(form.widths)] = form.widths
+        for j, table in enumerate(form.tables):
+            row["table_at"][0, j] = at
+            at += len(table)
+            tables.append(table)
+    return types, np.concatenate(tables)
+
+
+def _workers(
+    pools: list[Pool], types: npt.NDArray[np.void], kinds: Ints
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+    """The workers, `kinds` (W,) of `types`, and their lanes."""
+    lane_count = types["lanes"][kinds]
+    workers = np.zeros(len(kinds), dtype=layout.WORKER)
+    workers["type"] = kinds
+    workers["role"] = [ROLES[pools[kind].role] for kind in kinds]
+    workers["is_up"], workers["slow_factor"] = 1, 1.0
+    workers["first_lane"] = np.cumsum(lane_count) - lane_count
+    workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE
+    lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)
+    lanes["worker"] = np.repeat(np.arange(len(kinds)), lane_count)
+    return workers, lanes
+
+
+def _disturbances(fleet: Fleet, workers: int) -> npt.NDArray[np.void]:
+    rows = np.zeros(len(fleet.disturbances), dtype=layout.DISTURBANCE)
+    for k, event in enumerate(sorted(fleet.disturbances, key=lambda event: event.time_s)):
+        if not 0 <= event.worker < workers:
+            raise InputError(f"disturbance: there is no worker {event.worker}, the fleet has {workers}")
+        rows[k] = (event.time_s, EVENTS[event.kind], event.worker, event.factor)
+    return rows
+
+
+def _watched(limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]) -> npt.NDArray[np.void]:
+    """The limits that are counted while running."""
+    rows = np.zeros(len(limits), dtype=layout.LIMIT)
+    for k, limit in enumerate(limits):
+        rows[k] = (METRICS[limit.metric], limit.limit_s, allowed_violations(limit, trace, window_s), 0, 0)
+    return rows
+
+
+def _counters(policies: Policies, released: int) -> Ints:
+    """The counters, when so many requests may arrive."""
+    counters = np.zeros(layout.COUNTERS, dtype=np.int64)
+    counters[layout.RELEASED] = released
+    counters[[layout.LIMBO, layout.LOST, layout.FREED]] = layout.NONE
+    counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
+    counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
+    counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
+    return counters
+
+
+def _policy_numbers(policies: Policies) -> Floats:
+    numbers = np.zeros(layout.POLICY)
+    numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
+    numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
+    numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
+    return numbers
+
+
+def _after(trace: Trace) -> npt.NDArray[np.void]:
     """Who waits for how many, and where the children of each begin; empty where nobody waits."""
     if not trace.after.size:
-        return np.zeros(0, dtype=layout.WAIT)
+        return np.zeros(0, dtype=layout.AFTER)
     n = len(trace)
-    waits = np.zeros(n + 1, dtype=layout.WAIT)
-    waits["parents"][:n] = np.bincount(trace.after[:, 0], minlength=n)
-    waits["think_s"][:n] = trace.think_s
-    waits["child"] = np.searchsorted(trace.after[:, 1], np.arange(n + 1))
-    return waits
+    after = np.zeros(n + 1, dtype=layout.AFTER)
+    after["parents"][:n] = np.bincount(trace.after[:, 0], minlength=n)
+    after["think_s"][:n] = trace.think_s
+    after["child"] = np.searchsorted(trace.after[:, 1], np.arange(n + 1))
+    return after
 
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
@@ -376,53 +398,52 @@ def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
     return max(worker_type.max_num_batched_tokens, prompt)
 
 
-def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest: int) -> None:
+def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_tokens: int) -> None:
     """One record of layout.TYPE, shape (1,), but for the step times."""
     worker_type, policies = pool.type, fleet.policies
     batching = BATCHING[policies.batching]
-    routing, decode_routing = ROUTING[policies.routing], ROUTING[policies.decode_routing]
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
     reserves = batching.is_reserving and policies.reserve_tokens > 0
     reserved = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0
     watermark = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
-    holds = blocks - watermark if not reserves else reserved if reserved <= blocks else 0
+    longest_blocks = blocks - watermark if not reserves else reserved if reserved <= blocks else 0
     for name, value in (
         ("batching", batching.code),
-        ("order", QUEUE[policies.queue].code),
-        ("order_window_s", policies.queue_window_s),
-        ("order_tokens", float(longest)),
-        ("order_batch", policies.queue_batch),
+        ("queue_order", QUEUE[policies.queue].code),
+        ("queue_window_s", policies.queue_window_s),
+        ("queue_longest_tokens", float(longest_tokens)),
+        ("queue_batch", policies.queue_batch),
         ("admission", ADMISSION[policies.admission].code),
-        ("budget", worker_type.max_num_batched_tokens),
+        ("token_budget", worker_type.max_num_batched_tokens),
         ("seats", worker_type.max_num_seqs),
-        ("blocks", blocks),
-        ("kv_tokens", worker_type.kv_tokens),
-        ("holds", holds),
-        ("watermark", watermark),
-        ("decode_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
-        ("reserved", 1 if batching.engine == OF_SPLITWISE else reserved),
-        ("patience", policies.patience_steps),
-        ("restarts", int(policies.vidur_restarts)),
+        ("kv_blocks", blocks),
+        ("kv_capacity_tokens", worker_type.kv_tokens),
+        ("longest_blocks", longest_blocks),
+        ("watermark_blocks", watermark),
+        ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
+        ("reserved_blocks", 1 if batching.engine == OF_SPLITWISE else reserved),
+        ("patience_steps", policies.patience_steps),
+        ("vidur_restarts", int(policies.vidur_restarts)),
         ("pp", worker_type.pp),
         ("lanes", worker_type.pp),
     ):
         row[name] = value
-    row["weight"][0, layout.FRONT] = routing.weights(worker_type, False)
-    row["weight"][0, layout.BACK] = decode_routing.weights(worker_type, True)
+    row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
+    row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)
 
 
 def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
     """Fill in what schedulers believe of the outputs: the lower end of a bucket, right so often (TetriInfer),
     and, once a request has outlived that, the mean of the outputs that do (Aladdin).
     """
-    outputs = requests["output"]
+    outputs = requests["output_tokens"]
     buckets = synthetic_buckets(outputs, accuracy_frac, np.random.default_rng(seed))
-    requests["predicted"] = bucket_range(buckets)[0]
+    requests["predicted_tokens"] = bucket_range(buckets)[0]
     ordered = np.sort(outputs)
-    above = np.searchsorted(ordered, requests["predicted"], side="right")
+    above = np.searchsorted(ordered, requests["predicted_tokens"], side="right")
     rest = len(ordered) - above
     sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))
-    requests["predicted_later"] = np.where(rest > 0, sums[above] // np.maximum(rest, 1), outputs)
+    requests["predicted_later_tokens"] = np.where(rest > 0, sums[above] // np.maximum(rest, 1), outputs)
 
 
 def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
@@ -433,14 +454,14 @@ def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
     link["latency_s"] = network.latency_s
     link["overlap_frac"] = 1.0 - 1.0 / llm.layers if network.transfer == "layerwise" else 0.0
     link["overlap_tokens"] = network.layerwise_tokens
-    link["is_shared"], link["slow"] = network.is_shared, 1.0
+    link["is_shared"], link["slow_factor"] = network.is_shared, 1.0
     link["free_s"] = link["last_s"] = -np.inf
     link["root"] = layout.NONE
     return link
 
 
 def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
-    if ((state.lanes["run_steps"] > 0) & np.isinf(state.time[: len(state.lanes)])).any():
+    if ((state.lanes["run_steps"] > 0) & np.isinf(state.due_s[: len(state.lanes)])).any():
         raise InputError("a step is larger than the tables of its step times; give larger tables")
     workers, output = state.workers, trace.output_tokens
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s, status, preemptions, front, back = (
@@ -476,7 +497,7 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         worker_names=tuple(f"{pool.name}-{i}" for pool in fleet.pools for i in range(pool.count)),
         worker_busy_s=workers["busy_s"],
         worker_steps=workers["steps"],
-        worker_tokens=workers["tokens"],
+        worker_tokens=workers["dense_tokens"],
         window_s=(float(state.window[0]), end_s if np.isinf(state.window[1]) else float(state.window[1])),
         end_s=end_s,
         limits=limits,
@@ -484,7 +505,7 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         counted=state.limits["counted"],
         complete=bool(state.counters[layout.DONE] == len(status)),
         runs=state.runs[: state.counters[layout.RUNS]],
-        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit"], 0),
+        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
         tenant=trace.tenant,
         tenants=trace.tenants,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),

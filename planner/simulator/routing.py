@@ -34,7 +34,7 @@ def set_pools(state):
             worker = state.workers[w]
             if worker.is_up and (worker.role == DECODE) == (pool == BACK):
                 state.pools[pool, size] = w
-                worker.seat = size
+                worker.pool_index = size
                 size += 1
         state.counters[SIZE + pool] = size
     state.lowest[:] = -np.inf
@@ -54,14 +54,14 @@ def _drawn(state, n):
 @small_jit
 def fits(state, w, need):
     """Whether worker w, when it has nothing else, takes a request of so many blocks to its end."""
-    return need <= state.types[state.workers[w].type].holds
+    return need <= state.types[state.workers[w].type].longest_blocks
 
 
 @kernel_jit
 def choose(state, pool, r, time_s):
     """The worker of `pool` for request r; NONE if it fits on none."""
     request = state.requests[r]
-    need = blocks_of(request.input + request.output)
+    need = blocks_of(request.input_tokens + request.output_tokens)
     size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]
     if how == SCORE:
         return _smallest_score(state, pool, need)
@@ -100,7 +100,7 @@ def _by_lot(state, pool, r, need, how, time_s):
     predicted; if there are none, among all it fits on.
     """
     request = state.requests[r]
-    blocks = blocks_of(request.input + max(request.predicted, 1))
+    blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
     for is_strict in (True, False):
         count = 0
         for i in range(state.counters[SIZE + pool]):
@@ -130,12 +130,14 @@ def _is_candidate(state, w, need, blocks, is_strict, time_s):
     if not fits(state, w, need) or not is_strict:
         return fits(state, w, need)
     worker = state.workers[w]
-    kind, lane = state.types[worker.type], state.lanes[worker.lane]
-    free = kind.blocks - worker.used - (kind.reserved if kind.reserved > 0 else blocks)
+    kind, lane = state.types[worker.type], state.lanes[worker.first_lane]
+    free = (
+        kind.kv_blocks - worker.used_blocks - (kind.reserved_blocks if kind.reserved_blocks > 0 else blocks)
+    )
     # what the run has taken since it began is looked up only where it matters
     if free < 0 or lane.run_steps <= 1 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
         return free >= 0
-    return kind.reserved > 0 or free >= blocks_for(lane, steps_done(lane, time_s))
+    return kind.reserved_blocks > 0 or free >= blocks_for(lane, steps_done(lane, time_s))
 
 
 @kernel_jit
@@ -153,7 +155,7 @@ def _best_fit(state, pool, r, need, time_s):
         worker = state.workers[w]
         kind = state.types[worker.type]
         _predict_again(state, w, time_s)
-        norm = (worker.requests / kind.seats) ** 2 + (worker.future_tokens / (kind.blocks * 16.0)) ** 2
+        norm = (worker.assigned / kind.seats) ** 2 + (worker.future_tokens / (kind.kv_blocks * 16.0)) ** 2
         if norm < least_norm:
             emptiest, least_norm = w, norm
         if norm > best_norm and _keeps(state, w, r):
@@ -169,20 +171,20 @@ def _keeps(state, w, r):
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     theta, tbt_s = state.policy[THETA], state.policy[TBT_S]
-    batch = int(worker.requests) + 1
+    batch = int(worker.assigned) + 1
     if batch > kind.seats:
         return False
-    future = worker.future_tokens + request.input + state.policy[GAMMA] * request.predicted
-    at, k, tables = kind.at[0], kind.k, state.tables
-    if tables[at + min(batch, kind.width[0] - 1)] + k[1] * batch + k[2] * future / theta > tbt_s:  # (b)
+    future = worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
+    at, k, tables = kind.table_at[0], kind.numbers, state.tables
+    if tables[at + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta > tbt_s:  # (b)
         return False
-    if future > theta * kind.blocks * 16.0:  # (e), over the whole future
+    if future > theta * kind.kv_blocks * 16.0:  # (e), over the whole future
         return False
     if worker.role == DECODE:
         return True
-    tokens = worker.pending_tokens + request.input
-    whole = int(tokens) // kind.budget
-    wait_s = whole * tables[at + kind.budget] + tables[at + int(tokens) - whole * kind.budget]
+    tokens = worker.pending_tokens + request.input_tokens
+    whole = int(tokens) // kind.token_budget
+    wait_s = whole * tables[at + kind.token_budget] + tables[at + int(tokens) - whole * kind.token_budget]
     return wait_s <= state.policy[TTFT_S]  # (c); (d) is (b) where decodes go on during prefill
 
 
@@ -190,13 +192,13 @@ def _keeps(state, w, r):
 def _predict_again(state, w, time_s):
     """Decodes that have outlived their prediction get a new one (Aladdin section 4.3)."""
     worker = state.workers[w]
-    for l in range(worker.lane, worker.lane + state.types[worker.type].lanes):
+    for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
         done = steps_done(lane, time_s)
         for slot in range(lane.decodes):
             request = state.requests[state.slots[l, slot].request]
-            generated = request.output - (state.slots[l, slot].finish - lane.step) + done
-            if generated >= request.predicted:
-                later = max(request.predicted_later, generated + 1)
-                worker.future_tokens += state.policy[GAMMA] * (later - request.predicted)
-                request.predicted = later
+            generated = request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
+            if generated >= request.predicted_tokens:
+                later = max(request.predicted_later_tokens, generated + 1)
+                worker.future_tokens += state.policy[GAMMA] * (later - request.predicted_tokens)
+                request.predicted_tokens = later

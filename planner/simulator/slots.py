@@ -44,7 +44,7 @@ def blocks_for(lane, steps):
     """KV blocks that the running decodes will ask for in their next `steps` steps."""
     total = (steps // BLOCK) * lane.decodes
     for i in range(steps % BLOCK):
-        total += lane.residue[(-(lane.step + i)) % BLOCK]
+        total += lane.residue[(-(lane.decode_step + i)) % BLOCK]
     return total
 
 
@@ -54,7 +54,7 @@ def steps_with_blocks(lane, free):
     steps = (free // lane.decodes) * BLOCK
     rest = free % lane.decodes
     while True:
-        rest -= lane.residue[(-(lane.step + steps)) % BLOCK]
+        rest -= lane.residue[(-(lane.decode_step + steps)) % BLOCK]
         if rest < 0:
             return steps
         steps += 1
@@ -65,15 +65,15 @@ def load(state, w, pending_tokens, requests, kv_tokens):
     """What the router sees of worker w changes by this much."""
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
-    worker.requests += requests
-    worker.kv_tokens += kv_tokens
-    pool, group = BACK if worker.role == DECODE else FRONT, worker.seat // GROUP
-    weight = state.types[worker.type].weight[pool]
+    worker.assigned += requests
+    worker.assigned_tokens += kv_tokens
+    pool, group = BACK if worker.role == DECODE else FRONT, worker.pool_index // GROUP
+    weight = state.types[worker.type].routing_weight[pool]
     state.score[w] = (
         weight[0] * worker.pending_tokens
-        + weight[1] * worker.requests
-        + weight[2] * worker.kv_tokens
-        + weight[3] * worker.waits
+        + weight[1] * worker.assigned
+        + weight[2] * worker.assigned_tokens
+        + weight[3] * worker.waiting
     )
     state.lowest[pool, group] = min(state.lowest[pool, group], state.score[w])
 
@@ -82,8 +82,10 @@ def load(state, w, pending_tokens, requests, kv_tokens):
 def assign(state, w, r, sign):
     """Request r is worker w's from now on (sign 1.0), or no longer (-1.0)."""
     request = state.requests[r]
-    load(state, w, 0.0, sign, sign * request.input)
-    state.workers[w].future_tokens += sign * (request.input + state.policy[GAMMA] * request.predicted)
+    load(state, w, 0.0, sign, sign * request.input_tokens)
+    state.workers[w].future_tokens += sign * (
+        request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
+    )
 
 
 @kernel_jit
@@ -92,25 +94,25 @@ def finish(state, w, r, time_s):
     request = state.requests[r]
     request.finish_s = time_s
     request.status = FINISHED
-    request.generated = request.output
+    request.generated_tokens = request.output_tokens
     state.workers[w].running -= 1
     assign(state, w, r, -1.0)
     settle(state, r)
     state.counters[DONE] += 1
-    if len(state.waits) > 0:
+    if len(state.after) > 0:
         _free_children(state, r, time_s)
     if in_window(state, request.arrival_s):
         count(state, E2E, time_s - request.arrival_s)
-        if request.output > 1:
-            count(state, TPOT, (time_s - request.first_token_s) / (request.output - 1))
+        if request.output_tokens > 1:
+            count(state, TPOT, (time_s - request.first_token_s) / (request.output_tokens - 1))
 
 
 @kernel_jit
 def _free_children(state, r, time_s):
     """Request r has finished: who waited for it alone will arrive."""
-    for i in range(state.waits[r].child, state.waits[r + 1].child):
+    for i in range(state.after[r].child, state.after[r + 1].child):
         child = state.children[i]
-        wait, request = state.waits[child], state.requests[child]
+        wait, request = state.after[child], state.requests[child]
         wait.parents -= 1
         if wait.parents == 0:
             wait.parents = NONE
@@ -125,12 +127,12 @@ def reject(state, r):
     state.requests[r].next = NONE
     while r != NONE:
         _reject_one(state, r)
-        if len(state.waits) > 0:
-            for i in range(state.waits[r].child, state.waits[r + 1].child):
+        if len(state.after) > 0:
+            for i in range(state.after[r].child, state.after[r + 1].child):
                 child = state.children[i]
                 if state.requests[child].status == UNFINISHED:
                     state.requests[child].status = REJECTED
-                    state.waits[child].parents = NONE
+                    state.after[child].parents = NONE
                     state.requests[child].next = NONE
                     state.requests[last].next = child
                     last = child
@@ -145,22 +147,22 @@ def _reject_one(state, r):
     if in_window(state, request.arrival_s):
         if np.isnan(request.first_token_s):
             count(state, TTFT, np.inf)
-        if request.output > 1:
+        if request.output_tokens > 1:
             count(state, TPOT, np.inf)
         count(state, E2E, np.inf)
 
 
 @small_jit
-def held(state, w, tokens):
+def request_blocks(state, w, tokens):
     """KV blocks that a request with `tokens` in the cache takes on worker w."""
-    reserved = state.types[state.workers[w].type].reserved
+    reserved = state.types[state.workers[w].type].reserved_blocks
     return reserved if reserved > 0 else blocks_of(tokens)
 
 
 @kernel_jit
 def release(state, w, r):
     """Request r, which is in no slot, gives its blocks on worker w back."""
-    state.workers[w].used -= held(state, w, state.requests[r].length)
+    state.workers[w].used_blocks -= request_blocks(state, w, state.requests[r].length_tokens)
     release_prefix(state, w, r)
 
 
@@ -169,42 +171,60 @@ def enqueue(state, w, r):
     """Request r waits for its prompt to be computed on worker w, in the order of its policy."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
-    worker.waits += 1
-    if kind.order > SRPT:
+    worker.waiting += 1
+    if kind.queue_order > SRPT:
         line_up(state, w, r, False)
         return
-    tokens = float(request.length)
-    if kind.order == FCFS:
+    tokens = float(request.length_tokens)
+    if kind.queue_order == FCFS:
         key = request.arrival_s
     else:
-        if kind.order == LJF:
+        if kind.queue_order == LJF:
             tokens = LONGEST - tokens
-        elif kind.order != SJF:
-            tokens += request.predicted - request.generated
-        if kind.order_batch > 0:  # sorted inside scheduling batches, which are served one after the other
+        elif kind.queue_order != SJF:
+            tokens += request.predicted_tokens - request.generated_tokens
+        if kind.queue_batch > 0:  # sorted inside scheduling batches, which are served one after the other
             if worker.filled_batch <= worker.served_batch:
                 worker.filled_batch, worker.filled = worker.served_batch + 1, 0
-            elif worker.filled == kind.order_batch:
+            elif worker.filled == kind.queue_batch:
                 worker.filled_batch, worker.filled = worker.filled_batch + 1, 0
             worker.filled += 1
             key = worker.filled_batch * LONGEST + tokens
-        elif kind.order_window_s < np.inf:
-            key = request.arrival_s + kind.order_window_s * tokens / kind.order_tokens
+        elif kind.queue_window_s < np.inf:
+            key = request.arrival_s + kind.queue_window_s * tokens / kind.queue_longest_tokens
         else:
             key = tokens
-    worker.waiting = put(state.requests, worker.waiting, r, key)
+    worker.first_waiting = put(state.requests, worker.first_waiting, r, key)
 
 
 @kernel_jit
 def enqueue_first(state, w, r):
     """Request r was preempted: it goes before all others, the latest first."""
     worker = state.workers[w]
-    worker.preempted += 1
-    worker.waits += 1
-    if state.types[worker.type].order > SRPT:
+    worker.preemptions += 1
+    worker.waiting += 1
+    if state.types[worker.type].queue_order > SRPT:
         line_up(state, w, r, True)
         return
-    worker.waiting = put(state.requests, worker.waiting, r, -LONGEST * LONGEST * worker.preempted)
+    worker.first_waiting = put(
+        state.requests, worker.first_waiting, r, -LONGEST * LONGEST * worker.preemptions
+    )
+
+
+@small_jit
+def clear_chunks(lane):
+    """The next step of a lane has no prompts yet."""
+    lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares, lane.cached_64 = 0, 0, 0.0, 0.0, 0.0
+
+
+@small_jit
+def add_chunk(lane, cached, tokens):
+    """The next step of a lane computes so many tokens of a prompt, after those that are cached."""
+    lane.prefills += 1
+    lane.prefill_tokens += tokens
+    lane.pairs += tokens * (cached + 0.5 * (tokens + 1))
+    lane.squares += float(tokens) * tokens
+    lane.cached_64 += (cached + 63) // 64
 
 
 @kernel_jit
@@ -215,21 +235,23 @@ def join(state, l, r):
     """
     lane, request = state.lanes[l], state.requests[r]
     if lane.decodes == 0:
-        lane.last_token_s, lane.late = request.last_token_s, 0
+        lane.last_token_s, lane.late_decodes = request.last_token_s, 0
     at = lane.decodes
     if request.last_token_s != lane.last_token_s:
-        lane.late += 1
-    elif lane.late > 0:
-        state.slots[l, at] = state.slots[l, at - lane.late]
-        at -= lane.late
+        lane.late_decodes += 1
+    elif lane.late_decodes > 0:
+        state.slots[l, at] = state.slots[l, at - lane.late_decodes]
+        at -= lane.late_decodes
     slot = state.slots[l, at]
-    s, c = lane.step, request.length
+    s, c = lane.decode_step, request.length_tokens
     slot.request = r
-    slot.finish = s + request.output - request.generated
-    slot.context = c - s
-    slot.since = s
-    slot.order = request.order
-    lane.next_finish = slot.finish if lane.decodes == 0 else min(lane.next_finish, slot.finish)
+    slot.finish_step = s + request.output_tokens - request.generated_tokens
+    slot.context_offset = c - s
+    slot.settled_step = s
+    slot.admission_number = request.admission_number
+    lane.next_finish_step = (
+        slot.finish_step if lane.decodes == 0 else min(lane.next_finish_step, slot.finish_step)
+    )
     lane.residue[(c - s) % BLOCK] += 1
     lane.kv_sum += c + 1
     lane.decodes += 1
@@ -242,30 +264,30 @@ def take_out(state, l, slot):
     lane, slots = state.lanes[l], state.slots
     r = slots[l, slot].request
     request = state.requests[r]
-    c = slots[l, slot].context + lane.step
-    request.length = c
-    request.generated = request.output - (slots[l, slot].finish - lane.step)
-    lane.residue[slots[l, slot].context % BLOCK] -= 1
+    c = slots[l, slot].context_offset + lane.decode_step
+    request.length_tokens = c
+    request.generated_tokens = request.output_tokens - (slots[l, slot].finish_step - lane.decode_step)
+    lane.residue[slots[l, slot].context_offset % BLOCK] -= 1
     lane.kv_sum -= c + 1
     last = lane.decodes - 1
-    first_late = lane.decodes - lane.late
+    first_late = lane.decodes - lane.late_decodes
     if slot < first_late:
         request.last_token_s = lane.last_token_s
         slots[l, slot] = slots[l, first_late - 1]
         slots[l, first_late - 1] = slots[l, last]
     else:
         slots[l, slot] = slots[l, last]
-        lane.late -= 1
+        lane.late_decodes -= 1
     lane.decodes = last
     return r
 
 
 @kernel_jit
-def refresh_next_finish(state, l):
+def refresh_next_finish_step(state, l):
     lane = state.lanes[l]
-    lane.next_finish = np.iinfo(np.int64).max
+    lane.next_finish_step = np.iinfo(np.int64).max
     for slot in range(lane.decodes):
-        lane.next_finish = min(lane.next_finish, state.slots[l, slot].finish)
+        lane.next_finish_step = min(lane.next_finish_step, state.slots[l, slot].finish_step)
 
 
 @kernel_jit
@@ -274,7 +296,7 @@ def give_up(state, w, r):
     worker, request = state.workers[w], state.requests[r]
     release(state, w, r)
     worker.running -= 1
-    request.computed = 0
+    request.computed_tokens = 0
     request.preemptions += 1
 
 
@@ -283,10 +305,10 @@ def preempt_decode(state, l, slot):
     """Drop a running decode: it waits, before all others, to recompute everything it had."""
     w = state.lanes[l].worker
     r = take_out(state, l, slot)
-    refresh_next_finish(state, l)
+    refresh_next_finish_step(state, l)
     give_up(state, w, r)
-    state.requests[r].length += 1  # the token that was not yet in the cache
-    load(state, w, float(state.requests[r].length), 0.0, 0.0)
+    state.requests[r].length_tokens += 1  # the token that was not yet in the cache
+    load(state, w, float(state.requests[r].length_tokens), 0.0, 0.0)
     enqueue_first(state, w, r)
 
 
@@ -295,7 +317,7 @@ def latest_partial(state, w):
     """Of the prompts computed in part and not in a step the one admitted last, or NONE."""
     latest, r = NONE, state.workers[w].head[PARTIAL]
     while r != NONE:
-        if latest == NONE or state.requests[r].order > state.requests[latest].order:
+        if latest == NONE or state.requests[r].admission_number > state.requests[latest].admission_number:
             latest = r
         r = state.requests[r].next
     return latest
@@ -306,16 +328,16 @@ def preempt_partial(state, w, r):
     """Drop a prompt that is computed in part."""
     worker = state.workers[w]
     for _ in range(state.types[worker.type].lanes):  # the list goes round once, without r
-        other = pop(state, w, PARTIAL) if worker.head[PARTIAL] != NONE else NONE
+        other = pop(state.requests, worker, PARTIAL) if worker.head[PARTIAL] != NONE else NONE
         if other == NONE or other == r:
             break
-        append(state, w, PARTIAL, other)
+        append(state.requests, worker, PARTIAL, other)
     request = state.requests[r]
-    done, missing = request.computed, request.length - request.computed
+    done, missing = request.computed_tokens, request.length_tokens - request.computed_tokens
     give_up(state, w, r)
-    if state.types[worker.type].restarts > 0:  # what is missing is then decoded, token by token
-        request.length = done
-        request.output += missing
+    if state.types[worker.type].vidur_restarts > 0:  # what is missing is then decoded, token by token
+        request.length_tokens = done
+        request.output_tokens += missing
         done -= missing
     load(state, w, float(done), 0.0, 0.0)
     enqueue_first(state, w, r)
@@ -326,7 +348,9 @@ def steps_done(lane, time_s):
     """Steps of the current run of a lane that have ended before `time_s`."""
     if lane.run_steps <= 1:
         return ZERO
-    return min(steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s), lane.run_steps) - 1
+    return (
+        min(steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s), lane.run_steps) - 1
+    )
 
 
 @kernel_jit
@@ -340,17 +364,19 @@ def foreseen_blocks(state, w, r, time_s):
     kind = state.types[worker.type]
     if worker.running == 0:
         return ZERO
-    left = max(new.predicted - new.generated, ONE)
-    for l in range(worker.lane, worker.lane + kind.lanes):
+    left = max(new.predicted_tokens - new.generated_tokens, ONE)
+    for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         if kind.admission != RESERVE_STATIC:
             done = steps_done(lane, time_s)
             for slot in range(lane.decodes):
                 request = state.requests[state.slots[l, slot].request]
-                generated = request.output - (state.slots[l, slot].finish - lane.step) + done
-                left = min(left, max(request.predicted - generated, ONE))
-    total = worker.used + blocks_of(new.length + left)
-    for l in range(worker.lane, worker.lane + kind.lanes):
+                generated = (
+                    request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
+                )
+                left = min(left, max(request.predicted_tokens - generated, ONE))
+    total = worker.used_blocks + blocks_of(new.length_tokens + left)
+    for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         steps = steps_done(lane, time_s)
         if kind.admission != RESERVE_STATIC:

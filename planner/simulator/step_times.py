@@ -8,7 +8,7 @@ DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage 
 CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 
 C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
-prompts' tokens is a setting of the form. Tables are made by `planner.models.forms`.
+prompts' tokens is a setting of the form. `planner.models.forms` makes the tables, and the numbers k.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ LONGEST_FALL_FRAC = 0.001
 
 
 @kernel_jit
-def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cached_64, chunks):
-    """(stage, extra, send, growth, steps) of one step of a worker of type `kind`.
+def step_seconds(state, kind, lane):
+    """(stage_s, extra_s, send_s, growth_s, steps) of the step formed on a lane of a worker of type `kind`.
 
-    Each of the pp stages takes `stage` seconds, the first `extra` more, and all but the last `send` more.
-    A step of decodes alone may be followed by the same ones: by `steps` steps in all, each `growth` longer.
+    Each of the pp stages takes `stage_s`, the first `extra_s` more, and all but the last `send_s` more. A
+    step of decodes alone may be followed by the same ones: `steps` in all, each `growth_s` longer.
     """
-    k, at, width, tables = kind.k, kind.at, kind.width, state.tables
+    k, at, width, tables = kind.numbers, kind.table_at, kind.table_width, state.tables
+    decodes, kv_tokens = lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
+    prefill, pairs, squares, chunks = lane.prefill_tokens, lane.pairs, lane.squares, lane.prefills
     if kind.form == FIVE:
         t = (
             tables[at[0] + decodes + prefill]
@@ -75,9 +77,9 @@ def step_seconds(state, kind, decodes, kv_tokens, prefill, pairs, squares, cache
     t = tables[at[0] + eights]
     if chunks > 0:
         edge = int(np.rint(np.sqrt(squares)))
-        if cached_64 >= width[1] or edge >= width[2]:
+        if lane.cached_64 >= width[1] or edge >= width[2]:
             return np.inf, 0.0, 0.0, 0.0, steps
-        t += tables[at[1] + int(cached_64) * width[2] + edge] * (1.0 + (k[0] if chunks > 1 else 0.0))
+        t += tables[at[1] + int(lane.cached_64) * width[2] + edge] * (1.0 + (k[0] if chunks > 1 else 0.0))
     if decodes > 0:
         context = int(kv_tokens) // decodes
         column = (context + 63) // 64
@@ -96,10 +98,10 @@ def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     Whoever counts steps relies on growth >= 0, so where t falls its mean stands for it, over 0.1 % of fall at
     the most.
     """
-    k, at, knots = kind.k, kind.at, kind.width[1]
+    k, at, knots = kind.numbers, kind.table_at, kind.table_width[1]
     floor_s = np.sqrt(k[0] * k[0] + (k[2] * decodes) ** 2) + k[4] * decodes
     context = 1.0 + kv_tokens / decodes
-    i = min(int(kind.width[2] * np.log2(context)), knots - 2)
+    i = min(int(kind.table_width[2] * np.log2(context)), knots - 2)
     left, right = tables[at[3] + i], tables[at[3] + i + 1]
     cell = at[2] + decodes * knots + i
     slope = (tables[cell + 1] - tables[cell]) / (right - left)
@@ -117,14 +119,14 @@ def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
 @kernel_jit
 def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks):
     """Seconds of a step with prefills."""
-    k, at = kind.k, kind.at
+    k, at = kind.numbers, kind.table_at
     tokens = prefill + decodes
     eights = (tokens + 7) // 8
     z0, z1 = k[6] * np.log2(8.0 * eights), k[7] * np.log2(1.0 + decodes)
     z2 = k[8] * np.log2(1.0 + kv_tokens / max(decodes, 1))
     z3, z4 = k[9] * np.log2(1.0 + chunks), k[10] * np.log2(1.0 + pairs / prefill)
     r = tables[at[0] + eights]
-    for j in range(at[1], at[1] + 7 * kind.width[0], 7):
+    for j in range(at[1], at[1] + 7 * kind.table_width[0], 7):
         x3, x4 = abs(z3 - tables[j + 3]), abs(z4 - tables[j + 4])
         exponent, product = abs(z0 - tables[j]) + x3 + x4, (1.0 + x3) * (1.0 + x4)
         if decodes > 0:

@@ -7,9 +7,10 @@ import numpy as np
 from planner.policies import GREEDY, VLLM_V1
 from planner.simulator.compiled import kernel_jit
 from planner.simulator.counting import run_s, steps_reaching
+from planner.simulator.event_heap import set_time
 from planner.simulator.layout import INBOUND, NONE
-from planner.simulator.queues import pop, put, set_time, without_root
-from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, held
+from planner.simulator.queues import pop, put, without_root
+from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks
 
 
 @kernel_jit
@@ -19,15 +20,15 @@ def cut(state, w, time_s, cause):
     Of a step that ends just then the next one is in progress if the lane's turn came before that of `cause`:
     a lane, the link, or NONE for an arrival that nothing caused.
     """
-    l = state.workers[w].lane
+    l = state.workers[w].first_lane
     lane = state.lanes[l]
     if lane.run_steps > 1:
         if l < cause:
             time_s = np.nextafter(time_s, np.inf)
-        j = steps_reaching(lane.run_start, lane.run_first, lane.run_growth, time_s)
+        j = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
         if j < lane.run_steps:
             lane.run_steps = j
-            set_time(state, l, lane.run_start + run_s(lane.run_first, lane.run_growth, j))
+            set_time(state, l, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, j))
 
 
 @kernel_jit
@@ -35,7 +36,7 @@ def wake(state, w, time_s, cause):
     """Something came to worker w: it starts a step now where a lane is idle, else when the step ends."""
     worker = state.workers[w]
     lanes = state.types[worker.type].lanes
-    for l in range(worker.lane, worker.lane + lanes):
+    for l in range(worker.first_lane, worker.first_lane + lanes):
         if state.lanes[l].run_steps == 0:
             set_time(state, l, time_s)
             return
@@ -50,13 +51,16 @@ def _has_room(state, w, r, time_s):
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
-    lane = state.lanes[worker.lane]
-    coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved == 0 else 0
-    if kind.batching != VLLM_V1 and kind.reserved == 0:
-        coming += worker.running + kind.watermark
-    if worker.used + coming + held(state, w, state.requests[r].length) > kind.blocks:
+    lane = state.lanes[worker.first_lane]
+    coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
+    if kind.batching != VLLM_V1 and kind.reserved_blocks == 0:
+        coming += worker.running + kind.watermark_blocks
+    if (
+        worker.used_blocks + coming + request_blocks(state, w, state.requests[r].length_tokens)
+        > kind.kv_blocks
+    ):
         return False
-    return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.blocks
+    return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.kv_blocks
 
 
 @kernel_jit
@@ -71,10 +75,10 @@ def receive(state, w, time_s, cause):
             cut(state, w, time_s, cause)
             if not _has_room(state, w, r, time_s):
                 return
-        pop(state, w, INBOUND)
-        worker.used += held(state, w, state.requests[r].length)
+        pop(state.requests, worker, INBOUND)
+        worker.used_blocks += request_blocks(state, w, state.requests[r].length_tokens)
         state.requests[r].epoch_back = worker.epoch
-        _transfer(state, r, blocks_of(state.requests[r].length), time_s)
+        _transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
 
 
 @kernel_jit
@@ -85,12 +89,12 @@ def transfer_end_s(state, r, blocks, time_s):
     all but the last layer's share may hide behind the last prefill step.
     """
     request, link = state.requests[r], state.link[0]
-    seconds = blocks * link.block_s * link.slow
+    seconds = blocks * link.block_s * link.slow_factor
     overlap_s, rest_s = 0.0, seconds
-    if request.length >= link.overlap_tokens:
+    if request.length_tokens >= link.overlap_tokens:
         rest_s = seconds * (1.0 - link.overlap_frac)
         if time_s == request.last_token_s:
-            overlap_s = min(request.transfer_s, seconds * link.overlap_frac)
+            overlap_s = min(request.prefill_step_s, seconds * link.overlap_frac)
     start = time_s - overlap_s
     if link.is_shared:
         start = max(start, link.free_s)
@@ -98,7 +102,6 @@ def transfer_end_s(state, r, blocks, time_s):
     if link.is_shared:
         end = max(end, link.last_s)
         link.free_s, link.last_s = start + seconds, end
-    request.transfer_s = end
     return end
 
 
@@ -107,7 +110,7 @@ def _transfer(state, r, blocks, time_s):
     """Put the KV blocks of r on the link."""
     link = state.link[0]
     link.root = put(state.requests, link.root, r, transfer_end_s(state, r, blocks, time_s))
-    set_time(state, len(state.lanes), state.requests[link.root].transfer_s)
+    set_time(state, len(state.lanes), state.requests[link.root].key)
 
 
 @kernel_jit
@@ -116,5 +119,5 @@ def end_transfer(state, time_s):
     link = state.link[0]
     r = link.root
     link.root = without_root(state.requests, r)
-    set_time(state, len(state.lanes), np.inf if link.root == NONE else state.requests[link.root].transfer_s)
+    set_time(state, len(state.lanes), np.inf if link.root == NONE else state.requests[link.root].key)
     return r

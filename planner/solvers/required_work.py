@@ -31,11 +31,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Metric, Slo
-from planner.simulator.metrics import BACKLOG_LIMIT_S
-from planner.simulator.replay import measured_window, spared
+from planner.domain import STEADY_FRAC, Metric, Slo, allowed_above
 from planner.traffic.sessions import arrivals_s, sessions, waiting
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, measured_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +97,9 @@ def held(each: Due, trace: Trace, *, whole: bool) -> Held:
     share = each.whole_frac if whole else each.prefill_frac
     if not trace.after.size:
         index = np.flatnonzero(is_measured)
-        return Held(index, trace.arrival_s[index], spared(share, len(index)), share * len(index))
+        return Held(index, trace.arrival_s[index], allowed_above(share, len(index)), share * len(index))
     waits = waiting(trace)
-    late = spared(share, int((is_measured | waits).sum()))
+    late = allowed_above(share, int((is_measured | waits).sum()))
     if not whole:
         index = np.flatnonzero(is_measured & ~waits)
         return Held(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
@@ -147,22 +145,19 @@ def _due(slo: Slo, trace: Trace, *, guess_pace: bool) -> Due:
 
 
 def steady(slo: Slo, trace: Trace) -> Due | None:
-    """What the backlog test obliges (metrics.Verdict.is_steady); None where requests wait for others.
+    """What the backlog test obliges (`Slo.patience_s`); None where requests wait for others.
 
     There who arrives in the last tenth depends on the fleet.
     """
     if trace.after.size:
         return None
     start_s, end_s = measured_window(trace)
-    patience_s = max(
-        (limit.limit_s for limit in slo.limits if limit.metric == "ttft"), default=BACKLOG_LIMIT_S
-    )
     return Due(
         window_s=(end_s - (end_s - start_s) / 10, end_s),
-        prefill_frac=0.5,
-        prefill_s=patience_s,
-        whole_frac=0.5,
-        gap_s=patience_s,
+        prefill_frac=STEADY_FRAC,
+        prefill_s=slo.patience_s,
+        whole_frac=STEADY_FRAC,
+        gap_s=slo.patience_s,
         e2e_s=0.0,
         is_paced=True,
     )

@@ -161,6 +161,16 @@ class Trace:
         return replace(part, llm=no_ids(), llms=(), notes=notes)
 
 
+def measured_window(trace: Trace) -> tuple[float, float]:
+    """Seconds of a trace that count: from the end of the warm-up to the last arrival.
+
+    The warm-up is a twentieth of the trace, at most two minutes: an empty fleet flatters the first requests.
+    Where requests wait for others the last arrival is not known before: there the rest counts to its end.
+    """
+    first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
+    return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
+
+
 def spread(trace: Trace, *, seed: int) -> Trace:
     """A trace of a coarse clock with its stamps spread over the clock's step; any other as it is."""
     quantum_s = trace.coarse_s

@@ -20,7 +20,7 @@ from planner.runtime.events import FREE
 from planner.runtime.prefixes import Numbers, blocks_of
 from planner.runtime.routing import LiveFleet, priority
 from planner.simulator import Simulation, simulate
-from planner.simulator.cache_layout import WORKER_QUANTUM
+from planner.simulator.cache_layout import WORKER_QUANTUM_TOKENS
 from planner.traffic.trace import Trace
 
 ELSEWHERE = ("kv-token-jsq", "least-waiting")  # of other batchings
@@ -118,7 +118,9 @@ def known(worker: int | None) -> int:
 
 
 def is_idle(live: LiveFleet) -> bool:
-    return not any(live.workers[name].any() for name in ("requests", "pending_tokens", "kv_tokens", "used"))
+    return not any(
+        live.workers[name].any() for name in ("assigned", "pending_tokens", "assigned_tokens", "used_blocks")
+    )
 
 
 def a_live(
@@ -223,7 +225,7 @@ def test_a_cache_is_known_to_the_block_while_numbers_are_used_again(monkeypatch:
         hits = next((depth for depth, name in enumerate(names) if name not in cached), len(names))
         seat = live.ask(16 * len(names) + 1, 1, float(k), names=names)
         live.send(seat, float(k))
-        assert live.caches.prompts["expected"][seat] == 16 * hits
+        assert live.caches.prompts["expected_tokens"][seat] == 16 * hits
         for name in names:
             cached.pop(name, None)
         while len(cached) + len(names) + 1 > 40:
@@ -232,7 +234,7 @@ def test_a_cache_is_known_to_the_block_while_numbers_are_used_again(monkeypatch:
         live.computed(seat, float(k))
         live.left(seat, float(k), 1)
         live.gone(seat)
-        assert live.caches.workers["idle"][0] == len(cached)
+        assert live.caches.workers["idle_nodes"][0] == len(cached)
     assert len(blocks_seen) > 600 and len(live.nodes) <= 256 and is_idle(live)
 
 
@@ -253,7 +255,7 @@ def test_the_window_of_e2_keeps_its_seats_until_it_moves_on(monkeypatch: pytest.
     for k in range(5000):
         served(live, k / 100, (k % 7, 100 + k % 50))
     assert len(live.state.requests) == 1024
-    assert 500 <= live.caches.workers["requests"].sum() <= 501
+    assert 500 <= live.caches.workers["routed"].sum() <= 501
     monkeypatch.setattr(routing, "WINDOW_SEATS", 1024)
     live = a_live(prefix_policies("e2", share_window_s=np.inf))
     for k in range(5000):
@@ -269,7 +271,7 @@ def test_what_was_only_sent_is_forgotten_once_it_is_too_much(monkeypatch: pytest
     for k in range(8000):
         w = served(live, float(k), (2 * k, 2 * k + 1))
     assert len(live.nodes) <= 1600 and len(live.caches.path) < 10_000
-    assert live.caches.workers["nodes"].sum() == np.bitwise_count(live.caches.holders).sum()
+    assert live.caches.workers["known_nodes"].sum() == np.bitwise_count(live.caches.holders).sum()
     assert served(live, 8000.0, (15_998, 15_999)) == w
 
 
@@ -327,9 +329,9 @@ def test_tenants_beyond_the_table_share_one_account() -> None:
     live = a_live(prefix_policies("tenant-round-robin", tenant_weights=(("named", 2.0),)))
     for name in ("", "'; DROP TABLE tenants; --", "a\x00b", "😀" * 64, *map(str, range(2000)), "named"):
         served(live, 0.0, (), tenant=name)
-    assert len(live.tenants) == 1025 and live.caches.turns.shape == (1026,)
-    assert live.caches.turns[-1] == 2004 - 1024
-    assert live.caches.turns[live.tenants["named"]] == 1
+    assert len(live.tenants) == 1025 and live.caches.tenant_turns.shape == (1026,)
+    assert live.caches.tenant_turns[-1] == 2004 - 1024
+    assert live.caches.tenant_turns[live.tenants["named"]] == 1
 
 
 @pytest.mark.parametrize("policy", ["jsq", "min-ttft", "cache-aware", "e2", "d2lpm"])
@@ -371,8 +373,8 @@ def test_the_books_balance_whatever_happens(policy: str, monkeypatch: pytest.Mon
         live.gone(seat)
     caches = live.caches
     assert is_idle(live) and not caches.entries["refs"].any()
-    assert (caches.workers["idle"] <= 60).all()
-    assert caches.workers["nodes"].sum() == np.bitwise_count(caches.holders).sum()
+    assert (caches.workers["idle_nodes"] <= 60).all()
+    assert caches.workers["known_nodes"].sum() == np.bitwise_count(caches.holders).sum()
     in_use = np.concatenate(
         [np.zeros(0, np.int32)]
         + [
@@ -389,7 +391,7 @@ def test_means_are_learnt_from_the_requests() -> None:
     live = a_live(prefix_policies("d2lpm"))
     for inputs, outputs in ((100, 20), (300, 60)):
         live.ask(inputs, outputs, 0.0)
-    assert live.caches.settings[WORKER_QUANTUM] == 2 * (200 + 2 * 40)
+    assert live.caches.settings[WORKER_QUANTUM_TOKENS] == 2 * (200 + 2 * 40)
 
 
 @pytest.mark.parametrize(

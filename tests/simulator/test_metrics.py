@@ -10,11 +10,11 @@ import pytest
 from simulations import make_latency, make_trace, mixed, random_case
 from simulator_reference import Reference
 
-from planner.domain import Limit, Metric, Slo
+from planner.domain import Limit, Metric, Slo, allowed_above
 from planner.fleet import Fleet
 from planner.simulator.metrics import gaps_s, judge, measured, percentile_s, request_values_s, value_s
-from planner.simulator.replay import measured_window, simulate, spared
-from planner.traffic.trace import Trace
+from planner.simulator.replay import simulate
+from planner.traffic.trace import Trace, measured_window
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
@@ -45,12 +45,12 @@ def test_percentile_of_nothing_is_nan() -> None:
 
 @pytest.mark.parametrize("percentile_frac", PERCENTILES)
 def test_a_limit_holds_just_when_the_percentile_keeps_it(percentile_frac: float) -> None:
-    """Counting violations against `spared` and comparing the percentile with the limit are the same."""
+    """Counting violations against `allowed_above` and comparing the percentile with it are the same."""
     rng = np.random.default_rng(4)
     for n in (1, 2, 9, 10, 11, 100, 999, 1000):
         values = rng.uniform(0, 1, n)
         for limit_s in (0.0, 0.5, 0.9, *values[:5]):
-            by_count = int((values > limit_s).sum()) <= spared(percentile_frac, n)
+            by_count = int((values > limit_s).sum()) <= allowed_above(percentile_frac, n)
             assert by_count == (percentile_s(values, percentile_frac) <= limit_s)
 
 

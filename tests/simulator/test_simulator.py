@@ -11,13 +11,13 @@ import pytest
 from simulations import LLM, ROUTING, compare, make_latency, make_pool, make_trace, mixed, random_case
 from simulator_reference import Reference, Request, Worker
 
-from planner.domain import Limit, Slo
+from planner.domain import Limit, Slo, allowed_above
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Role
 from planner.models.latency import StepLatency
 from planner.simulator.layout import GROUP
 from planner.simulator.metrics import judge
-from planner.simulator.replay import Requests, Simulation, keeps, simulate, spared
+from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.traffic.trace import Trace
 
 # ------------------------------------------------------------------------------- against the plain simulator
@@ -89,7 +89,7 @@ def test_requests_that_served_one_fleet_are_fresh_for_the_next(policies: Policie
         found = keeps(fleet, trace, limits, requests)
         whole = simulate(fleet, trace, limits=limits)
         kept.append(found is not None)
-        assert kept[-1] == (whole.violations[0] <= spared(0.9, int(whole.counted[0])))
+        assert kept[-1] == (whole.violations[0] <= allowed_above(0.9, int(whole.counted[0])))
         if found is not None:
             assert found.e2e_s.tobytes() == whole.e2e_s.tobytes()
         lent = requests.take()

@@ -122,5 +122,5 @@ async def a_server(handler: Callable[[web.Request], Any], name: str = "odd") -> 
 
 def is_idle(router: Router) -> bool:
     workers = router.live.workers
-    held = (workers[name].any() for name in ("requests", "pending_tokens", "kv_tokens", "used"))
+    held = (workers[name].any() for name in ("assigned", "pending_tokens", "assigned_tokens", "used_blocks"))
     return not router.in_flight and not any(held)

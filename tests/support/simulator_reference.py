@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from planner.domain import Limit
+from planner.domain import Limit, allowed_above
 from planner.fleet import Fleet, WorkerType
 from planner.policies import ROUTING
-from planner.simulator.replay import measured_window, spared
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, measured_window
 
 BLOCK = 16
 WORKER, LINK = 0, 1  # at equal times in this order, after arrivals
@@ -438,4 +437,4 @@ class Reference:
 
     def keeps(self, limit: Limit) -> bool:
         values = self.values(limit.metric)
-        return self.violations([limit])[0] <= spared(limit.percentile_frac, len(values))
+        return self.violations([limit])[0] <= allowed_above(limit.percentile_frac, len(values))
