@@ -19,14 +19,15 @@ import numpy as np
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
+from planner.policies import ROUTING
 from planner.simulator import simulate
-from planner.simulator.replay import NEEDS_CACHE
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TOKEN_S = {"conversation": 1 / 7000, "synthetic": 1 / 8000}
 CACHE_TOKENS = 3_000_000
+LOOKING = tuple(name for name, row in ROUTING.items() if row.needs_caches)
 
 
 def prompts_only(folder: Path, name: str) -> Trace:
@@ -47,7 +48,7 @@ def prefill_fleet(workers: int, token_s: float, routing: str) -> Fleet:
 def routing(folder: Path) -> None:
     for name, token_s in TOKEN_S.items():
         trace = prompts_only(folder, name)
-        for policy in ("round-robin", "least-outstanding", "jsq", *NEEDS_CACHE["routing"]):
+        for policy in ("round-robin", "least-outstanding", "jsq", *LOOKING):
             found = simulate(prefill_fleet(8, token_s, policy), trace)
             assert found.cached_tokens is not None
             missed = trace.input_tokens - found.cached_tokens
@@ -62,7 +63,7 @@ def routing(folder: Path) -> None:
 def speed(folder: Path) -> None:
     """The same trace goes to more and more workers."""
     trace = prompts_only(folder, "conversation")
-    policies = ("round-robin", *NEEDS_CACHE["routing"])
+    policies = ("round-robin", *LOOKING)
     for policy in policies:
         simulate(prefill_fleet(2, 1 / 7000, policy), trace.select(np.arange(10)))
     for workers in (8, 16, 32, 64, 128, 256):

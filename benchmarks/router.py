@@ -27,8 +27,8 @@ from aiohttp import web
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.roofline import roofline
+from planner.policies import ROUTING
 from planner.runtime.router import Router, Settings, listening
-from planner.simulator.replay import NEEDS_CACHE
 
 MODEL = "meta-llama/Llama-3.1-8B"
 INPUT_TOKENS = 512
@@ -72,7 +72,7 @@ def a_fleet(engines: int, routing: str) -> Fleet:
     catalog = read_catalog()
     llm, gpu = catalog.llm("meta-llama/Llama-3.1-8B"), catalog.gpu("h100-80g")
     kind = WorkerType(gpu, 1, roofline(llm, gpu, 1), 400_000, 8192, 256)
-    policies = Policies(routing=routing, prefix_cache=routing in NEEDS_CACHE["routing"])
+    policies = Policies(routing=routing, prefix_cache=ROUTING[routing].needs_caches)
     return Fleet(llm, (Pool("w", "mixed", kind, engines),), policies)
 
 

@@ -10,10 +10,11 @@ import pandas as pd
 import streamlit as st
 
 from planner.documents.slo import METRICS
-from planner.documents.task import QUEUES, Objective, Scale
+from planner.documents.task import Objective, Scale
 from planner.errors import PlannerError
 from planner.fleet import MAX_PP
 from planner.io.files import read_yaml, to_yaml
+from planner.policies import PLANNED_QUEUES, QUEUE
 from ui import draw, question
 from ui.question import Asked
 from ui.session import Session
@@ -30,12 +31,6 @@ SCALES = {
     "superpose": "more users (superpose)",
     "compress": "a faster clock (compress)",
     "thin": "fewer users (thin)",
-}
-ORDERS = {
-    "fcfs": "first come, first served (fcfs)",
-    "sjf": "shortest prompt first (sjf)",
-    "ljf": "longest prompt first (ljf)",
-    "srpt": "shortest remaining prompt first (srpt)",
 }
 SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."
 EMPTY: dict[str, Any] = {"min_value": 0.001, "value": None, "format": "%g"}
@@ -260,8 +255,8 @@ def policies(place: str = "ask") -> Asked:
     found: Asked = {
         "queues": st.multiselect(
             "Order of the waiting prompts: any of",
-            QUEUES,
-            format_func=ORDERS.__getitem__,
+            PLANNED_QUEUES,
+            format_func=lambda name: f"{QUEUE[name].words} ({name})",
             key=f"{place}_queues",
             help="The plan takes the one that needs least; of equal ones the first.",
         )
@@ -271,7 +266,7 @@ def policies(place: str = "ask") -> Asked:
         step=10.0,
         key=f"{place}_longest_wait",
         placeholder="no limit",
-        disabled=found["queues"] in (["fcfs"], []),
+        disabled=not any(QUEUE[name].overtakes for name in found["queues"]),
         **EMPTY,
     )
     count, of = st.columns(2, vertical_alignment="bottom")

@@ -17,6 +17,7 @@ from planner.documents.slo import METRICS, SloPreset
 from planner.documents.task import parse_task
 from planner.domain import Slo
 from planner.errors import InputError
+from planner.fleet import Policies
 from planner.io.files import is_path
 from planner.io.values import share
 from planner.units import percentile_name, quantity, show_s
@@ -82,7 +83,7 @@ def sample(catalog: Catalog) -> Asked:
         "spare_of": WORKERS,
         "robust_steps": 0.0,
         "robust_traffic": 0.0,
-        "queues": ["fcfs"],
+        "queues": [Policies().queue],
         "longest_wait": None,
         "stages": [1],
         "bandwidth": 50.0,
@@ -213,7 +214,7 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     else:
         found["slo"] = _slo(asked)
     found |= {"traffic": _given(traffic), "fleet": fleet}
-    policies = {"queue": asked["queues"] if asked["queues"] not in (["fcfs"], []) else None}
+    policies = {"queue": asked["queues"] if asked["queues"] not in ([Policies().queue], []) else None}
     if policies["queue"]:  # first come, first served overtakes nobody
         policies["longest_wait"] = _with_unit(asked["longest_wait"], "s")
     robust = {

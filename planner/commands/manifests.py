@@ -10,18 +10,14 @@ import typer
 from planner.commands.common import CatalogOption, JsonOption, keep_inputs, print_json, stdout_console
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
+from planner.policies import ROUTERS_OF
 
 
 def write_manifests(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, or a fleet.yaml.")],
     out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Folder for the manifests.")],
     target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            help="vllm, compose, kubernetes, lws, disaggregatedset, llm-d, kserve, dynamo, ray-serve, "
-            "production-stack; or all that can express the plan.",
-        ),
+        str, typer.Option("--target", help=f"{', '.join(ROUTERS_OF)}; or all that can express the plan.")
     ] = "all",
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
@@ -46,9 +42,12 @@ def write_manifests(
         out, rendered.files, outdated=[pattern for name in names for pattern in manifests.OUTDATED[name]]
     )
     if json_output:
-        print_json({"directory": str(out), "files": list(rendered.files), "refused": rendered.refused})
+        found = {"files": list(rendered.files), "refused": rendered.refused, "notes": rendered.notes}
+        print_json({"directory": str(out), **found})
         return
     console = stdout_console()
     for why in rendered.refused.values():
         console.print(f"not written: {why}", markup=False)
+    for note in dict.fromkeys(note for said in rendered.notes.values() for note in said):
+        console.print(f"note: {note}", markup=False)
     console.print(f"written to {out}: {', '.join(rendered.files)}", markup=False)

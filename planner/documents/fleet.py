@@ -14,7 +14,7 @@ itself; without it the catalog's is used. `prices` (per GPU and hour) replace th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -30,7 +30,7 @@ from planner.models.forms import DistServeSteps, SplitwiseLookup
 from planner.models.latency import StepLatency
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
-from planner.simulator.replay import ADMISSION, BATCHING, POOLS, QUEUE, ROUTING
+from planner.policies import BY_FIELD
 from planner.units import LARGEST, quantity
 
 Section = Mapping[str, Any]
@@ -67,14 +67,6 @@ WORKER_KEYS = (
     "max_num_seqs",
     "max_num_batched_tokens",
 )
-POLICY_NAMES: Mapping[str, Collection[str]] = {
-    "batching": BATCHING,
-    "routing": ROUTING,
-    "decode_routing": ROUTING,
-    "queue": QUEUE,
-    "admission": ADMISSION,
-    "pools": POOLS,
-}
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
     "flip_after": "flip_after_s",
@@ -109,7 +101,7 @@ POLICY_NUMBERS = {
     "replicate_ratio": "replicate_ratio",
 }
 POLICY_KEYS = (
-    *POLICY_NAMES,
+    *BY_FIELD,
     *POLICY_SECONDS,
     *POLICY_COUNTS,
     *POLICY_SHARES,
@@ -414,7 +406,7 @@ def _policies(document: object, where: str) -> tuple[Policies, int]:
     section = _section(document, POLICY_KEYS, where)
     default = Policies()
     chosen: dict[str, Any] = {}
-    for name, known in POLICY_NAMES.items():
+    for name, known in BY_FIELD.items():
         chosen[name] = _one_of(section.get(name, getattr(default, name)), tuple(known), f"{where}: {name}")
     for name, field in POLICY_SECONDS.items():
         if name in section:

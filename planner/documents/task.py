@@ -42,6 +42,14 @@ from planner.io.values import (
     subsection,
     whole,
 )
+from planner.policies import (
+    PLANNED_QUEUES,
+    PLANNED_ROUTINGS,
+    PLANNED_WITH_CACHES,
+    QUEUE,
+    ROUTING,
+    default_routings,
+)
 
 Scale = Literal["superpose", "compress", "thin"]
 Objective = Literal["cost", "power", "gpus", "throughput"]
@@ -51,9 +59,7 @@ SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine 
 SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
-QUEUES = ("fcfs", "sjf", "ljf", "srpt")
-ROUTINGS = ("jsq", "least-outstanding", "power-of-two", "round-robin")
-PREFIX_ROUTINGS = ("prefix-affinity", "min-ttft", "cache-aware", "e2", "d2lpm")
+_USUAL = Policies()
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
@@ -119,9 +125,9 @@ class Task:
     stages: tuple[int, ...] = (1,)  # pipeline stages of a worker that may be chosen
     max_num_batched_tokens: tuple[int, ...] = TOKEN_BUDGETS  # per step of an engine, that may be chosen
     max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)  # likewise
-    queues: tuple[str, ...] = ("fcfs",)  # orders of the waiting prompts that may be chosen, best liked first
+    queues: tuple[str, ...] = (_USUAL.queue,)  # orders of the prompts that may be chosen, best liked first
     longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
-    routings: tuple[str, ...] = ("jsq",)  # that may be chosen; those that look at prefixes need the caches
+    routings: tuple[str, ...] = (_USUAL.routing,)  # likewise; those that look at prefixes need the caches
     prefix_cache: bool = False  # hits in prefix caches may be counted on
     robust: Robust = Robust()
 
@@ -145,7 +151,7 @@ class Task:
 
     def policies(self) -> tuple[Policies, ...]:
         """What may be chosen, best liked first: a fleet that does as well without caches comes first."""
-        blind = [name for name in self.routings if name in ROUTINGS] or ["jsq"]
+        blind = [name for name in self.routings if not ROUTING[name].needs_caches] or [_USUAL.routing]
         caches = [(False, name) for name in blind]
         caches += [(True, name) for name in self.routings] if self.prefix_cache else []
         return tuple(
@@ -153,7 +159,7 @@ class Task:
                 routing=routing,
                 prefix_cache=is_cached,
                 queue=queue,
-                queue_window_s=math.inf if queue == "fcfs" else self.longest_wait_s,
+                queue_window_s=self.longest_wait_s if QUEUE[queue].overtakes else math.inf,
             )
             for is_cached, routing in caches
             for queue in self.queues
@@ -360,13 +366,14 @@ def _numbers(asked: object, where: str, *, most: int = MOST_TOKENS) -> tuple[int
 
 def _queues(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:
     """`policies: {queue: [fcfs, sjf], longest_wait: 60 s}`: what may be chosen, and how it is bounded."""
-    queues = _choices(section, "queue", QUEUES, where)
+    queues = _choices(section, "queue", PLANNED_QUEUES, where)
     longest_wait_s = math.inf
     if "longest_wait" in section:
         longest_wait_s = positive(section["longest_wait"], "s", f"{where}: policies: longest_wait")
-        if queues == ("fcfs",):
+        if not any(QUEUE[name].overtakes for name in queues):
             raise InputError(
-                f"{where}: policies: longest_wait: fcfs overtakes nobody; drop it, or queue: [fcfs, sjf]"
+                f"{where}: policies: longest_wait: {queues[0]} overtakes nobody; drop it, or queue: "
+                "[fcfs, sjf]"
             )
     return queues, longest_wait_s
 
@@ -377,20 +384,20 @@ def _routings(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], 
     if not isinstance(has_cache, bool):
         raise InputError(f"{where}: policies: prefix_cache: expected true or false, found {has_cache!r}")
     if "routing" not in section:
-        return (("cache-aware", "e2") if has_cache else ("jsq",)), has_cache
-    known = ROUTINGS + (PREFIX_ROUTINGS if has_cache else ())
+        return default_routings(with_caches=has_cache), has_cache
+    known = PLANNED_ROUTINGS + (PLANNED_WITH_CACHES if has_cache else ())
     asked = section["routing"] if isinstance(section["routing"], list) else [section["routing"]]
-    if "least-waiting" in asked:
+    if other := [row.name for row in ROUTING.values() if row.name in asked and not row.is_planned]:
         raise InputError(
-            f"{where}: policies: routing: least-waiting is that of DistServe's program (batching "
-            f"distserve), which `plan simulate` has and no plan; take of {', '.join(known)}"
+            f"{where}: policies: routing: {other[0]} is {ROUTING[other[0]].words}, which `plan simulate` has "
+            f"and no plan; take of {', '.join(known)}"
         )
-    routings = _choices(section, "routing", ROUTINGS + PREFIX_ROUTINGS, where)
-    aware = [name for name in routings if name in PREFIX_ROUTINGS]
+    routings = _choices(section, "routing", PLANNED_ROUTINGS + PLANNED_WITH_CACHES, where)
+    aware = [name for name in routings if ROUTING[name].needs_caches]
     if aware and not has_cache:
         raise InputError(
             f"{where}: policies: routing: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
-            f"of {', '.join(ROUTINGS)}"
+            f"of {', '.join(PLANNED_ROUTINGS)}"
         )
     return routings, has_cache
 

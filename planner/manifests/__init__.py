@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from planner.documents.task import PREFIX_ROUTINGS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.manifests import (
@@ -19,8 +18,10 @@ from planner.manifests import (
     lws,
     production_stack,
     ray_serve,
+    routing,
     vllm,
 )
+from planner.policies import QUEUE, ROUTING
 
 
 class Target(Protocol):
@@ -62,10 +63,14 @@ OUTDATED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none."""
+    """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none.
+
+    `notes`: target -> what it routes or queues by that was not simulated.
+    """
 
     files: dict[str, str]
     refused: dict[str, str]
+    notes: dict[str, list[str]]
 
 
 def render(fleet: Fleet, max_model_len: int, target: str = "all") -> Rendered:
@@ -77,18 +82,21 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all") -> Rendered:
         raise InputError(f"target: must be one of all, {', '.join(TARGETS)}, found {target[:200]!r}")
     files: dict[str, str] = {}
     refused: dict[str, str] = {}
+    notes: dict[str, list[str]] = {}
     for name in TARGETS if target == "all" else [target]:
         try:
-            files |= TARGETS[name].render(fleet, max_model_len)
+            found, said = TARGETS[name].render(fleet, max_model_len), routing.notes(fleet, name)
         except InputError as error:
             if target != "all":
                 raise
             refused[name] = str(error)
-    written = [name for name in TARGETS if target in ("all", name) and name not in refused]
-    return Rendered({"README.md": _readme(fleet, max_model_len, written, refused), **files}, refused)
+        else:
+            files |= routing.with_notes(found, said)
+            notes[name] = said
+    return Rendered({"README.md": _readme(fleet, max_model_len, notes, refused), **files}, refused, notes)
 
 
-def _readme(fleet: Fleet, max_model_len: int, written: list[str], refused: dict[str, str]) -> str:
+def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refused: dict[str, str]) -> str:
     llm = engine.one_line(fleet.llm.name)
     lines = [
         f"# Deploying {llm}",
@@ -104,10 +112,10 @@ def _readme(fleet: Fleet, max_model_len: int, written: list[str], refused: dict[
         "that path, where it is one); to serve a local copy, mount it and change the model alone, not "
         "`served-model-name`.",
     ]
-    for name in written:
+    for name, said in notes.items():
         target = TARGETS[name]
         lines += ["", f"## {name}", "", f"For {target.ENGINE}.", "", *target.steps(fleet)]
-        lines += ["", f"Routing: {target.routing(fleet)}"]
+        lines += ["", f"Routing: {' '.join([target.routing(fleet), *said])}"]
     if refused:
         lines += ["", "## Not written", "", *(f"- {engine.one_line(why)}" for why in refused.values())]
     lines += _capped(fleet) + _differs(fleet, max_model_len)
@@ -134,13 +142,12 @@ def _capped(fleet: Fleet) -> list[str]:
 
 
 _TOLD = ("routing", "decode_routing", "seed", "queue", "queue_window_s", "prefix_cache")  # or said below
-_CACHE_SETTINGS = ("cache_threshold_frac", "balance_requests", "balance_ratio")
 
 
 def _untold(policies: Policies) -> list[str]:
     """What a plan's policies change that no target expresses: all but routing and the order of the queue."""
     default = Policies()
-    told = (*_TOLD, *_CACHE_SETTINGS) if policies.routing == "cache-aware" else _TOLD
+    told = (*_TOLD, *ROUTING[policies.routing].tried) if engine.has_cache_rule(policies) else _TOLD
     names = [field.name for field in fields(Policies)]
     changed = [name for name in names if getattr(policies, name) != getattr(default, name)]
     return [f"{name} {getattr(policies, name)}" for name in changed if name not in told]
@@ -153,14 +160,15 @@ def _caches(fleet: Fleet) -> list[str]:
         f"- The plan counts on hits of vLLM's prefix caches, found by the routing {policies.routing}. A "
         "target whose text says that its router does not look at prefixes does not keep the plan's promise."
     ]
-    if policies.routing == "cache-aware":
+    row = ROUTING[policies.routing]
+    if engine.has_cache_rule(policies):
         lines.append(
             f"- vllm-router's cache_aware is the rule that was simulated, with the settings that did best: a "
             f"match of more than {policies.cache_threshold_frac:g} of a prompt is followed, unless workers "
             f"are more than {policies.balance_requests} requests and {policies.balance_ratio:g} times apart. "
             "It compares characters of the prompts, the simulation blocks of tokens."
         )
-    elif policies.routing in PREFIX_ROUTINGS:
+    elif row.needs_caches:
         lines.append(
             f"- No router above routes by {policies.routing}; where cache_aware stands in for it, at its "
             "defaults, simulate that before you rely on it: `policies: {prefix_cache: true, routing: "
@@ -197,7 +205,7 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
     )
     if untold := _untold(fleet.policies):
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
-    if fleet.policies.queue != "fcfs":
+    if QUEUE[fleet.policies.queue].rank is not None:
         lines.append(
             f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy "
             "priority, and whoever sends a request must give its `priority` (smallest first; for sjf the "

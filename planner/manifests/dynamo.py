@@ -6,11 +6,11 @@ operator looks for a container named `main`, and starts a worker that spans node
 
 from __future__ import annotations
 
-from planner.documents.task import PREFIX_ROUTINGS
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
+from planner.policies import DYNAMO, ROUTING, answer
 
 DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
@@ -19,13 +19,6 @@ MAX_COMPONENTS = 25
 MAX_NAMES = 45  # letters of a graph and a component together, as Grove counts them
 COMPONENT_NAME = 12
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
-_ROUTER_MODES = {
-    "round-robin": "round-robin",
-    "tenant-round-robin": "round-robin",
-    "random": "random",
-    "power-of-two": "power-of-two",
-    **dict.fromkeys(PREFIX_ROUTINGS, "kv"),
-}
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -51,7 +44,6 @@ def routing(fleet: Fleet) -> str:
         "kv": ", overlap of prefixes and load at its own weights, from its own account of what workers "
         "cache, since they are not told to publish events",
         "least-loaded": ", the fewest requests in flight",
-        "power-of-two": ", by requests in flight",
     }
     return f"Dynamo's frontend in the mode {mode}{about.get(mode, '')}."
 
@@ -91,7 +83,7 @@ def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
 
 
 def _router_mode(fleet: Fleet) -> str:
-    return _ROUTER_MODES.get(fleet.policies.routing, "least-loaded")
+    return answer(ROUTING[fleet.policies.routing], DYNAMO).name
 
 
 def _frontend(fleet: Fleet) -> Document:

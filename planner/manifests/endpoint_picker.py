@@ -11,14 +11,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.documents.task import PREFIX_ROUTINGS
 from planner.fleet import Fleet, Policies, Pool
 from planner.manifests import engine
+from planner.policies import (
+    ENDPOINT_PICKER,
+    FEWEST_REQUESTS,
+    FEWEST_TOKENS,
+    LONGEST_MATCH,
+    NEAR_MATCH,
+    ROUTING,
+    answer,
+)
 
 Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"
-FEWEST_TOKENS, FEWEST_REQUESTS, FEWEST_WAITING = "token-load-scorer", "active-request-scorer", "queue-scorer"
-LONGEST_MATCH, NEAR_MATCH = "prefix-cache-scorer", "prefix-cache-affinity-filter"
 ALWAYS_APART, APART = "always-disagg-pd-decider", "disagg-profile-handler"
 _PRODUCERS = {
     FEWEST_TOKENS: "inflight-load-producer",
@@ -26,20 +32,13 @@ _PRODUCERS = {
     LONGEST_MATCH: "approx-prefix-cache-producer",
     NEAR_MATCH: "approx-prefix-cache-producer",
 }
-_BY_REQUESTS = ("least-outstanding", "round-robin", "tenant-round-robin")
+_PICKERS = ("random-picker",)
 
 
 def profile(routing: str) -> list[str]:
-    """The plugins nearest to one of the simulator's routings, in order, the picker last."""
-    if routing == "random":
-        return ["random-picker"]
-    if routing == "prefix-affinity":
-        return [LONGEST_MATCH, "max-score-picker"]
-    if routing in PREFIX_ROUTINGS:
-        return [NEAR_MATCH, FEWEST_TOKENS, "max-score-picker"]
-    if routing == "least-waiting":
-        return [FEWEST_WAITING, "max-score-picker"]
-    return [FEWEST_REQUESTS if routing in _BY_REQUESTS else FEWEST_TOKENS, "max-score-picker"]
+    """The plugins for one of the simulator's routings, or in its place, in order, the picker last."""
+    plugins = answer(ROUTING[routing], ENDPOINT_PICKER).name.split(", ")
+    return plugins if plugins[-1] in _PICKERS else [*plugins, "max-score-picker"]
 
 
 def config(fleet: Fleet, *, is_pair: bool) -> Document:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.documents.task import PREFIX_ROUTINGS
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Llm
 from planner.errors import InputError
-from planner.fleet import Fleet, Pool, Role, WorkerType
+from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
+from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
 
 VLLM_VERSION = "0.33.0"
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
@@ -27,12 +27,6 @@ ROUTER_START = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
-_ROUTER_POLICIES = {
-    "round-robin": "round_robin",
-    "tenant-round-robin": "round_robin",
-    "random": "random",
-    **dict.fromkeys(PREFIX_ROUTINGS, "cache_aware"),
-}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
@@ -64,8 +58,8 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
         "enable-prefix-caching": True,  # where the plan counts on no hit, it can only help
     }
-    if fleet.policies.queue != "fcfs":  # each request brings its place: planner.runtime.routing.priority
-        told["scheduling-policy"] = "priority"
+    if (order := answer(QUEUE[fleet.policies.queue], VLLM).name) != Policies().queue:  # vLLM's own
+        told["scheduling-policy"] = order
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     return told
@@ -198,16 +192,19 @@ def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
     return found | {name: (pool, None) for name, pool in pools.items() if pool.role == "mixed"}
 
 
+def workers_of(fleet: Fleet, role: Role) -> int:
+    return sum(pool.count for pool in fleet.pools if pool.role == role)
+
+
 def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
-    """The router's nearest policies: power of two choices where the simulator joins the shortest queue, its
-    own cache-aware rule where the simulator looks at prefixes.
+    """What vllm-router has of the plan's policies, or in their place.
 
     The router refuses to choose between two where there is one worker; round robin does the same then.
     """
 
     def nearest(policy: str, role: Role) -> str:
-        workers = sum(pool.count for pool in fleet.pools if pool.role == role)
-        return _ROUTER_POLICIES.get(policy, "power_of_two") if workers > 1 else "round_robin"
+        has_choice = workers_of(fleet, role) > 1
+        return answer(ROUTING[policy], VLLM_ROUTER).name if has_choice else "round_robin"
 
     routing, decode_routing = fleet.policies.routing, fleet.policies.decode_routing
     if "mixed" in roles:
@@ -231,7 +228,7 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
     """Of the cache-aware rule: the plan's where it was simulated with that rule, else the router's own."""
     policies = fleet.policies
-    if policy != "cache_aware" or policies.routing != "cache-aware":
+    if not has_cache_rule(policies) or policy != answer(ROUTING[policies.routing], VLLM_ROUTER).name:
         return []
     return [
         "--cache-threshold",
@@ -241,6 +238,12 @@ def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
         "--balance-rel-threshold",
         f"{policies.balance_ratio:g}",
     ]
+
+
+def has_cache_rule(policies: Policies) -> bool:
+    """Whether vllm-router looks at prefix caches by the rule that was simulated."""
+    row = ROUTING[policies.routing]
+    return row.needs_caches and not answer(row, VLLM_ROUTER).is_lacking
 
 
 def router_words(fleet: Fleet) -> str:

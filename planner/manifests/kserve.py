@@ -14,6 +14,7 @@ from planner.domain import Gpu
 from planner.fleet import Fleet, Pool
 from planner.manifests import endpoint_picker, engine, kubernetes
 from planner.manifests.kubernetes import Document
+from planner.policies import GATEWAY, KSERVE, ROUTING, answer
 
 KSERVE_VERSION = "0.21.0"
 LLM_D_VERSION = "v0.9.0"  # the image in the presets of KSERVE_VERSION
@@ -40,7 +41,7 @@ def steps(fleet: Fleet) -> list[str]:
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
     is_pair = engine.is_disaggregated(fleet)
-    if fleet.policies.routing == "round-robin" and not is_pair:
+    if _is_left_to_gateway(fleet, is_pair=is_pair):
         return "no scheduler: the gateway spreads requests over the Service's workers, by its own setting."
     return endpoint_picker.words(fleet.policies, is_pair=is_pair)
 
@@ -76,10 +77,14 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     return [account, *services]
 
 
+def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
+    return not is_pair and answer(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
+
+
 def _router(fleet: Fleet, *, is_pair: bool) -> Document:
     """Mixed workers that take turns have no scheduler: the endpoint picker knows no turns, gateways do."""
     router: Document = {"route": {}, "gateway": {}}
-    if fleet.policies.routing == "round-robin" and not is_pair:
+    if _is_left_to_gateway(fleet, is_pair=is_pair):
         return router
     picker = endpoint_picker.config(fleet, is_pair=is_pair)
     return {"scheduler": {"config": {"inline": picker}}, **router}

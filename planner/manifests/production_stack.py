@@ -11,12 +11,12 @@ from planner.fleet import Fleet, Pool
 from planner.io.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
+from planner.policies import ROUTING, STACK, STACK_PAIRS, answer
 
 CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # the chart demands a request of each; vLLM waits on GPUs, so these only keep a pod off a crowded node
 CPUS, MEMORY = 8, "32Gi"
-PAIRS = "disaggregated_prefill_orchestrated"
 LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
 # what the chart has a value for; the other flags go into extraArgs
 _CHART_VALUES = {
@@ -50,8 +50,9 @@ def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
     if engine.is_disaggregated(fleet):
         lost = "; the plan's hits are not kept" if fleet.policies.prefix_cache else ""
-        return f"its {PAIRS}, which takes prefill and decode workers in turns{lost}."
-    if _routing_logic(fleet) == "prefixaware":
+        return f"its {_routing_logic(fleet)}, which takes prefill and decode workers in turns{lost}."
+    row = ROUTING[fleet.policies.routing]
+    if row.needs_caches and not answer(row, STACK).is_lacking:
         return "its prefixaware, which follows the longest match, whatever the load."
     if fleet.policies.prefix_cache:
         return "round robin: nothing there weighs prefixes against load, so the plan's hits are not kept."
@@ -99,9 +100,8 @@ def _roles(fleet: Fleet) -> list[str]:
 
 
 def _routing_logic(fleet: Fleet) -> str:
-    if engine.is_disaggregated(fleet):
-        return PAIRS
-    return "prefixaware" if fleet.policies.routing == "prefix-affinity" else "roundrobin"
+    router = STACK_PAIRS if engine.is_disaggregated(fleet) else STACK
+    return answer(ROUTING[fleet.policies.routing], router).name
 
 
 def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 
-from planner.documents.task import PREFIX_ROUTINGS
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.io.files import to_yaml
 from planner.manifests import engine, kubernetes
 from planner.manifests.kubernetes import Document
+from planner.policies import RAY_SERVE, ROUTING, Routing, answer
 
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
@@ -21,6 +21,7 @@ ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
 # Ray's routers of one deployment's replicas; without one it takes the emptier of two drawn at random
 ROUND_ROBIN = "ray.serve.experimental.round_robin_router:RoundRobinRouter"
 PREFIX_AFFINITY = "ray.serve.llm.request_router:PrefixCacheAffinityRouter"
+_CLASSES = {path.rpartition(":")[2]: path for path in (ROUND_ROBIN, PREFIX_AFFINITY)}
 
 # what Ray calls the GPUs of catalogs/gpus.yaml, by the beginning of their node label
 _ACCELERATORS = {
@@ -62,11 +63,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    said = []
-    for pool in engine.running(fleet):
-        router = _router(fleet, pool)
-        name = "the emptier of two drawn at random" if router is None else router["request_router_class"]
-        said.append(f"{pool.role} by {name.rpartition(':')[2]}")
+    said = [f"{pool.role} by {answer(_asked(fleet, pool), RAY_SERVE).name}" for pool in engine.running(fleet)]
     return f"Ray Serve, {', '.join(dict.fromkeys(said))}."
 
 
@@ -116,20 +113,20 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
-    """The class that is nearest to the plan's policy for `pool`; None: Ray's default.
-
-    PrefixCacheAffinityRouter is the simulator's cache-aware but for the ratio of loads, which it has not.
-    """
-    policies = fleet.policies
-    asked = policies.decode_routing if pool.role == "decode" else policies.routing
-    if asked in ("round-robin", "tenant-round-robin"):
-        return {"request_router_class": ROUND_ROBIN}
-    if asked not in PREFIX_ROUTINGS:
+    """The class for the plan's policy for `pool`, or in its place; None: Ray's default."""
+    asked = _asked(fleet, pool)
+    found = answer(asked, RAY_SERVE)
+    if found.name not in _CLASSES:
         return None
-    router: Document = {"request_router_class": PREFIX_AFFINITY}
-    if asked == "cache-aware":
+    router: Document = {"request_router_class": _CLASSES[found.name]}
+    if asked.needs_caches and not found.is_lacking:
         router["request_router_kwargs"] = {
-            "imbalanced_threshold": policies.balance_requests,
-            "match_rate_threshold": policies.cache_threshold_frac,
+            "imbalanced_threshold": fleet.policies.balance_requests,
+            "match_rate_threshold": fleet.policies.cache_threshold_frac,
         }
     return router
+
+
+def _asked(fleet: Fleet, pool: Pool) -> Routing:
+    policies = fleet.policies
+    return ROUTING[policies.decode_routing if pool.role == "decode" else policies.routing]

@@ -11,6 +11,7 @@ from planner.domain import STEADY_FRAC, Limit
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine import is_capped, running
 from planner.plan import Alternative, Certificate, Plan
+from planner.policies import BATCHING, ROUTING
 from planner.simulator.metrics import Line
 from planner.units import show_s
 
@@ -24,8 +25,6 @@ WHAT = {
     "tpot": "of requests have a mean gap between tokens of at most",
     "e2e": "of requests are complete within",
 }
-
-_MEANING = {"vllm-v1": "as vLLM does it (vllm-v1)", "jsq": "joining the shortest queue (jsq)"}
 
 
 def answer(plan: Plan) -> str:
@@ -129,8 +128,11 @@ def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
 def policies_line(fleet: Fleet) -> str:
     """How the fleet batches and routes, and what its power caps mean."""
     policies, network = fleet.policies, fleet.network
-    batching, routing = (_MEANING.get(name, name) for name in (policies.batching, policies.routing))
-    text = f"Batching {batching}; requests are routed by {routing}"
+    batching, routing = BATCHING[policies.batching], ROUTING[policies.routing]
+    text = (
+        f"Batching {batching.name} ({batching.words}); requests are routed by {routing.name} "
+        f"({routing.words})"
+    )
     if any(pool.role == "prefill" for pool in running(fleet)):
         text += (
             f", hand-offs to decode workers by {policies.decode_routing}; KV blocks move at "

@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from planner.fleet import Fleet
+from planner.policies import QUEUE
 from planner.runtime.launch import WORKER_HEADER
 from planner.runtime.prefixes import CHARACTERS_PER_TOKEN, blocks_of, words_of
 from planner.runtime.routing import LiveFleet, priority
@@ -70,7 +71,7 @@ def read_request(
         raise refusal(400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache")
     given = request.headers.get("X-Request-Id", "")
     name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    if fleet.policies.queue != "fcfs":
+    if QUEUE[fleet.policies.queue].rank is not None:
         body["priority"] = priority(fleet.policies, inputs, outputs, time.monotonic(), longest_tokens)
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()

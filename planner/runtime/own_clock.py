@@ -20,7 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from planner.domain import Metric, Slo
-from planner.fleet import Fleet, Pool, Role, WorkerType
+from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.manifests.engine import running
 from planner.runtime.compare import Comparison, Measurement, Run, Tolerances, compared, one_part, outcomes
 from planner.runtime.enginelog import EngineLog, Served
@@ -89,7 +89,7 @@ def _alone(
     if pool.role == "decode":
         instant = WorkerType(pool.type.gpu, 1, INSTANT, 10**12, 8192, 256)
         pools, workers = (Pool(_FRONT, "prefill", instant, 1), one), (f"{_FRONT}-0", here)
-        network, policies = NO_LINK, replace(policies, prefix_cache=False, routing="jsq")
+        network, policies = NO_LINK, replace(policies, prefix_cache=False, routing=Policies().routing)
         logs[f"{_FRONT}-0"] = EngineLog(log.steps[:0], _at_once(log.requests))
     only = Part(part.part, start_s, tuple(sent))
     moved: dict[int, Sent] = {request: replace(was, workers=workers) for request, was in sent.items()}

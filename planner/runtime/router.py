@@ -28,13 +28,13 @@ from aiohttp import web
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet
+from planner.policies import QUEUE, VLLM, answer
 from planner.runtime.exchange import PATHS, Answer, Asked, ClientGoneError, read_request, refusal
 from planner.runtime.launch import IDENTITY_HEADER
 from planner.runtime.routing import LiveFleet
 
 LOG = logging.getLogger("fleetplan.router")
 MAX_BODY_BYTES = 32 * 2**20
-QUEUES = ("fcfs", "sjf", "ljf", "srpt")  # that vLLM can be told
 EVENT = b"data: {"  # of a stream, with a token
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REMOTE_DECODE = {
@@ -87,10 +87,10 @@ class Router:
         lengths: tuple[float, float] | None = None,
     ) -> None:
         self.fleet, self.settings = fleet, settings or Settings()
-        if fleet.policies.queue not in QUEUES:
+        if answer(QUEUE[fleet.policies.queue], VLLM).is_lacking:
+            known = ", ".join(row.name for row in QUEUE.values() if not answer(row, VLLM).is_lacking)
             raise InputError(
-                f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of "
-                f"{', '.join(QUEUES)}"
+                f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of {known}"
             )
         self.live = LiveFleet(fleet, lengths=lengths)
         self.backends = list(backends)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
+from planner.policies import QUEUE, ROUTING
 from planner.runtime import events
 from planner.runtime.prefixes import Numbers
 from planner.simulator import cache_layout, layout
@@ -65,8 +66,8 @@ class LiveFleet:
         self.free: list[int] = []
         self._more_seats(SEATS)
         self.keeps_prefixes = self.state.caches is not None
-        self.has_window = self.policies.routing == "e2"
-        self.is_by_tenant = self.policies.routing in ("d2lpm", "tenant-round-robin")
+        self.has_window = ROUTING[self.policies.routing].has_window
+        self.is_by_tenant = ROUTING[self.policies.routing].by_tenant
         self.tenants = {name: u for u, (name, _) in enumerate(self.policies.tenant_weights)}
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
@@ -289,9 +290,11 @@ class LiveFleet:
 
 def _routing_alone(policies: Policies) -> Policies:
     """What is left to a router: batching and the order of prompts are the engines' own."""
-    if policies.pools != "static":
-        raise InputError(f"policies.pools is {policies.pools!r}: real engines keep their role; plan 'static'")
     own = Policies()
+    if policies.pools != own.pools:
+        raise InputError(
+            f"policies.pools is {policies.pools!r}: real engines keep their role; plan {own.pools!r}"
+        )
     return replace(
         policies,
         batching=own.batching,
@@ -345,7 +348,9 @@ def priority(policies: Policies, inputs: int, outputs: int, arrival_s: float, lo
     The simulator's order (slots.enqueue), with the longest request the engines take for the longest prompt:
     only that one may be overtaken for all of `queue_window_s`.
     """
-    tokens = {"sjf": inputs, "ljf": longest_tokens - inputs, "srpt": inputs + outputs}[policies.queue]
+    rank = QUEUE[policies.queue].rank
+    assert rank is not None, "first come, first served: nobody asks"
+    tokens = rank(inputs, outputs, longest_tokens)
     if policies.queue_window_s == math.inf:
         return tokens
     return round(1000 * (arrival_s + policies.queue_window_s * tokens / longest_tokens))

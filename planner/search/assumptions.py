@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 from planner.fleet import Policies
+from planner.policies import QUEUE, ROUTING
 from planner.search.evidence import residences
 from planner.search.one_pool import Search
 from planner.search.problem import Problem
 from planner.simulator.replay import Simulation
 from planner.units import show_s
-
-_ROUTED = {"jsq": "join the shortest queue", "round-robin": "routed in turn"}
 
 
 def _of_sessions(problem: Problem) -> list[str]:
@@ -71,7 +70,7 @@ def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tup
         + ", ".join(sorted({f"{worker.latency.h_s * 1e3:g} ms" for worker in problem.types})),
         f"at most {seats} sequences per worker, 16-token KV blocks, "
         f"{'prefix caches' if policies.prefix_cache else 'no prefix cache'}, {_queue_order(policies)}, "
-        f"{_ROUTED.get(policies.routing, f'routing {policies.routing}')}",
+        f"routing {policies.routing} ({ROUTING[policies.routing].words})",
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap",
         f"KV blocks move over one shared link of {task.network.bandwidth_bytes_per_s / 1e9:g} GB/s, "
         f"{task.network.transfer}",
@@ -97,12 +96,7 @@ def assumptions(problem: Problem, simulation: Simulation, search: Search) -> tup
 
 
 def _queue_order(policies: Policies) -> str:
-    order = {
-        "fcfs": "first come first served",
-        "sjf": "shortest prompts first",
-        "ljf": "longest prompts first",
-        "srpt": "shortest prompt and output first",
-    }[policies.queue]
+    order = QUEUE[policies.queue].words
     if policies.queue_window_s < math.inf:
         order += f" (nobody overtaken by what arrives {show_s(policies.queue_window_s)} later)"
     return order

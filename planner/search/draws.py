@@ -19,6 +19,7 @@ import numpy as np
 
 from planner.documents.task import Spot
 from planner.fleet import Disturbance, Fleet
+from planner.policies import ROUTING
 from planner.search.asked import asked_traffic
 from planner.search.fleets import Counts
 from planner.search.oracle import Answers
@@ -33,8 +34,6 @@ RUNS_MOST = 100
 RUN_REQUESTS = 1_500_000  # simulated requests that further draws may cost: counted, so that no clock decides
 
 RUNS_LEAST = 3
-
-DRAWING_ROUTINGS = ("power-of-two",)  # of those that a plan may choose
 
 OTHER_DRAWS = "other draws of this traffic"
 
@@ -56,7 +55,7 @@ def on_other_draws(
     """
     first = seed + problem.task.draws
     drawn = asked_traffic(trace, problem.task, seed=first)[0]
-    if same_requests(drawn, problem.trace) and problem.oracle.policies.routing not in DRAWING_ROUTINGS:
+    if same_requests(drawn, problem.trace) and not ROUTING[problem.oracle.policies.routing].draws:
         return None
 
     def run(number: int) -> tuple[bool, Verdict]:

@@ -13,7 +13,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.task import Robust, Task
 from planner.domain import SPOT, Gpu, Slo
 from planner.errors import InfeasibleError, PlannerError
-from planner.fleet import Disturbance, Fleet
+from planner.fleet import Disturbance, Fleet, Policies
 from planner.plan import Alternative, Neighbour
 from planner.reports.words import queue_text
 from planner.search.asked import rates_frac
@@ -85,7 +85,7 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
         for problem, other in answers
         if problem is not chosen
     )
-    if chosen.task.queues == ("fcfs",):
+    if chosen.task.queues == (Policies().queue,):
         return (*rows, *_shortest_first(chosen, found, clock))
     return rows
 

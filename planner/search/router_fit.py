@@ -6,18 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from planner.fleet import Policies
+from planner.policies import ROUTING
 from planner.search.fleets import Counts
 from planner.search.oracle import Oracle
-
-# fields of Policies with what is tried of each, in the order of what matters most
-SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
-    "cache-aware": {
-        "balance_requests": (2, 8, 32, 64),
-        "balance_ratio": (1.1, 1.5, 2.0),
-        "cache_threshold_frac": (0.1, 0.3, 0.5),
-    },
-    "e2": {"balance_ratio": (1.1, 1.5, 3.0), "share_window_s": (60.0, 180.0, 600.0)},
-}
 
 
 def fitted(oracle: Oracle, counts: Counts) -> Policies:
@@ -27,8 +18,9 @@ def fitted(oracle: Oracle, counts: Counts) -> Policies:
     equal ones the default.
     """
     best = oracle.policies
-    most = _room(oracle, best, counts) if best.routing in SETTINGS else 0.0
-    for name, values in SETTINGS.get(best.routing, {}).items():
+    tried = ROUTING[best.routing].tried
+    most = _room(oracle, best, counts) if tried else 0.0
+    for name, values in tried.items():
         start = best
         for value in values:
             change: dict[str, Any] = {name: value}

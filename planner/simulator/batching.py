@@ -20,28 +20,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.caches import evict, shared_blocks, take_prefix
-from planner.simulator.compiled import kernel_jit, where_cached
-from planner.simulator.counting import run_s
-from planner.simulator.event_heap import set_time
-from planner.simulator.layout import (
-    ADMITTED,
-    BLOCK,
+from planner.policies import (
     FASTER_TRANSFORMER,
     GREEDY,
-    INBOUND,
     LIGHTLLM,
-    NONE,
-    ONE,
     ORCA,
-    PARTIAL,
-    READY,
     RESERVE_DYNAMIC,
     SARATHI,
     VLLM_V0,
     VLLM_V1,
-    ZERO,
 )
+from planner.simulator.caches import evict, shared_blocks, take_prefix
+from planner.simulator.compiled import kernel_jit, where_cached
+from planner.simulator.counting import run_s
+from planner.simulator.event_heap import set_time
+from planner.simulator.layout import ADMITTED, BLOCK, INBOUND, NONE, ONE, PARTIAL, READY, ZERO
 from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave, next_waiting
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (

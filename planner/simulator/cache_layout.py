@@ -16,14 +16,10 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, WorkerType
+from planner.policies import ROUTING
 from planner.simulator.layout import NONE
 from planner.traffic.prefixes import Blocks, block_uses
 from planner.traffic.trace import Trace
-
-# orders of the waiting prompts that look at caches or tenants; those of layout.py are below
-LPM, VTC, DLPM, PREBLE = range(4, 8)
-# routing that does
-AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS = range(16, 22)
 
 ENTRY = np.dtype(
     [
@@ -156,7 +152,7 @@ def make_caches(
 
     room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
     notices = room if policies.eviction_notice_s > 0 else 0
-    if policies.routing == "e2":
+    if ROUTING[policies.routing].has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)
     entries["newer"] = np.append(np.arange(1, room), NONE)[:room]
@@ -168,7 +164,7 @@ def make_caches(
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if room else NONE
     words = -(-workers // 64)
-    prefixes = np.zeros(len(uses.parent) if policies.routing == "e2" else 0, dtype=PREFIX)
+    prefixes = np.zeros(len(uses.parent) if ROUTING[policies.routing].has_window else 0, dtype=PREFIX)
     prefixes["replicated_s"] = -np.inf
     return Caches(
         path=uses.node,

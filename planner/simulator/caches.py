@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import CACHE_AWARE
 from planner.simulator.cache_layout import (
-    CACHE_AWARE,
     FIRST_LATE,
     FIRST_NOTICE,
     FIRST_ROUTED,

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import LIGHTLLM, SRPT, VLLM_V1
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, keep_prefix, lose_prefix
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
@@ -51,7 +52,6 @@ from planner.simulator.layout import (
     FREED,
     FRONT,
     INBOUND,
-    LIGHTLLM,
     LIMBO,
     LINK_SLOW,
     LOST,
@@ -65,9 +65,7 @@ from planner.simulator.layout import (
     RELEASED,
     SIZE,
     SLOW,
-    SRPT,
     UP,
-    VLLM_V1,
     ZERO,
 )
 from planner.simulator.pointers import pointer_to

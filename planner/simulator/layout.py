@@ -32,15 +32,6 @@ GROUP = 16  # workers of a pool that the router looks at together
 # lists of a worker, first in first out: for blocks to receive KV, for a seat, prompts computed in part
 INBOUND, READY, PARTIAL = np.int64(0), np.int64(1), np.int64(2)
 
-# batching
-VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-# order of the waiting prompts
-FCFS, SJF, LJF, SRPT = range(4)
-# admission of decodes
-GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
-# routing
-SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT = range(5)
-
 TYPE = np.dtype(
     [
         ("form", "i8"),

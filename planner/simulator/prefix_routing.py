@@ -23,21 +23,16 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, MIN_TTFT, TENANT_TURNS
 from planner.simulator.cache_layout import (
-    AFFINITY,
     BALANCE_RATIO,
     BALANCE_REQUESTS,
-    CACHE_AWARE,
-    D2LPM,
     DECODE_FRAC,
-    E2,
     EXTEND_WEIGHT,
     MATCH_FRAC,
-    MIN_TTFT,
     NODE_BLOCKS,
     NODE_TOKENS,
     REPLICATE_RATIO,
-    TENANT_TURNS,
     WINDOW_S,
     WORKER_QUANTUM_TOKENS,
 )

@@ -15,21 +15,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.cache_layout import (
-    D2LPM,
-    DLPM,
-    EXTEND_WEIGHT,
-    LPM,
-    NODE_TOKENS,
-    OUTPUT_WEIGHT,
-    PREBLE,
-    QUANTUM_TOKENS,
-    VTC,
-)
+from planner.policies import D2LPM, DLPM, LPM, PREBLE, SRPT, VTC
+from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WEIGHT, QUANTUM_TOKENS
 from planner.simulator.caches import cached_nodes
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import steps_reaching
-from planner.simulator.layout import FRONT, NONE, ROUTING, SRPT, ZERO
+from planner.simulator.layout import FRONT, NONE, ROUTING, ZERO
 from planner.simulator.queues import without_root
 
 

@@ -11,10 +11,24 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Limit, Llm, allowed_above
 from planner.errors import InputError
-from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.output_length import bucket_range, synthetic_buckets
+from planner.policies import (
+    ADMISSION,
+    BATCHING,
+    FASTER_TRANSFORMER,
+    FLIP,
+    MIXED_POOL,
+    OF_DISTSERVE,
+    OF_SPLITWISE,
+    POOLS,
+    QUEUE,
+    ROUTING,
+    STEPWISE,
+)
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.layout import State
+from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, measured_window
 
 Floats = npt.NDArray[np.float64]
@@ -24,76 +38,6 @@ ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECO
 METRICS = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
 STATUS = ("finished", "rejected", "unfinished")
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
-BATCHING = {
-    "vllm-v1": layout.VLLM_V1,
-    "sarathi": layout.SARATHI,
-    "vllm-v0": layout.VLLM_V0,
-    "orca": layout.ORCA,
-    "faster-transformer": layout.FASTER_TRANSFORMER,
-    "lightllm": layout.LIGHTLLM,
-    "distserve": layout.DISTSERVE,
-    "splitwise": layout.SPLITWISE,
-}
-CHUNKED = ("vllm-v1", "sarathi")
-RESERVING = ("orca", "faster-transformer")
-ONE_STAGE = ("lightllm", "splitwise")
-WHOLE_LIFE = ("faster-transformer", "lightllm")
-WATERMARKED = ("sarathi", "vllm-v0", "orca")
-QUEUE = {
-    "fcfs": layout.FCFS,
-    "sjf": layout.SJF,
-    "ljf": layout.LJF,
-    "srpt": layout.SRPT,
-    "lpm": cache_layout.LPM,
-    "vtc": cache_layout.VTC,
-    "dlpm": cache_layout.DLPM,
-    "preble": cache_layout.PREBLE,
-}
-ADMISSION = {
-    "greedy": layout.GREEDY,
-    "reserve-static": layout.RESERVE_STATIC,
-    "reserve-dynamic": layout.RESERVE_DYNAMIC,
-}
-ROUTING = {
-    "jsq": layout.SCORE,
-    "least-outstanding": layout.SCORE,
-    "round-robin": layout.ROUND_ROBIN,
-    "random": layout.RANDOM,
-    "power-of-two": layout.POWER_OF_TWO,
-    "best-fit": layout.BEST_FIT,
-    "token-jsq": layout.SCORE,
-    "kv-token-jsq": layout.SCORE,
-    "least-waiting": layout.SCORE,
-    "prefix-affinity": cache_layout.AFFINITY,
-    "min-ttft": cache_layout.MIN_TTFT,
-    "cache-aware": cache_layout.CACHE_AWARE,
-    "e2": cache_layout.E2,
-    "d2lpm": cache_layout.D2LPM,
-    "tenant-round-robin": cache_layout.TENANT_TURNS,
-}
-NEEDS_CACHE = {  # without prefix caches these have nothing to look at
-    "routing": tuple(name for name, how in ROUTING.items() if how >= cache_layout.AFFINITY),
-    "queue": tuple(name for name, order in QUEUE.items() if order >= cache_layout.LPM),
-}
-POOLS = ("static", "flip", "splitwise")
-BY_SCORE = tuple(name for name, how in ROUTING.items() if how == layout.SCORE)
-GOES_WITH: dict[str, dict[str, tuple[object, ...]]] = {  # what these batchings leave a choice of
-    "splitwise": {
-        "routing": BY_SCORE,
-        "decode_routing": BY_SCORE,
-        "queue": ("fcfs",),
-        "admission": ("greedy",),
-        "pools": ("static", "splitwise"),
-        "prediction_accuracy_frac": (None,),
-    },
-    "distserve": {
-        "routing": tuple(name for name in ROUTING if name != "best-fit"),
-        "decode_routing": tuple(name for name in ROUTING if name != "best-fit"),
-        "queue": ("fcfs",),
-        "admission": ("greedy",),
-        "pools": ("static",),
-    },
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,16 +115,17 @@ def simulate(
     ignores the arrival times and keeps that many requests in flight. Raises InputError for policies it does
     not know.
     """
-    _check_policies(fleet)
+    check(fleet)
     if fleet.policies.prefix_cache and not trace.has_prefixes:
         raise InputError(
             f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "
             "with prefixes"
         )
-    if trace.after.size and (closed_loop or fleet.policies.batching in GOES_WITH):
+    if trace.after.size and (closed_loop or _engine(fleet) != STEPWISE):
+        others = (repr(row.name) for row in BATCHING.values() if row.engine != STEPWISE)
         raise InputError(
             f"{trace.name}: requests wait for others (column after), which goes neither with a closed loop "
-            f"nor with batching {' or '.join(map(repr, GOES_WITH))}; drop one of the two"
+            f"nor with batching {' or '.join(others)}; drop one of the two"
         )
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
@@ -195,7 +140,7 @@ def simulate(
             runs=runs,
             closed_loop=closed_loop,
         )
-        _run(state, fleet.policies, closed_loop, stop_early)
+        _run(state, fleet, closed_loop, stop_early)
         if not record or state.counters[layout.RUNS] <= runs:
             return _results(state, fleet, trace, tuple(limits))
         runs = int(state.counters[layout.RUNS])
@@ -237,30 +182,35 @@ def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Request
     `requests` are those of `trace`, laid out once for many fleets.
     """
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
-    _run(state, fleet.policies, 0, True)
+    _run(state, fleet, 0, True)
     n, found = len(trace), None
     if state.counters[layout.DONE] == n and not any(
         watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
         for watched, limit in zip(state.limits, limits, strict=True)
     ):
         found = _results(state, fleet, trace, tuple(limits))
-    by_arrival = fleet.policies.batching not in GOES_WITH and not trace.after.size
+    by_arrival = _engine(fleet) == STEPWISE and not trace.after.size
     as_given = fleet.policies.prediction_accuracy_frac is None  # else `_predict` has touched them all
     touched = int(state.counters[layout.ENTERED]) if by_arrival and as_given else n
     requests.give_back(state.requests, touched)
     return found
 
 
-def _run(state: State, policies: Policies, closed_loop: int, stop_early: bool) -> None:
-    if policies.batching == "splitwise":
+def _engine(fleet: Fleet) -> str:
+    return BATCHING[fleet.policies.batching].engine
+
+
+def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None:
+    engine, policies = _engine(fleet), fleet.policies
+    if engine == OF_SPLITWISE:
         splitwise.simulate(
             state,
-            adds=policies.routing != "kv-token-jsq",
-            moves=policies.pools == "splitwise",
+            adds=ROUTING[policies.routing].counts_added,
+            moves=POOLS[policies.pools].code == MIXED_POOL,
             closed_loop=closed_loop,
             stop_early=stop_early,
         )
-    elif policies.batching == "distserve":
+    elif engine == OF_DISTSERVE:
         distserve.simulate(state, closed_loop=closed_loop, stop_early=stop_early)
     else:
         kernel.simulate_events(state, closed_loop, stop_early)
@@ -280,91 +230,9 @@ def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
     return requests
 
 
-def _check_policies(fleet: Fleet) -> None:
-    policies = fleet.policies
-    for name, known, asked in (
-        ("batching", BATCHING, policies.batching),
-        ("routing", ROUTING, policies.routing),
-        ("decode_routing", ROUTING, policies.decode_routing),
-        ("queue", QUEUE, policies.queue),
-        ("admission", ADMISSION, policies.admission),
-        ("pools", POOLS, policies.pools),
-    ):
-        if asked not in known:
-            raise InputError(f"policies.{name} is {asked!r}, must be one of {', '.join(known)}")
-    if policies.batching == "faster-transformer" and not policies.reserve_tokens:
-        raise InputError("policies.reserve_tokens is 0, must be > 0 for faster-transformer, which needs it")
-    _check_prefix_policies(policies)
-    deepest = max(pool.type.pp for pool in fleet.pools)
-    if deepest > MAX_PP:
-        raise InputError(f"pp is {deepest}, must be at most {MAX_PP}")
-    if "best-fit" in (policies.routing, policies.decode_routing) and any(
-        pool.type.form for pool in fleet.pools
-    ):
-        raise InputError("policies.routing is 'best-fit', which needs step times of the planner's own form")
-    for name, asked, batching in (
-        ("routing", "kv-token-jsq", "splitwise"),
-        ("routing", "least-waiting", "distserve"),
-        ("decode_routing", "kv-token-jsq", "splitwise"),
-        ("decode_routing", "least-waiting", "distserve"),
-        ("pools", "splitwise", "splitwise"),
-    ):
-        if getattr(policies, name) == asked and policies.batching != batching:
-            raise InputError(f"policies.{name} is {asked!r}, which needs batching {batching!r}")
-    if policies.batching in GOES_WITH:
-        for name, possible in GOES_WITH[policies.batching].items():
-            if getattr(policies, name) not in possible:
-                raise InputError(
-                    f"policies.{name} is {getattr(policies, name)!r}, must be one of "
-                    f"{', '.join(map(str, possible))} with batching {policies.batching!r}"
-                )
-        if fleet.disturbances:
-            raise InputError(f"disturbances: batching {policies.batching!r} knows none; leave them out")
-    if policies.batching in ONE_STAGE and deepest > 1:
-        raise InputError(f"pp is {deepest}, must be 1 with batching {policies.batching!r}")
-    if policies.batching in WHOLE_LIFE and any(pool.role != "mixed" for pool in fleet.pools):
-        raise InputError(
-            f"policies.batching is {policies.batching!r}, which keeps a request on one worker to its end; "
-            "give all workers the role mixed"
-        )
-
-
-def _check_prefix_policies(policies: Policies) -> None:
-    """Whether the policies go with prefix caches, or do without."""
-    if policies.decode_routing in NEEDS_CACHE["routing"]:
-        raise InputError(
-            f"policies.decode_routing is {policies.decode_routing!r}, must not look at prefixes: decode "
-            "workers keep none"
-        )
-    if not policies.prefix_cache:
-        for name, names in NEEDS_CACHE.items():
-            if (asked := getattr(policies, name)) in names:
-                raise InputError(f"policies.{name} is {asked!r}, which needs prefix_cache: true")
-        return
-    for name, value, possible in (
-        ("batching", policies.batching, CHUNKED),
-        ("admission", policies.admission, ("greedy",)),
-        ("pools", policies.pools, ("static",)),
-        ("vidur_restarts", policies.vidur_restarts, (False,)),
-    ):
-        if value not in possible:
-            raise InputError(
-                f"policies.{name} is {value!r}, must be {' or '.join(map(str, possible))} with prefix_cache"
-            )
-    if policies.queue in NEEDS_CACHE["queue"] and (policies.queue_batch or policies.queue_window_s < np.inf):
-        raise InputError(
-            f"policies.queue is {policies.queue!r}, which knows no longest_wait and no queue_batch"
-        )
-    if policies.priority_groups < 1:
-        raise InputError(f"policies.priority_groups is {policies.priority_groups}, must be at least 1")
-    for name, weight in policies.tenant_weights:
-        if not 0 < weight < np.inf:
-            raise InputError(f"policies.tenant_weights: {name} weighs {weight}, must be > 0")
-
-
 def fresh_state(fleet: Fleet, trace: Trace) -> State:
     """The kernel's arrays before anything has happened. Raises InputError for policies it does not know."""
-    _check_policies(fleet)
+    check(fleet)
     return _state(fleet, trace, _fresh_requests(trace), window_s=measured_window(trace))
 
 
@@ -390,7 +258,7 @@ def _state(
     kinds = np.repeat(np.arange(len(pools)), [pool.count for pool in pools])
     workers, lanes = _workers(pools, types, kinds)
     count, seats = len(workers), int(types["seats"].max())
-    entities = len(lanes) + (n if policies.batching in GOES_WITH else 2)
+    entities = len(lanes) + (2 if _engine(fleet) == STEPWISE else n)
     state = State(
         types=types,
         tables=tables,
@@ -494,8 +362,8 @@ def _counters(policies: Policies, released: int) -> Ints:
     counters[layout.RELEASED] = released
     counters[[layout.LIMBO, layout.LOST, layout.FREED]] = layout.NONE
     counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
-    counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing]
-    counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing]
+    counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
+    counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
     return counters
 
 
@@ -503,7 +371,7 @@ def _policy_numbers(policies: Policies) -> Floats:
     numbers = np.zeros(layout.POLICY)
     numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
-    numbers[layout.FLIP_S] = policies.flip_after_s if policies.pools == "flip" else np.inf
+    numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
     return numbers
 
 
@@ -521,10 +389,10 @@ def _after(trace: Trace) -> npt.NDArray[np.void]:
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
     """Prefill tokens of the largest step: without chunks a prompt is computed whole, recomputed ones too."""
-    if batching in CHUNKED:
+    if BATCHING[batching].is_chunked:
         return worker_type.max_num_batched_tokens
     prompt = int((trace.input_tokens + trace.output_tokens).max())
-    if batching == "faster-transformer":
+    if BATCHING[batching].code == FASTER_TRANSFORMER:
         total = int((trace.input_tokens + trace.output_tokens).sum())
         return min(prompt * worker_type.max_num_seqs, total)
     return max(worker_type.max_num_batched_tokens, prompt)
@@ -535,17 +403,17 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
     worker_type, policies = pool.type, fleet.policies
     batching = BATCHING[policies.batching]
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
-    reserves = policies.batching in RESERVING and policies.reserve_tokens > 0
+    reserves = batching.is_reserving and policies.reserve_tokens > 0
     reserved = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0
-    watermark = int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0
+    watermark = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
     longest_blocks = blocks - watermark if not reserves else reserved if reserved <= blocks else 0
     for name, value in (
-        ("batching", batching),
-        ("queue_order", QUEUE[policies.queue]),
+        ("batching", batching.code),
+        ("queue_order", QUEUE[policies.queue].code),
         ("queue_window_s", policies.queue_window_s),
         ("queue_longest_tokens", float(longest_tokens)),
         ("queue_batch", policies.queue_batch),
-        ("admission", ADMISSION[policies.admission]),
+        ("admission", ADMISSION[policies.admission].code),
         ("token_budget", worker_type.max_num_batched_tokens),
         ("seats", worker_type.max_num_seqs),
         ("kv_blocks", blocks),
@@ -553,15 +421,15 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
         ("longest_blocks", longest_blocks),
         ("watermark_blocks", watermark),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
-        ("reserved_blocks", 1 if policies.batching == "splitwise" else reserved),
+        ("reserved_blocks", 1 if batching.engine == OF_SPLITWISE else reserved),
         ("patience_steps", policies.patience_steps),
         ("vidur_restarts", int(policies.vidur_restarts)),
         ("pp", worker_type.pp),
         ("lanes", worker_type.pp),
     ):
         row[name] = value
-    row["routing_weight"][0, layout.FRONT] = routing_weights(worker_type, policies.routing, decode=False)
-    row["routing_weight"][0, layout.BACK] = routing_weights(worker_type, policies.decode_routing, decode=True)
+    row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
+    row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)
 
 
 def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
@@ -590,30 +458,6 @@ def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
     link["free_s"] = link["last_s"] = -np.inf
     link["root"] = layout.NONE
     return link
-
-
-def routing_weights(worker_type: WorkerType, routing: str, *, decode: bool) -> tuple[float, ...]:
-    """Score of a worker per pending prompt token, per request it has, per KV token of those requests, per
-    request that waits.
-
-    jsq (join the shortest queue): by the seconds that stand in the way of one more request. For a worker that
-    prefills these are the prompt tokens still to prefill, at its speed, and one token for each request it has
-    (Splitwise section IV-A counts tokens; the speed makes workers of different GPUs comparable). For a decode
-    worker it is the length of its step: sequences and KV tokens at their cost.
-    """
-    latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
-    if routing == "least-outstanding":
-        return 0.0, 1.0, 0.0, 0.0
-    if routing == "least-waiting":
-        return 0.0, 0.0, 0.0, 1.0
-    if routing in ("token-jsq", "kv-token-jsq"):
-        return 1.0, 1.0, 0.0, 0.0
-    token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
-    if not decode:
-        return token_s, token_s, 0.0, 0.0
-    seats = worker_type.max_num_seqs
-    sequence_s = float(latency.step_s(seats) - latency.step_s(1)) / seats + latency.b_s
-    return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
 
 def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:

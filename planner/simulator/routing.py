@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import BEST_FIT, POWER_OF_TWO, ROUND_ROBIN, SCORE
 from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.layout import (
     BACK,
-    BEST_FIT,
     BLOCK,
     DECODE,
     FRONT,
     GAMMA,
     GROUP,
     NONE,
-    POWER_OF_TWO,
     RANDOM_STATE,
-    ROUND_ROBIN,
     ROUTING,
-    SCORE,
     SIZE,
     TBT_S,
     THETA,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT
 from planner.simulator.caches import release_prefix
 from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.counting import count, in_window, settle_gap, steps_reaching
@@ -13,20 +14,15 @@ from planner.simulator.layout import (
     DECODE,
     DONE,
     E2E,
-    FCFS,
     FINISHED,
     FREED,
     FRONT,
     GAMMA,
     GROUP,
-    LJF,
     NONE,
     ONE,
     PARTIAL,
     REJECTED,
-    RESERVE_STATIC,
-    SJF,
-    SRPT,
     TPOT,
     TTFT,
     UNFINISHED,

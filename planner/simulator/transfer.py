@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import GREEDY, VLLM_V1
 from planner.simulator.compiled import kernel_jit
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import GREEDY, INBOUND, NONE, VLLM_V1
+from planner.simulator.layout import INBOUND, NONE
 from planner.simulator.queues import pop, put, without_root
 from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks
 

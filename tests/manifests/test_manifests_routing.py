@@ -27,7 +27,7 @@ from planner import manifests
 from planner.fleet import Fleet, Policies
 from planner.manifests import endpoint_picker, engine, ray_serve
 from planner.models.latency import StepLatency
-from planner.simulator import replay
+from planner.policies import ROUTING
 
 Document = dict[str, Any]
 
@@ -126,8 +126,8 @@ def test_targets_look_at_prefixes_where_the_plan_does() -> None:
 
 def test_every_target_says_what_routes_there() -> None:
     """Of every routing that the simulator knows: a sentence that names what the manifest asks for."""
-    for routing in replay.ROUTING:
-        has_cache = routing in replay.NEEDS_CACHE["routing"]
+    for routing in ROUTING:
+        has_cache = ROUTING[routing].needs_caches
         policies = Policies(routing=routing, prefix_cache=has_cache)
         files = manifests.render(replace(mixed(), policies=policies), 5000).files
         said = dict(re.findall(r"^## ([a-z-]+)$.*?^Routing: (.+?\.)$", files["README.md"], re.M | re.S))

@@ -14,18 +14,18 @@ from runtime_fakes import LATENCY, LLM, fleet_of, worker_type
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool
+from planner.policies import ROUTING
 from planner.runtime import routing
 from planner.runtime.events import FREE
 from planner.runtime.prefixes import Numbers, blocks_of
 from planner.runtime.routing import LiveFleet, priority
 from planner.simulator import Simulation, simulate
 from planner.simulator.cache_layout import WORKER_QUANTUM_TOKENS
-from planner.simulator.replay import NEEDS_CACHE, ROUTING
 from planner.traffic.trace import Trace
 
 ELSEWHERE = ("kv-token-jsq", "least-waiting")  # of other batchings
 LIVE = [name for name in ROUTING if name not in ELSEWHERE]
-WITHOUT_CACHES = [name for name in LIVE if name not in NEEDS_CACHE["routing"]]
+WITHOUT_CACHES = [name for name in LIVE if not ROUTING[name].needs_caches]
 ARRIVES, FINISHES, IS_COMPUTED, IS_ADMITTED = range(4)
 
 

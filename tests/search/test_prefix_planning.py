@@ -10,11 +10,12 @@ import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.slo import parse_slo
-from planner.documents.task import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
+from planner.documents.task import Task, parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.plan import Plan
+from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES, QUEUE, ROUTING
 from planner.reports.output import render
 from planner.search.certify import plan
 from planner.search.options import floor_s
@@ -91,10 +92,10 @@ def test_policies_to_choose_from(catalog: Catalog) -> None:
 
 
 def test_every_name_is_a_policy_of_the_simulator() -> None:
-    from planner.simulator.replay import NEEDS_CACHE, QUEUE, ROUTING
-
-    assert set(PREFIX_ROUTINGS) <= set(NEEDS_CACHE["routing"])
-    assert set(ROUTINGS) <= set(ROUTING) - set(PREFIX_ROUTINGS) and set(QUEUES) <= set(QUEUE)
+    looking = {name for name, row in ROUTING.items() if row.needs_caches}
+    assert set(PLANNED_WITH_CACHES) <= looking
+    assert set(PLANNED_ROUTINGS) <= set(ROUTING) - set(PLANNED_WITH_CACHES)
+    assert set(PLANNED_QUEUES) <= set(QUEUE)
 
 
 @pytest.mark.parametrize(

@@ -16,24 +16,10 @@ from simulations import GPU, LLM, make_latency, make_pool, make_trace
 
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
-from planner.documents.task import ROUTINGS
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.simulator.replay import (
-    ADMISSION,
-    BATCHING,
-    GOES_WITH,
-    NEEDS_CACHE,
-    ONE_STAGE,
-    POOLS,
-    QUEUE,
-    ROUTING,
-    WATERMARKED,
-    WHOLE_LIFE,
-    Simulation,
-    routing_weights,
-    simulate,
-)
+from planner.policies import ADMISSION, BATCHING, PLANNED_ROUTINGS, POOLS, QUEUE, ROUTING, STEPWISE
+from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 
 FORMULATIONS = Path(__file__).parents[2] / "docs" / "formulations.md"
@@ -43,27 +29,27 @@ SHAPES: dict[str, tuple[Role, ...]] = {
     "split": ("prefill", "decode", "decode"),
     "both": ("mixed", "prefill", "decode"),
 }
+WHOLE_LIFE = [name for name, row in BATCHING.items() if row.is_whole_life]
 CASES = [
     (batching, shape)
     for batching in BATCHING
     for shape in SHAPES
     if shape == "mixed" or batching not in WHOLE_LIFE
 ]
-OF_OTHERS = {"kv-token-jsq": "splitwise", "least-waiting": "distserve"}  # routing that needs a batching
+STEPWISE_CASES = [case for case in CASES if BATCHING[case[0]].engine == STEPWISE]
 LONGEST_TOKENS = 210  # more than 12 blocks, less than 20
 
 
 def choices(batching: str) -> Iterator[Policies]:
     """Every queue x admission x routing x pools that goes with a batching; hand-offs by the same routing."""
-    allowed = GOES_WITH.get(batching, {})
-    for queue, admission, routing, pools in itertools.product(QUEUE, ADMISSION, ROUTING, POOLS):
-        if queue in NEEDS_CACHE["queue"] or routing in NEEDS_CACHE["routing"]:
+    engine = BATCHING[batching].engine
+    for rows in itertools.product(QUEUE.values(), ADMISSION.values(), ROUTING.values(), POOLS.values()):
+        if any(row.needs_caches for row in rows):
             continue  # tests/simulator/test_prefix_kernel.py
+        if any(engine not in row.engines for row in rows):
+            continue
+        queue, admission, routing, pools = (row.name for row in rows)
         named: dict[str, Any] = {"queue": queue, "admission": admission, "routing": routing, "pools": pools}
-        if any(named[name] not in allowed.get(name, (named[name],)) for name in named):
-            continue
-        if OF_OTHERS.get(routing, batching) != batching or (pools == "splitwise") > (batching == "splitwise"):
-            continue
         yield Policies(batching=batching, decode_routing=routing, **named)
 
 
@@ -71,7 +57,7 @@ def random_fleet(
     rng: np.random.Generator, policies: Policies, shape: str, *, is_roomy: bool = False
 ) -> Fleet:
     """A few workers, some of several stages, often short of seats and KV; an instant network if roomy."""
-    stages = [1] if policies.batching in ONE_STAGE else [1, 1, 2, 3]
+    stages = [1] if BATCHING[policies.batching].is_one_stage else [1, 1, 2, 3]
     pools = []
     for i, role in enumerate(SHAPES[shape]):
         latency = make_latency(
@@ -176,7 +162,9 @@ def check_nothing_is_lost(fleet: Fleet, trace: Trace, result: Simulation) -> Non
         if policies.batching in ("orca", "faster-transformer") and policies.reserve_tokens:
             reserved = -(-policies.reserve_tokens // 16)
             return reserved if reserved <= blocks else 0
-        return blocks - (int(policies.watermark_frac * blocks) if policies.batching in WATERMARKED else 0)
+        return blocks - (
+            int(policies.watermark_frac * blocks) if BATCHING[policies.batching].is_watermarked else 0
+        )
 
     def somewhere(is_decode: bool, without: set[int]) -> npt.NDArray[np.bool_]:
         rooms = [
@@ -270,7 +258,7 @@ def test_nothing_is_lost_under_any_policy(batching: str, shape: str) -> None:
         check_engines(fleet, trace, result)
 
 
-@pytest.mark.parametrize(("batching", "shape"), [case for case in CASES if case[0] not in GOES_WITH])
+@pytest.mark.parametrize(("batching", "shape"), STEPWISE_CASES)
 def test_nothing_is_lost_under_failures(batching: str, shape: str) -> None:
     """The same where workers die, most of them to return, or slow down, and the link does."""
     for i, policies in enumerate(choices(batching)):
@@ -309,7 +297,7 @@ def step_by_step(fleet: Fleet, result: Simulation) -> Fleet:
     return replace(fleet, disturbances=tuple(sorted(both, key=lambda event: event.time_s)))
 
 
-@pytest.mark.parametrize(("batching", "shape"), [case for case in CASES if case[0] not in GOES_WITH])
+@pytest.mark.parametrize(("batching", "shape"), STEPWISE_CASES)
 def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str) -> None:
     """Closed form against step by step: same workers and preemptions, times to 1e-9, with failures too."""
     taken_at_once = 0
@@ -715,9 +703,9 @@ def test_the_weights_of_jsq_are_those_of_the_docs() -> None:
     latency = make_latency((1.0, 1.5), knots=(1, 9), a=1 / 8, b=1 / 4, d=1 / 16, e=1 / 2, h=1 / 2)
     worker = WorkerType(GPU, 1, latency, 1600, 8, 4)
     token_s = (1.4375 + 36 / 8 + 0.5) / 8
-    assert routing_weights(worker, "jsq", decode=False) == pytest.approx((token_s, token_s, 0, 0))
+    assert ROUTING["jsq"].weights(worker, False) == pytest.approx((token_s, token_s, 0, 0))
     sequence_s = (0.5 / 8 * 3) / 4 + 1 / 4 + 1e-12
-    assert routing_weights(worker, "jsq", decode=True) == pytest.approx((0, sequence_s, 1 / 16, 0))
+    assert ROUTING["jsq"].weights(worker, True) == pytest.approx((0, sequence_s, 1 / 16, 0))
     (row,) = (line for line in FORMULATIONS.read_text().splitlines() if line.startswith("| `jsq` |"))
     assert "s_tok = (f(B) + a B (B + 1) / 2 + h) / B" in row
     assert "s_seq = (f(seats) - f(1)) / seats + b + 1e-12 s" in row
@@ -727,6 +715,6 @@ def test_every_routing_of_a_slo_file_can_be_planned_with() -> None:
     """`least-waiting` was among them, and no fleet could be simulated with it."""
     fleet = Fleet(LLM, (make_pool(make_latency(), count=2),))
     trace = make_trace(np.arange(4.0), np.full(4, 20), np.full(4, 3))
-    for routing in ROUTINGS:
+    for routing in PLANNED_ROUTINGS:
         found = simulate(replace(fleet, policies=Policies(routing=routing)), trace)
         assert (found.status == 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from planner.documents.fleet import read_fleet
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.io.files import to_yaml
+from planner.policies import QUEUE, ROUTING, Policy
 from planner.reports.output import fleet_document
 from planner.simulator import Simulation, simulate
 from planner.simulator.metrics import jain_index, tenant_service
-from planner.simulator.replay import NEEDS_CACHE
 from planner.traffic.trace import Trace
 
 TOKEN_S = 1 / 1024  # a step takes as many as it has tokens
@@ -55,6 +56,11 @@ def cached_fleet(count: int = 1, *, kv_tokens: int = 16 * 1000, seats: int = 8, 
     return Fleet(LLM, (pool,), Policies(**{"prefix_cache": True, "routing": "round-robin", **policies}))  # type: ignore[arg-type]
 
 
+def looking(rows: Mapping[str, Policy]) -> tuple[str, ...]:
+    """Those that look at caches or tenants."""
+    return tuple(name for name, row in rows.items() if row.needs_caches)
+
+
 def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
     """Trees of blocks, three tenants, one request in three waits for another. "short": one token of output;
     "roomy": memory for everything; "tight": neither, and routing that is blind to caches, as a run of decodes
@@ -82,8 +88,8 @@ def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
         edges = np.array([(child, int(rng.integers(child))) for child in children.tolist()])
         think_s = rng.integers(0, 64, n) * rng.integers(2, size=n) / 1024
         trace = replace(trace, after=edges[np.argsort(edges[:, 1], kind="stable")], think_s=think_s)
-    routing = NEEDS_CACHE["routing"] if kind != "tight" else ("round-robin", "least-outstanding")
-    queue = ("fcfs", *NEEDS_CACHE["queue"])
+    routing = looking(ROUTING) if kind != "tight" else ("round-robin", "least-outstanding")
+    queue = ("fcfs", *looking(QUEUE))
     return cached_fleet(
         int(rng.integers(1, 5)),
         kv_tokens=16 * (4000 if kind == "roomy" else int(rng.integers(20, 60))),

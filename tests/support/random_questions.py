@@ -17,11 +17,12 @@ import yaml
 
 from planner.documents.catalog import Catalog, Provenance, read_catalog
 from planner.documents.slo import parse_slo
-from planner.documents.task import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, parse_task
+from planner.documents.task import Task, parse_task
 from planner.domain import Gpu, Limit, Llm, Metric
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
+from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES
 from planner.search.fleets import Counts
 from planner.search.options import decode_options, mixed_options, prefill_options, worker_types
 from planner.simulator.metrics import judge, value_s
@@ -51,7 +52,6 @@ KINDS = (
 )
 REQUESTS = (20, 400)
 PERCENTILES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
-BLIND = tuple(name for name in ROUTINGS if name != "least-waiting")  # which needs another batching
 LLM = Llm("drawn-llm", 8, 256, 8, 8, 512, 512, 1024, 200_000)
 SHIPPED_LLM = "llama-3.1-8b"
 
@@ -236,17 +236,21 @@ def _latencies(rng: np.random.Generator, floor_s: float, token_s: float) -> dict
     }
 
 
+def _one_or_two(rng: np.random.Generator, names: tuple[str, ...]) -> list[str]:
+    return [str(name) for name in rng.choice(names, int(rng.integers(1, 3)), replace=False)]
+
+
 def _policies(rng: np.random.Generator, kind: str) -> dict[str, Any]:
     policies: dict[str, Any] = {}
     if kind == "order" or rng.random() < 0.25:
-        policies["queue"] = [str(x) for x in rng.choice(QUEUES, int(rng.integers(1, 3)), replace=False)]
+        policies["queue"] = _one_or_two(rng, PLANNED_QUEUES)
         if policies["queue"] != ["fcfs"] and rng.random() < 0.4:
             policies["longest_wait"] = f"{_log_uniform(rng, 0.5, 30):.3g} s"
     if kind == "prefix":
         policies["prefix_cache"] = True
-        policies["routing"] = [str(rng.choice(PREFIX_ROUTINGS[:-1]))]
+        policies["routing"] = [str(rng.choice(PLANNED_WITH_CACHES[:-1]))]
     elif kind == "routing" or rng.random() < 0.25:
-        policies["routing"] = [str(x) for x in rng.choice(BLIND, int(rng.integers(1, 3)), replace=False)]
+        policies["routing"] = _one_or_two(rng, PLANNED_ROUTINGS)
     return policies
 
 

@@ -16,7 +16,7 @@ from typing import Self
 
 from planner.domain import Limit, allowed_above
 from planner.fleet import Fleet, WorkerType
-from planner.simulator.replay import routing_weights
+from planner.policies import ROUTING
 from planner.traffic.trace import Trace, measured_window
 
 BLOCK = 16
@@ -117,7 +117,7 @@ class Reference:
             is_decode = pool.role == "decode"
             policy = fleet.policies.decode_routing if is_decode else fleet.policies.routing
             for _ in range(pool.count):
-                weights = routing_weights(pool.type, policy, decode=is_decode)
+                weights = ROUTING[policy].weights(pool.type, is_decode)
                 blocks = pool.type.kv_tokens // BLOCK
                 self.workers.append(Worker(len(self.workers), pool.role, pool.type, weights, blocks))
         self.front = [worker for worker in self.workers if worker.role != "decode"]

@@ -1,0 +1,52 @@
+"""What a deployment routes and queues by where that is not what was simulated, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from planner.fleet import Fleet, Role
+from planner.manifests import engine
+from planner.policies import QUEUE, ROUTERS, ROUTERS_OF, ROUTING, VLLM, Answer, answer
+
+
+def notes(fleet: Fleet, target: str) -> list[str]:
+    """A sentence for every policy of the plan that the target lacks, or has in another shape."""
+    policies = fleet.policies
+    mixed, pairs = ROUTERS_OF[target]
+    found: dict[str, None] = {}
+    asked_of: tuple[tuple[Role, str, str], ...] = (
+        ("mixed", mixed, policies.routing),
+        ("prefill", pairs, policies.routing),
+        ("decode", pairs, policies.decode_routing),
+    )
+    for role, router, asked in asked_of:
+        if engine.workers_of(fleet, role) < 2:
+            continue  # no choice
+        answered = answer(ROUTING[asked], router)
+        front = answer(ROUTING[policies.routing], router)
+        if role == "decode" and ROUTERS[router].is_single and front.name != answered.name:
+            answered = Answer(front.name, is_lacking=True)
+        found |= dict.fromkeys(_sentence(router, asked, answered))
+    return [*found, *_sentence(VLLM, policies.queue, answer(QUEUE[policies.queue], VLLM))]
+
+
+def _sentence(router: str, asked: str, answered: Answer) -> list[str]:
+    title = ROUTERS[router].title
+    if answered.is_lacking:
+        return [f"{title} lacks {asked}: {answered.name} is in its place, which was not simulated."]
+    return [f"{asked} at {title}: {answered.name} {answered.differs}."] if answered.differs else []
+
+
+def with_notes(files: Mapping[str, str], said: Iterable[str]) -> dict[str, str]:
+    """A target's files, with the notes as comments in those of its router; in all, where it has no own."""
+    lines = "".join(f"# {note}\n" for note in said)
+    routers = [path for path in files if "router" in Path(path).name] or list(files)
+    return {
+        path: _below_first_comment(text, lines) if path in routers else text for path, text in files.items()
+    }
+
+
+def _below_first_comment(text: str, lines: str) -> str:
+    first, newline, rest = text.partition("\n")
+    return f"{first}{newline}{lines}{rest}" if first.startswith("#") else lines + text

@@ -1,0 +1,591 @@
+"""Every policy there is: ONE table, which all other modules ask.
+
+A row says what kind of policy it is, its name in files, the number that compiled code tells it by, what it is
+in words, what it needs and goes with, whether a plan may choose it, and what it is called where a plan is
+deployed. A routing by score also has the function that says what counts in the score.
+
+To add a routing by score, write one row and that function. `answer` says what a router of a deployment target
+does for a row: a row that says nothing about a router is lacking there, and the manifests say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from planner.fleet import WorkerType
+
+# what compiled code tells policies by
+VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
+FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE = range(8)  # from LPM on they look at caches or tenants
+GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
+SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT = range(5)
+AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS = range(16, 22)  # these look at caches or tenants
+STATIC, FLIP, MIXED_POOL = range(3)
+
+# engines of the simulator: one for all batching step by step, and those of two papers' programs
+STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
+ENGINES = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
+ALONE = (STEPWISE,)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a router (or vLLM's scheduler) is told where a plan asks for a policy.
+
+    `differs` ends a sentence that begins with `name`; empty where it is the rule that was simulated. Where
+    the policy `is_lacking`, `name` is what stands in for it.
+    """
+
+    name: str
+    differs: str = ""
+    is_lacking: bool = False
+
+
+def instead(name: str) -> Answer:
+    return Answer(name, is_lacking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """What decides at a deployment target; `otherwise` is what it does for the policies that it lacks.
+
+    With `is_single` one rule routes arrivals and hand-offs alike.
+    """
+
+    title: str
+    otherwise: str
+    is_single: bool = False
+    like: str | None = None  # another router, whose answers are its own but for those that rows give
+
+
+VLLM_ROUTER, ENDPOINT_PICKER, KSERVE, DYNAMO = "vllm-router", "endpoint-picker", "kserve", "dynamo"
+RAY_SERVE, STACK, STACK_PAIRS = "ray-serve", "production-stack", "production-stack pairs"
+OURS, VLLM = "plan serve", "vllm"  # our own router; the scheduler of every worker
+
+EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray's own choice
+GATEWAY = "the gateway"
+IN_TURNS = "disaggregated_prefill_orchestrated"
+FEWEST_TOKENS, FEWEST_REQUESTS, FEWEST_WAITING = "token-load-scorer", "active-request-scorer", "queue-scorer"
+LONGEST_MATCH, NEAR_MATCH = "prefix-cache-scorer", "prefix-cache-affinity-filter"
+NEAR_AND_FREE = f"{NEAR_MATCH}, {FEWEST_TOKENS}"
+
+ROUTERS: Mapping[str, Router] = MappingProxyType(
+    {
+        VLLM_ROUTER: Router("vllm-router", "power_of_two"),
+        ENDPOINT_PICKER: Router("llm-d's endpoint picker", FEWEST_TOKENS),
+        KSERVE: Router("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
+        DYNAMO: Router("Dynamo's frontend", "least-loaded", is_single=True),
+        RAY_SERVE: Router("Ray Serve", EMPTIER_OF_TWO),
+        STACK: Router("the production stack's router", "roundrobin"),
+        STACK_PAIRS: Router("the production stack's router", IN_TURNS),
+        OURS: Router("plan serve", ""),
+        VLLM: Router("vLLM", "fcfs"),
+    }
+)
+# deployment target -> what routes to its mixed workers, and to its prefill and decode workers
+ROUTERS_OF: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "vllm": (VLLM_ROUTER, VLLM_ROUTER),
+        "compose": (VLLM_ROUTER, VLLM_ROUTER),
+        "kubernetes": (VLLM_ROUTER, VLLM_ROUTER),
+        "lws": (VLLM_ROUTER, VLLM_ROUTER),
+        "disaggregatedset": (VLLM_ROUTER, VLLM_ROUTER),
+        "llm-d": (ENDPOINT_PICKER, ENDPOINT_PICKER),
+        "kserve": (KSERVE, ENDPOINT_PICKER),
+        "dynamo": (DYNAMO, DYNAMO),
+        "ray-serve": (RAY_SERVE, RAY_SERVE),
+        "production-stack": (STACK, STACK_PAIRS),
+    }
+)
+
+
+Weights = tuple[float, float, float, float]
+"""Score of a worker per pending prompt token, per request it has, per KV token of those, per request that
+waits. The lowest score is the best."""
+
+
+def _seconds(worker_type: WorkerType, decode: bool) -> Weights:
+    """The seconds that stand in the way of one more request.
+
+    For a worker that prefills these are the prompt tokens still to prefill, at its speed, and one token for
+    each request it has (Splitwise section IV-A counts tokens; the speed makes workers of different GPUs
+    comparable). For a decode worker it is the length of its step: sequences and KV tokens at their cost.
+    """
+    latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
+    if not decode:
+        token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
+        return token_s, token_s, 0.0, 0.0
+    seats = worker_type.max_num_seqs
+    sequence_s = float(latency.step_s(seats) - latency.step_s(1)) / seats + latency.b_s
+    return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
+
+
+def _requests(worker_type: WorkerType, decode: bool) -> Weights:
+    return 0.0, 1.0, 0.0, 0.0
+
+
+def _tokens(worker_type: WorkerType, decode: bool) -> Weights:
+    return 1.0, 1.0, 0.0, 0.0
+
+
+def _waiting(worker_type: WorkerType, decode: bool) -> Weights:
+    return 0.0, 0.0, 0.0, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A row. `words` say what it does; `engines` of the simulator it goes with.
+
+    It goes with prefix caches unless `with_caches` is False, and `needs_caches` where it has nothing to look
+    at without. A plan may choose what `is_planned`, and takes what `is_default` where nobody chooses (of
+    those that need caches: where it may count on them).
+    """
+
+    kind: ClassVar[str] = ""
+    name: str
+    code: int
+    words: str
+    engines: tuple[str, ...] = ENGINES
+    with_caches: bool = True
+    needs_caches: bool = False
+    is_planned: bool = False
+    is_default: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching(Policy):
+    """Who is in the next step of an engine; `engines` has the one that simulates it."""
+
+    kind: ClassVar[str] = "batching"
+    engines: tuple[str, ...] = ALONE
+    is_chunked: bool = False  # prompts are computed in chunks of the token budget
+    is_reserving: bool = False  # `reserve_tokens` of KV are set aside for each request
+    needs_reserve: bool = False  # ... and must be given
+    is_one_stage: bool = False  # without pipeline parallelism
+    is_whole_life: bool = False  # a request stays on its worker to the end
+    is_watermarked: bool = False  # prompts leave `watermark` of the blocks free
+    predicts: bool = True  # schedulers may be wrong about the lengths of outputs
+
+    @property
+    def engine(self) -> str:
+        return self.engines[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue(Policy):
+    """Which prompt is next. `rank` (prompt, output, longest prompt) is what vLLM's priority is made of."""
+
+    kind: ClassVar[str] = "queue"
+    engines: tuple[str, ...] = ALONE
+    rank: Callable[[int, int, int], int] | None = None
+    at: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def overtakes(self) -> bool:
+        """Whether a prompt may go before one that arrived earlier."""
+        return self.code != FCFS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission(Policy):
+    """Whether a sequence may join what runs, by the KV that it is predicted to need."""
+
+    kind: ClassVar[str] = "admission"
+    engines: tuple[str, ...] = ALONE
+    with_caches: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing(Policy):
+    """Which worker takes a request; those that need no caches route hand-offs to decode workers too.
+
+    `tried` are the fields of `Policies` that a search fits to the traffic, with what is tried of each, what
+    matters most first.
+    """
+
+    kind: ClassVar[str] = "routing"
+    weights: Callable[[WorkerType, bool], Weights] = _seconds  # (worker type, does it decode)
+    tried: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    draws: bool = False  # another seed is another run
+    by_tenant: bool = False
+    has_window: bool = False  # it looks back over the requests of the last `share_window_s`
+    counts_added: bool = True  # in Splitwise's engine: a request counts for its worker once it is sent there
+    by_formula: bool = False  # it needs step times of the planner's own form
+    at: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def by_score(self) -> bool:
+        return self.code == SCORE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools(Policy):
+    """Whether workers change their role."""
+
+    kind: ClassVar[str] = "pools"
+    with_caches: bool = False
+
+
+_PRIORITY = {VLLM: Answer("priority", "goes by the number that each request brings with it")}
+_CACHES = {
+    VLLM_ROUTER: instead("cache_aware"),
+    ENDPOINT_PICKER: instead(NEAR_AND_FREE),
+    DYNAMO: instead("kv"),
+    RAY_SERVE: instead("PrefixCacheAffinityRouter"),
+}
+_TURNS = {
+    VLLM_ROUTER: "round_robin",
+    DYNAMO: "round-robin",
+    RAY_SERVE: "RoundRobinRouter",
+    STACK: "roundrobin",
+    STACK_PAIRS: IN_TURNS,
+}
+
+TABLE: tuple[Policy, ...] = (
+    Batching(
+        name="vllm-v1",
+        code=VLLM_V1,
+        words="all decodes, then prompts in chunks, as vLLM V1 does it",
+        is_planned=True,
+        is_default=True,
+        is_chunked=True,
+    ),
+    Batching(
+        name="sarathi",
+        code=SARATHI,
+        words="all decodes, then prompts in chunks, as Vidur's Sarathi does it",
+        is_chunked=True,
+        is_watermarked=True,
+    ),
+    Batching(
+        name="vllm-v0",
+        code=VLLM_V0,
+        words="whole prompts before all decodes, as vLLM V0 did it",
+        with_caches=False,
+        is_watermarked=True,
+    ),
+    Batching(
+        name="orca",
+        code=ORCA,
+        words="all decodes and whole prompts in one step",
+        with_caches=False,
+        is_reserving=True,
+        is_watermarked=True,
+    ),
+    Batching(
+        name="faster-transformer",
+        code=FASTER_TRANSFORMER,
+        words="a group of prompts, then its decodes until the last is done",
+        with_caches=False,
+        is_reserving=True,
+        needs_reserve=True,
+        is_whole_life=True,
+    ),
+    Batching(
+        name="lightllm",
+        code=LIGHTLLM,
+        words="prompts and decodes in steps of their own, admitted by the peak of KV",
+        with_caches=False,
+        is_one_stage=True,
+        is_whole_life=True,
+    ),
+    Batching(
+        name="distserve",
+        code=DISTSERVE,
+        words="DistServe's engine: a batch for each pipeline stage",
+        engines=(OF_DISTSERVE,),
+        with_caches=False,
+    ),
+    Batching(
+        name="splitwise",
+        code=SPLITWISE,
+        words="Splitwise's machines: prompts before decodes, with ageing",
+        engines=(OF_SPLITWISE,),
+        with_caches=False,
+        is_one_stage=True,
+        predicts=False,
+    ),
+    Queue(
+        name="fcfs",
+        code=FCFS,
+        words="first come, first served",
+        engines=ENGINES,
+        is_planned=True,
+        is_default=True,
+        at={VLLM: Answer("fcfs")},
+    ),
+    Queue(
+        name="sjf",
+        code=SJF,
+        words="shortest prompt first",
+        is_planned=True,
+        rank=lambda prompt, output, longest: prompt,
+        at=_PRIORITY,
+    ),
+    Queue(
+        name="ljf",
+        code=LJF,
+        words="longest prompt first",
+        is_planned=True,
+        rank=lambda prompt, output, longest: longest - prompt,
+        at=_PRIORITY,
+    ),
+    Queue(
+        name="srpt",
+        code=SRPT,
+        words="shortest prompt and output first",
+        is_planned=True,
+        rank=lambda prompt, output, longest: prompt + output,
+        at=_PRIORITY,
+    ),
+    Queue(name="lpm", code=LPM, words="longest cached prefix first", needs_caches=True),
+    Queue(name="vtc", code=VTC, words="the tenant that was served least first", needs_caches=True),
+    Queue(
+        name="dlpm",
+        code=DLPM,
+        words="longest cached prefix first, of the tenants with credit",
+        needs_caches=True,
+    ),
+    Queue(
+        name="preble",
+        code=PREBLE,
+        words="longest cached prefix first, in priority groups that share the turns",
+        needs_caches=True,
+    ),
+    Admission(
+        name="greedy",
+        code=GREEDY,
+        words="if its KV fits now",
+        engines=ENGINES,
+        with_caches=True,
+        is_planned=True,
+        is_default=True,
+    ),
+    Admission(
+        name="reserve-static",
+        code=RESERVE_STATIC,
+        words="if all KV that it is predicted to need fits beside what is used now",
+    ),
+    Admission(
+        name="reserve-dynamic",
+        code=RESERVE_DYNAMIC,
+        words="if everything fits when the next decode is predicted to end",
+    ),
+    Routing(
+        name="jsq",
+        code=SCORE,
+        words="join the shortest queue, in seconds of work",
+        is_planned=True,
+        is_default=True,
+        at={
+            ENDPOINT_PICKER: Answer(
+                FEWEST_TOKENS, "counts tokens in flight, with an estimate of outputs, not seconds of work"
+            )
+        },
+    ),
+    Routing(
+        name="least-outstanding",
+        code=SCORE,
+        words="the fewest requests in flight",
+        weights=_requests,
+        is_planned=True,
+        at={ENDPOINT_PICKER: Answer(FEWEST_REQUESTS), DYNAMO: Answer("least-loaded")},
+    ),
+    Routing(
+        name="power-of-two",
+        code=POWER_OF_TWO,
+        words="the shorter queue of two workers drawn at random",
+        engines=(STEPWISE, OF_DISTSERVE),
+        is_planned=True,
+        draws=True,
+        at={
+            VLLM_ROUTER: Answer("power_of_two", "compares requests in flight, not seconds of work"),
+            DYNAMO: Answer("power-of-two", "compares requests in flight, not seconds of work"),
+            RAY_SERVE: Answer(EMPTIER_OF_TWO, "is by requests in flight, not by seconds of work"),
+        },
+    ),
+    Routing(
+        name="round-robin",
+        code=ROUND_ROBIN,
+        words="each worker in turn",
+        engines=(STEPWISE, OF_DISTSERVE),
+        is_planned=True,
+        at={
+            **{router: Answer(name) for router, name in _TURNS.items()},
+            ENDPOINT_PICKER: instead(FEWEST_REQUESTS),
+            KSERVE: Answer(GATEWAY, "spreads requests over the workers by its own setting"),
+        },
+    ),
+    Routing(
+        name="random",
+        code=RANDOM,
+        words="a worker drawn at random",
+        engines=(STEPWISE, OF_DISTSERVE),
+        draws=True,
+        at={
+            VLLM_ROUTER: Answer("random"),
+            ENDPOINT_PICKER: Answer("random-picker"),
+            DYNAMO: Answer("random"),
+        },
+    ),
+    Routing(
+        name="best-fit",
+        code=BEST_FIT,
+        words="the fullest worker that keeps its limits",
+        engines=ALONE,
+        by_formula=True,
+    ),
+    Routing(name="token-jsq", code=SCORE, words="the fewest pending tokens", weights=_tokens),
+    Routing(
+        name="kv-token-jsq",
+        code=SCORE,
+        words="that of Splitwise's program (the fewest pending tokens; what it adds is not counted)",
+        engines=(OF_SPLITWISE,),
+        weights=_tokens,
+        counts_added=False,
+    ),
+    Routing(
+        name="least-waiting",
+        code=SCORE,
+        words="that of DistServe's program (the fewest waiting requests)",
+        engines=(OF_DISTSERVE,),
+        weights=_waiting,
+        at={ENDPOINT_PICKER: Answer(FEWEST_WAITING)},
+    ),
+    Routing(
+        name="prefix-affinity",
+        code=AFFINITY,
+        words="the longest cached prefix",
+        engines=ALONE,
+        needs_caches=True,
+        is_planned=True,
+        at={**_CACHES, ENDPOINT_PICKER: Answer(LONGEST_MATCH), STACK: Answer("prefixaware")},
+    ),
+    Routing(
+        name="min-ttft",
+        code=MIN_TTFT,
+        words="the least seconds to the first token, counting what is cached",
+        engines=ALONE,
+        needs_caches=True,
+        is_planned=True,
+        at=_CACHES,
+    ),
+    Routing(
+        name="cache-aware",
+        code=CACHE_AWARE,
+        words="a long cached prefix, else the smallest cache; the fewest requests while load is uneven",
+        engines=ALONE,
+        needs_caches=True,
+        is_planned=True,
+        is_default=True,
+        tried={
+            "balance_requests": (2, 8, 32, 64),
+            "balance_ratio": (1.1, 1.5, 2.0),
+            "cache_threshold_frac": (0.1, 0.3, 0.5),
+        },
+        at={
+            **_CACHES,
+            VLLM_ROUTER: Answer("cache_aware"),
+            RAY_SERVE: Answer("PrefixCacheAffinityRouter", "knows no ratio of loads"),
+        },
+    ),
+    Routing(
+        name="e2",
+        code=E2,
+        words="the longest cached prefix where it is most of the prompt, else the least load",
+        engines=ALONE,
+        needs_caches=True,
+        is_planned=True,
+        is_default=True,
+        tried={"balance_ratio": (1.1, 1.5, 3.0), "share_window_s": (60.0, 180.0, 600.0)},
+        has_window=True,
+        at=_CACHES,
+    ),
+    Routing(
+        name="d2lpm",
+        code=D2LPM,
+        words="the longest cached prefix of the workers where the tenant has credit",
+        engines=ALONE,
+        needs_caches=True,
+        is_planned=True,
+        by_tenant=True,
+        at=_CACHES,
+    ),
+    Routing(
+        name="tenant-round-robin",
+        code=TENANT_TURNS,
+        words="each worker in turn, for each tenant by itself",
+        engines=ALONE,
+        needs_caches=True,
+        by_tenant=True,
+        at={
+            **{router: instead(name) for router, name in _TURNS.items()},
+            ENDPOINT_PICKER: instead(FEWEST_REQUESTS),
+        },
+    ),
+    Pools(
+        name="static",
+        code=STATIC,
+        words="workers keep their role",
+        with_caches=True,
+        is_planned=True,
+        is_default=True,
+    ),
+    Pools(
+        name="flip", code=FLIP, words="an idle worker takes the other role where that is busy", engines=ALONE
+    ),
+    Pools(
+        name="splitwise",
+        code=MIXED_POOL,
+        words="machines join a mixed pool where queues are long",
+        engines=(OF_SPLITWISE,),
+    ),
+)
+
+
+Row = TypeVar("Row", bound=Policy)
+
+
+def _rows(of: type[Row]) -> Mapping[str, Row]:
+    return MappingProxyType({row.name: row for row in TABLE if isinstance(row, of)})
+
+
+BATCHING, QUEUE, ADMISSION = _rows(Batching), _rows(Queue), _rows(Admission)
+ROUTING, POOLS = _rows(Routing), _rows(Pools)
+# the fields of `Policies` that name one of them
+BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
+    {
+        "batching": BATCHING,
+        "routing": ROUTING,
+        "decode_routing": ROUTING,
+        "queue": QUEUE,
+        "admission": ADMISSION,
+        "pools": POOLS,
+    }
+)
+
+# what a plan may choose; of routing those that look at prefix caches only where hits may be counted on
+PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned)
+PLANNED_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.is_planned and not row.needs_caches)
+PLANNED_WITH_CACHES = tuple(row.name for row in ROUTING.values() if row.is_planned and row.needs_caches)
+
+
+def default_routings(*, with_caches: bool) -> tuple[str, ...]:
+    """What a plan takes, or tries, where nobody says what it may choose."""
+    return tuple(row.name for row in ROUTING.values() if row.is_default and row.needs_caches == with_caches)
+
+
+def answer(row: Queue | Routing, router: str) -> Answer:
+    """What `router` (of ROUTERS) does for a routing, or for an order of prompts."""
+    if router == OURS:
+        if isinstance(row, Queue):
+            return answer(row, VLLM)
+        return Answer(row.name) if STEPWISE in row.engines else instead("")
+    if router in row.at:
+        return row.at[router]
+    decider = ROUTERS[router]
+    return answer(row, decider.like) if decider.like else instead(decider.otherwise)

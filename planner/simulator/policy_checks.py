@@ -1,0 +1,94 @@
+"""Whether the policies of a fleet go together, as their rows in planner/policies.py say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from planner.errors import InputError
+from planner.fleet import MAX_PP, Fleet, Policies
+from planner.policies import BATCHING, BY_FIELD, QUEUE, ROUTING, STEPWISE, Batching
+
+
+def check(fleet: Fleet) -> None:
+    """Raise InputError for policies that are not known, or do not go together or with the fleet."""
+    policies = fleet.policies
+    for name, known in BY_FIELD.items():
+        if (asked := getattr(policies, name)) not in known:
+            raise InputError(f"policies.{name} is {asked!r}, must be one of {', '.join(known)}")
+    batching = BATCHING[policies.batching]
+    if batching.needs_reserve and not policies.reserve_tokens:
+        raise InputError(f"policies.reserve_tokens is 0, must be > 0 for {batching.name}, which needs it")
+    _check_caches(policies)
+    deepest = max(pool.type.pp for pool in fleet.pools)
+    if deepest > MAX_PP:
+        raise InputError(f"pp is {deepest}, must be at most {MAX_PP}")
+    for name in (policies.routing, policies.decode_routing):
+        if ROUTING[name].by_formula and any(pool.type.form for pool in fleet.pools):
+            raise InputError(
+                f"policies.routing is {name!r}, which needs step times of the planner's own form"
+            )
+    _check_engine(policies, batching)
+    if batching.engine != STEPWISE and fleet.disturbances:
+        raise InputError(f"disturbances: batching {batching.name!r} knows none; leave them out")
+    if batching.is_one_stage and deepest > 1:
+        raise InputError(f"pp is {deepest}, must be 1 with batching {batching.name!r}")
+    if batching.is_whole_life and any(pool.role != "mixed" for pool in fleet.pools):
+        raise InputError(
+            f"policies.batching is {batching.name!r}, which keeps a request on one worker to its end; "
+            "give all workers the role mixed"
+        )
+
+
+def _check_engine(policies: Policies, batching: Batching) -> None:
+    """Whether the engine of the batching has the other policies."""
+    for name, known in BY_FIELD.items():
+        row = known[getattr(policies, name)]
+        if batching.engine in row.engines:
+            continue
+        if STEPWISE not in row.engines:
+            needed = " or ".join(repr(b.name) for b in BATCHING.values() if b.engine in row.engines)
+            raise InputError(f"policies.{name} is {row.name!r}, which needs batching {needed}")
+        possible = ", ".join(other.name for other in known.values() if batching.engine in other.engines)
+        raise InputError(
+            f"policies.{name} is {row.name!r}, must be one of {possible} with batching {batching.name!r}"
+        )
+    if policies.prediction_accuracy_frac is not None and not batching.predicts:
+        raise InputError(
+            f"policies.prediction_accuracy_frac is {policies.prediction_accuracy_frac!r}, must be None with "
+            f"batching {batching.name!r}"
+        )
+
+
+def _check_caches(policies: Policies) -> None:
+    """Whether the policies go with prefix caches, or do without."""
+    if ROUTING[policies.decode_routing].needs_caches:
+        raise InputError(
+            f"policies.decode_routing is {policies.decode_routing!r}, must not look at prefixes: decode "
+            "workers keep none"
+        )
+    if not policies.prefix_cache:
+        for name, known in BY_FIELD.items():
+            if known[getattr(policies, name)].needs_caches:
+                raise InputError(
+                    f"policies.{name} is {getattr(policies, name)!r}, which needs prefix_cache: true"
+                )
+        return
+    possible: dict[str, Sequence[object]] = {
+        name: [row.name for row in known.values() if row.with_caches] for name, known in BY_FIELD.items()
+    }
+    possible["vidur_restarts"] = [False]
+    for name, values in possible.items():
+        if (value := getattr(policies, name)) not in values:
+            raise InputError(
+                f"policies.{name} is {value!r}, must be {' or '.join(map(str, values))} with prefix_cache"
+            )
+    if QUEUE[policies.queue].needs_caches and (policies.queue_batch or policies.queue_window_s < math.inf):
+        raise InputError(
+            f"policies.queue is {policies.queue!r}, which knows no longest_wait and no queue_batch"
+        )
+    if policies.priority_groups < 1:
+        raise InputError(f"policies.priority_groups is {policies.priority_groups}, must be at least 1")
+    for name, weight in policies.tenant_weights:
+        if not 0 < weight < math.inf:
+            raise InputError(f"policies.tenant_weights: {name} weighs {weight}, must be > 0")

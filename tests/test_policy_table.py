@@ -1,0 +1,173 @@
+"""planner/policies.py is the one table: whole, asked by all others, and the one the docs print."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plans import LLM, a_pool, mixed, pairs
+from policy_tables import tables
+
+from planner import manifests
+from planner.errors import InputError
+from planner.fleet import Fleet, Policies
+from planner.policies import (
+    BY_FIELD,
+    KSERVE,
+    OURS,
+    QUEUE,
+    ROUTERS,
+    ROUTERS_OF,
+    ROUTING,
+    TABLE,
+    VLLM,
+    Queue,
+    Routing,
+    answer,
+)
+from planner.runtime.routing import LiveFleet
+
+ROOT = Path(__file__).parents[1]
+ROUTED = [row for row in TABLE if isinstance(row, Queue | Routing)]
+
+
+def test_a_kind_has_each_name_once_and_each_number_once_but_for_scores() -> None:
+    names = Counter((row.kind, row.name) for row in TABLE)
+    assert max(names.values()) == 1
+    codes = Counter((row.kind, row.code) for row in TABLE if not (isinstance(row, Routing) and row.by_score))
+    assert max(codes.values()) == 1
+    assert {row.kind for row in TABLE} == set(BY_FIELD) - {"decode_routing"}
+    assert all(row.words and not row.words.endswith(".") for row in TABLE)
+
+
+def test_what_a_fleet_does_by_itself_is_what_the_table_says() -> None:
+    for name, rows in BY_FIELD.items():
+        usual = [row.name for row in rows.values() if row.is_default and not row.needs_caches]
+        assert usual == [getattr(Policies(), name)]
+
+
+def test_compiled_code_tells_by_the_number_who_looks_at_caches() -> None:
+    for rows in (QUEUE, ROUTING):
+        looking = [row.code for row in rows.values() if row.needs_caches]
+        assert min(looking) > max(row.code for row in rows.values() if not row.needs_caches)
+
+
+@pytest.mark.parametrize("row", ROUTED, ids=lambda row: f"{row.kind} {row.name}")
+def test_every_router_has_an_answer(row: Queue | Routing) -> None:
+    """A name for what it does, and whether that is what was simulated."""
+    routers = {VLLM, OURS} if isinstance(row, Queue) else set(ROUTERS) - {VLLM}
+    for router in routers:
+        said = answer(row, router)
+        assert said.name or (said.is_lacking and router == OURS)
+        assert not (said.is_lacking and said.differs)
+    assert set(row.at) <= set(ROUTERS)
+    assert all(found in ROUTERS for pair in ROUTERS_OF.values() for found in pair)
+    assert set(ROUTERS_OF) == set(manifests.TARGETS)
+
+
+def pools_of(kind: str) -> Fleet:
+    if kind == "pairs":
+        two = a_pool("pre", "prefill", "h100-80g", 2, 2), a_pool("dec", "decode", "h100-80g", 2, 2)
+        return Fleet(LLM, two)
+    return mixed()
+
+
+@pytest.mark.parametrize("kind", ["mixed", "pairs"])
+@pytest.mark.parametrize("routing", ROUTING)
+def test_no_target_routes_by_something_else_in_silence(kind: str, routing: str) -> None:
+    """What a target lacks stands in README.md, in the notes, and in the file that sets its router up."""
+    row = ROUTING[routing]
+    policies = Policies(routing=routing, prefix_cache=row.needs_caches)
+    found = manifests.render(replace(pools_of(kind), policies=policies), 5000)
+    said = dict(re.findall(r"^## ([a-z-]+)$.*?^Routing: (.+?)$", found.files["README.md"], re.M | re.S))
+    assert set(found.notes) | set(found.refused) == set(manifests.TARGETS)
+    for target, notes in found.notes.items():
+        router = ROUTERS_OF[target][kind == "pairs"]
+        told = answer(row, router)
+        lacks = f"{ROUTERS[router].title} lacks {routing}: {told.name} is in its place"
+        assert any(note.startswith(lacks) for note in notes) == told.is_lacking
+        of_target = {path: text for path, text in found.files.items() if path.startswith(target)}
+        for note in notes:
+            assert note in said[target]
+            assert any(f"# {note}\n" in text for text in of_target.values())
+        if told.differs:
+            assert any(told.differs in note for note in notes)
+
+
+def test_one_worker_leaves_no_choice_and_so_no_note() -> None:
+    found = manifests.render(mixed(count=1), 5000)
+    assert set(itertools.chain(*found.notes.values())) == set()
+
+
+def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
+    """Dynamo routes to decode workers as to prefill workers."""
+    policies = Policies(routing="round-robin", decode_routing="random")
+    notes = manifests.render(replace(pairs(), policies=policies), 5000, "dynamo").notes["dynamo"]
+    assert notes == ["Dynamo's frontend lacks random: round-robin is in its place, which was not simulated."]
+
+
+@pytest.mark.parametrize("queue", QUEUE)
+def test_an_order_of_prompts_that_vllm_lacks_is_not_called_priority(queue: str) -> None:
+    """It was: engines ran by priority for lpm too, which `plan serve` refuses to send."""
+    policies = Policies(queue=queue, prefix_cache=QUEUE[queue].needs_caches)
+    found = manifests.render(replace(mixed(), policies=policies), 5000, "vllm")
+    told = answer(QUEUE[queue], VLLM)
+    settings = found.files["vllm/mixed.config.yaml"]
+    assert ("scheduling-policy: priority" in settings) == (QUEUE[queue].rank is not None)
+    assert ("scheduling-policy" in settings) == (told.name != "fcfs")
+    assert any(f"vLLM lacks {queue}: fcfs is in its place" in note for note in found.notes["vllm"]) == (
+        told.is_lacking
+    )
+
+
+@pytest.mark.parametrize("routing", ROUTING)
+def test_our_router_has_what_the_table_says(routing: str) -> None:
+    row = ROUTING[routing]
+    fleet = replace(mixed(), policies=Policies(routing=routing, prefix_cache=row.needs_caches))
+    if answer(row, OURS).is_lacking:
+        with pytest.raises(InputError, match="which needs batching"):
+            LiveFleet(fleet)
+    else:
+        LiveFleet(fleet)
+
+
+def test_kserve_leaves_turns_to_its_gateway() -> None:
+    """All else it routes as llm-d does."""
+    own = [row.name for row in ROUTING.values() if KSERVE in row.at]
+    assert own == ["round-robin"]
+
+
+# names that are words of their own, or names of formats, step times and papers too
+ORDINARY = {"static", "random", "greedy", "splitwise", "distserve", "preble", "flip", "sarathi", "orca"}
+# defaults, the table, the papers' own setups
+OWN_SETUPS = ("planner/fleet.py", "planner/policies.py", "planner/papers/")
+
+
+def modules() -> Iterator[Path]:
+    for folder in ("planner", "ui", "profiling"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
+def test_no_other_module_knows_a_policy_by_name() -> None:
+    """But where it is asked for by name: what shortest prompts first would save, examples in messages."""
+    names = {row.name for row in TABLE} - ORDINARY
+    known = {
+        (path, node.value)
+        for path in (str(module.relative_to(ROOT)) for module in modules())
+        if not path.startswith(OWN_SETUPS)
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert known <= {("planner/search/evidence.py", "sjf"), ("planner/search/oracle.py", "jsq")}
+
+
+def test_the_docs_print_the_table() -> None:
+    """python tests/support/policy_tables.py prints it."""
+    written = (ROOT / "docs" / "policies.md").read_text()
+    assert tables() in written
