@@ -44,8 +44,8 @@ from planner.io.values import (
     refused,
     whole,
 )
+from planner.traffic.scaling import Scaling
 
-Scale = Literal["superpose", "compress", "thin"]
 Objective = Literal["cost", "power", "gpus", "throughput"]
 LEAST_PRICE_USD_PER_H = 1e-6
 MOST_DOWN_FRAC = 0.5  # of the time that a spot worker may be away; beyond, most of a pool is not there
@@ -104,7 +104,7 @@ class Task:
     slowdowns: Slowdowns | None = None
     preset: str | None = None
     rate_rps: float | None = None  # None: the trace as it is
-    scale: Scale = "superpose"
+    scale: Scaling = "superpose"
     window: str | None = None
     draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
@@ -234,7 +234,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         slowdowns=preset.slowdowns if preset else None,
         preset=preset.name if preset else None,
         rate_rps=traffic.positive("rate", "rps", None),
-        scale=cast(Scale, traffic.one_of("scale", get_args(Scale), "superpose")),
+        scale=cast(Scaling, traffic.one_of("scale", get_args(Scaling), "superpose")),
         window=window,
         draws=traffic.whole("draws", 1),
         prices_usd_per_h=prices,
