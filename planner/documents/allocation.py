@@ -59,8 +59,8 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
         if instance.sustained_rps[i, j] > 0:
             raise InputError(
                 f"{where}: type {instance.types[j]!r} sustains {instance.sustained_rps[i, j]:g} requests/s "
-                f"of {instance.buckets[i]!r}, which would take more than {MOST_WORKERS:g} workers; write 0 if "
-                "it cannot serve them"
+                f"of {instance.buckets[i]!r}, which would take more than {MOST_WORKERS:g} workers; write 0 "
+                "if it cannot serve them"
             )
     return instance
 
