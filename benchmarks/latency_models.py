@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from planner.documents.catalog import read_catalog
+from planner.imports.splitwise import splitwise_table
 from planner.models.choice import choose, families, fitted, operator_columns
 from planner.models.families.common import OPERATORS
 from planner.models.families.corrected import informative_rows
@@ -34,7 +35,6 @@ from planner.models.families.splitwise import SplitwiseSimLookup
 from planner.models.latency import Array
 from planner.models.roofline import roofline
 from planner.models.tables import StepTable
-from profiling.shipped import splitwise_table
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 SPLITWISE = [

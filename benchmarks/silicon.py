@@ -26,12 +26,12 @@ from scipy.optimize import minimize
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu, Llm
 from planner.fleet import Fleet, Pool, WorkerType
+from planner.imports.silicon import silicon_table
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
-from profiling.silicon import silicon_table
 
 Floats = npt.NDArray[np.float64]
 SYSTEMS = {"h100_sxm": "h100-80g", "h200_sxm": "h200-141g"}

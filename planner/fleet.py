@@ -187,6 +187,11 @@ class Fleet:
             raise InputError("the fleet has no workers; add at least one")
 
     @property
+    def running(self) -> tuple[Pool, ...]:
+        """The pools that have workers."""
+        return tuple(pool for pool in self.pools if pool.count)
+
+    @property
     def workers(self) -> int:
         return sum(pool.count for pool in self.pools)
 

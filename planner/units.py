@@ -60,6 +60,21 @@ def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> flo
     return number
 
 
+_WRITTEN = {"GB/s": (1e9, "B/s"), "ms": (1e-3, "s"), "s": (1.0, "s"), "usd/h": (1.0, "usd/h")}
+
+
+def exactly(value: float, unit: str) -> str:
+    """'50 GB/s' where `quantity` reads the same number from it, else in the library's own unit."""
+    factor, own_unit = _WRITTEN[unit]
+    text = shortest(value / factor)
+    return f"{text} {unit}" if float(text) * factor == value else f"{value!r} {own_unit}"
+
+
+def shortest(value: float) -> str:
+    """The fewest digits that read as the same number."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
 def show_s(seconds: float) -> str:
     """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min'."""
     if seconds != seconds:

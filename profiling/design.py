@@ -21,7 +21,7 @@ from scipy.stats import qmc
 from planner.errors import InputError
 from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
-from profiling.silicon import Step
+from planner.models.tables import Step
 
 ENSEMBLE = 12
 EXPLORE = 4

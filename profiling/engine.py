@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InputError
+from planner.models.tables import Step
 from profiling.config import read_config, sharded, text_of
 from profiling.design import Limits
 from profiling.meter import Measurement, Ran, Repeats
 from profiling.power import GpuPower
-from profiling.silicon import Step
 from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
 
 ENVIRONMENT = {

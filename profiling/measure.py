@@ -31,13 +31,12 @@ from planner.errors import CatalogError, InputError
 from planner.io.files import check_output_file
 from planner.models.parallel import tp_s
 from planner.models.step_fit import PiecewiseLinearStepLatency, held_out_errors
-from planner.models.tables import COLUMNS, StepTable, read_step_table
+from planner.models.tables import COLUMNS, Step, StepTable, read_step_table
 from profiling import design, machine
 from profiling.engine import VllmEngine
 from profiling.meter import Measurement, Meter, StepNotRunError
 from profiling.operators import TorchOperators
 from profiling.power import open_gpu
-from profiling.silicon import Step
 from profiling.vllm_install import is_installed
 
 MORE_COLUMNS = (

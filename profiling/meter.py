@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from planner.errors import PlannerError
+from planner.models.tables import Step
 from profiling.design import Limits
 from profiling.power import LEAST_WINDOW_S, GpuPower, Power
-from profiling.silicon import Step
 
 SETTLED_FRAC = 0.03
 

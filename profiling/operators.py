@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
+from planner.models.tables import Step
 from profiling.config import read_config, sharded
 from profiling.design import Limits
 from profiling.meter import Measurement, Ran, Repeats
 from profiling.power import GpuPower
-from profiling.silicon import Step
 
 INSTALL = "pip install 'fleetplan[profile]'"
 WORKING_BYTES = 512 * 2**20  # several times any cache

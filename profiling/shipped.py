@@ -3,7 +3,7 @@
     python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv
     python -m profiling.shipped --calibrate        the roofline's efficiencies anew, and its error
 
-Two sources: AIConfigurator's kernel times (profiling/silicon.py), and the measurements published with
+Two sources: AIConfigurator's kernel times (planner/imports/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
 BLOOM-176B has only the latter; Llama-2-70B has both, and the latter lie under splitwise/, where no lookup by
 LLM and GPU finds them: a fleet names the file.
@@ -15,18 +15,20 @@ import argparse
 import dataclasses
 import datetime
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.optimize import least_squares
 
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu, Llm
-from planner.errors import InputError, PlannerError
-from planner.io.files import open_input, to_yaml, write_files
+from planner.errors import PlannerError
+from planner.imports.silicon import VERSION, random_steps, silicon_table
+from planner.imports.splitwise import HARDWARE, splitwise_table
+from planner.io.files import to_yaml, write_files
 from planner.models.latency import Array, StepLatency
 from planner.models.memory import fits
 from planner.models.roofline import CALIBRATED, Efficiency, roofline, transferred
@@ -37,8 +39,7 @@ from planner.models.step_fit import (
     errors_by_regime,
     held_out_errors,
 )
-from planner.models.tables import COLUMNS, StepTable
-from profiling.silicon import VERSION, random_steps, silicon_table
+from planner.models.tables import StepTable
 
 SILICON_LLMS = (
     "meta-llama/Llama-3.1-8B",
@@ -50,7 +51,6 @@ SILICON_GPUS = ("a100-80g", "h100-80g", "h200-141g")
 TPS = (1, 2, 4, 8)
 LEAST_KV_TOKENS = 4096  # a worker that holds fewer serves nobody
 OFF_GRID_STEPS = 900
-SPLITWISE_GPUS = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
 
 
@@ -73,38 +73,16 @@ def silicon_file(llm: Llm, gpu: Gpu, *, date: str) -> dict[str, Any]:
         unseen = silicon_table(llm, gpu, tp, random_steps(np.random.default_rng(tp), OFF_GRID_STEPS))
         error = np.abs(latency.step_s(*unseen.X.T) / unseen.y - 1)
         off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
-        entries.append(entry(tp, latency, {**errors, "off_grid": off_grid}))
+        entries.append(fit_row(tp, latency, {**errors, "off_grid": off_grid}))
     source = f"vLLM kernel times in aiconfigurator-core {VERSION} (NVIDIA, Apache-2.0); docs/models.md"
     return document(llm, gpu, source, date, entries)
 
 
-def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable:
-    """Steps of Splitwise's runs: `batch_size` prompts prefilled at once, then decoded together.
-
-    `token_time` is the mean over a run's decode steps, whose context grows from the prompt's length by
-    `token_size`, so it stands for the step half way. On two GPUs batches from 16 on ran out of KV cache and
-    measure something else: they are left out.
-    """
-    with open_input(path) as stream:
-        runs = pd.read_csv(stream)
-    runs = runs[(runs.model == model) & (runs.hardware == hardware) & (runs.tensor_parallel == tp)]
-    if tp == 2:
-        runs = runs[runs.batch_size < 16]
-    if runs.empty:
-        raise InputError(f"{path}: holds no runs of {model} on {tp} x {hardware}")
-    batch, prompt = runs.batch_size.to_numpy(float), runs.prompt_size.to_numpy(float)
-    none = np.zeros(len(runs))
-    pairs, context = batch * prompt * (prompt + 1) / 2, prompt + runs.token_size.to_numpy(float) / 2
-    prefills = np.column_stack([batch, batch * prompt, none, pairs, none, none, runs.prompt_time / 1e3])
-    decodes = np.column_stack([none, none, none, none, batch, batch * context, runs.token_time / 1e3])
-    return StepTable(pd.DataFrame(np.vstack([prefills, decodes]), columns=list(COLUMNS)))
-
-
 def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, ...]) -> dict[str, Any]:
     """Fits to measured steps: what the host adds is inside, and cannot be told apart."""
-    hardware = SPLITWISE_GPUS[gpu.name]
+    hardware = HARDWARE[gpu.name]
     basis = f"measured: Splitwise, {model} on {hardware}, host overhead included"
-    entries = [entry(tp, *fit(splitwise_table(path, model, hardware, tp), basis=basis)) for tp in tps]
+    entries = [fit_row(tp, *fit(splitwise_table(path, model, hardware, tp), basis=basis)) for tp in tps]
     source = "github.com/Mutinifni/splitwise-sim data/perf_model.csv (MIT), Patel et al. 2024; docs/models.md"
     return document(llm, gpu, source, "2023-11", entries)
 
@@ -113,7 +91,7 @@ def derived_file(
     path: Path, llm: Llm, measured: Gpu, asked: Gpu, model: str, tps: tuple[int, ...]
 ) -> dict[str, Any]:
     """From the TP-8 fit of another GPU, by the ratio of the rooflines. There is nothing to hold out."""
-    hardware = SPLITWISE_GPUS[measured.name]
+    hardware = HARDWARE[measured.name]
     latency, _ = fit(splitwise_table(path, model, hardware, 8), basis="")
     entries = []
     for tp in tps:
@@ -121,41 +99,13 @@ def derived_file(
             f"derived: Splitwise's {model} on {hardware} tp8, carried over by the rooflines (no measurement)"
         )
         moved = transferred(latency, roofline(llm, measured, 8), roofline(llm, asked, tp), basis=basis)
-        entries.append(entry(tp, moved, {}))
+        entries.append(fit_row(tp, moved, {}))
     source = "derived from github.com/Mutinifni/splitwise-sim data/perf_model.csv (MIT); docs/models.md"
     return document(llm, asked, source, "2023-11", entries)
 
 
-def document(llm: Llm, gpu: Gpu, source: str, date: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "llm": llm.name,
-        "gpu": gpu.name,
-        "source": source,
-        "date": date,
-        "command": COMMAND,
-        "fits": entries,
-    }
-
-
-def entry(tp: int, latency: StepLatency, errors: Mapping[str, Errors]) -> dict[str, Any]:
-    """One item of `fits:`. Seven digits are more than any of it is known to."""
-    return {
-        "tp": tp,
-        "knots_tokens": [_digits(knot) for knot in latency.knots_tokens],
-        "f_s": [_digits(f) for f in latency.f_s],
-        **{name: _digits(getattr(latency, name)) for name in ("a_s", "b_s", "d_s", "e_s", "h_s")},
-        "basis": latency.basis,
-        "mape_frac": None if latency.mape_frac is None else round(latency.mape_frac, 4),
-        "max_context_tokens": latency.max_context_tokens,
-        "errors": {
-            regime: {"mape_frac": round(e.mape_frac, 4), "p90_frac": round(e.p90_frac, 4), "steps": e.steps}
-            for regime, e in errors.items()
-        },
-    }
-
-
-def _digits(number: float) -> float:
-    return float(f"{number:.7g}")
+def document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, Any]]) -> dict[str, Any]:
+    return fit_document(llm.name, gpu.name, fits, source=source, date=date, command=COMMAND)
 
 
 def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str, dict[str, Any]]:
@@ -168,7 +118,7 @@ def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str,
             )
     if splitwise is not None:
         bloom, llama = catalog.llm("bigscience/bloom"), catalog.llm("meta-llama/Llama-2-70b-hf")
-        for gpu in map(catalog.gpu, SPLITWISE_GPUS):
+        for gpu in map(catalog.gpu, HARDWARE):
             documents[f"bloom--{gpu.name}.yaml"] = splitwise_file(splitwise, bloom, gpu, "bloom-176b", (8,))
             documents[f"splitwise/llama-2-70b-hf--{gpu.name}.yaml"] = splitwise_file(
                 splitwise, llama, gpu, "llama2-70b", (2, 4, 8)

@@ -10,11 +10,12 @@ import pandas as pd
 import streamlit as st
 
 from planner.documents.slo import METRICS
-from planner.documents.task import Objective, Scale
+from planner.documents.task import Objective
 from planner.errors import PlannerError
 from planner.fleet import MAX_PP
 from planner.io.files import read_yaml, to_yaml
 from planner.policies import PLANNED_QUEUES, QUEUE
+from planner.traffic.scaling import Scaling
 from ui import draw, question
 from ui.question import Asked
 from ui.session import Session
@@ -100,7 +101,7 @@ def part(place: str = "ask") -> Asked:
     """How the trace is brought to the rate, and what of it counts."""
     return {
         "scale": st.selectbox(
-            "Rescale by", get_args(Scale), format_func=SCALES.__getitem__, key=f"{place}_scale"
+            "Rescale by", get_args(Scaling), format_func=SCALES.__getitem__, key=f"{place}_scale"
         ),
         "window": st.selectbox(
             "Part of the trace",

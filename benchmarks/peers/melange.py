@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.solvers.allocation import Allocation, Instance, allocate, parse_instance
+from planner.documents.allocation import parse_instance
+from planner.solvers.allocation import Allocation, Instance, allocate
 
 TOLERANCE = 1e-6
 

@@ -47,11 +47,11 @@ from benchmarks.peers.compare import (
 )
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.imports.splitwise import splitwise_table
 from planner.io.files import open_input, read_json
 from planner.models.forms import SplitwiseLookup, interpolated
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
-from profiling.shipped import splitwise_table
 
 EXACT = Bounds(request_s=1e-6, percentile_frac=0.02)
 POOLED = Bounds(request_s=None, percentile_frac=0.02)

@@ -16,11 +16,13 @@ import pandas as pd
 
 from planner.calibrate.measured_runs import Calibrated, Engine, calibrate
 from planner.documents.catalog import Catalog
+from planner.documents.fits import fit_document, fit_row
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, parse_runs
 from planner.io.files import to_yaml
+from planner.io.tables import read_text
 from planner.models.correction import CorrectedFormula
 from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out_errors
@@ -169,26 +171,16 @@ def _is_full_rank(first: Array, second: Array) -> bool:
 
 
 def fit_yaml(fitted: Fitted, *, command: str, date: str | None = None) -> str:
-    """The file: `llm` and `gpu` come first, as the catalog expects."""
-    from profiling.shipped import entry  # the arrow bends: the shipped fits are written by the same lines
-
-    row: dict[str, Any] = entry(fitted.tp, fitted.latency, fitted.errors)
-    if fitted.latency.uncertainty_frac is not None:
-        row["uncertainty_frac"] = round(fitted.latency.uncertainty_frac, 4)
-    if fitted.form is not None:
-        row["simulated"] = {"form": "corrected"} | {
-            name: [float(f"{x:.7g}") for x in value] if isinstance(value, tuple) else value
-            for name, value in asdict(fitted.form).items()
-        }
+    """The text of the file."""
     return to_yaml(
-        {
-            "llm": fitted.llm,
-            "gpu": fitted.gpu,
-            "source": fields.one_line(fitted.source),
-            "date": date or fitted.date or datetime.date.today().isoformat(),
-            "command": command,
-            "fits": [row],
-        }
+        fit_document(
+            fitted.llm,
+            fitted.gpu,
+            [fit_row(fitted.tp, fitted.latency, fitted.errors, fitted.form)],
+            source=fields.one_line(fitted.source),
+            date=date or fitted.date or datetime.date.today().isoformat(),
+            command=command,
+        )
     )
 
 
@@ -210,7 +202,7 @@ def calibrate_files(
     setups = set()
     notes: list[str] = []
     for path in paths:
-        text = fields.read_text(path)
+        text = read_text(path)
         if text.lstrip().startswith(("{", "[")):
             measured = parse_runs(fields.parse_json(text, path), path)
             said = {"llm": measured.llm, "gpu": measured.gpu, "tp": measured.tp}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from planner.commands.common import JsonOption, print_json, print_rows, stdout_console
-
-if TYPE_CHECKING:
-    from planner.solvers.allocation import Allocation, Instance
 
 
 def allocate(
@@ -28,38 +25,18 @@ def allocate(
 
     Exit code 3: a bucket that no type serves, or too small a stock. 4: not proven cheapest in time.
     """
-    from planner.errors import InputError
-    from planner.io.files import read_json
+    from planner.documents.allocation import allocation_document, read_instance
     from planner.solvers import allocation
 
-    document = read_json(instance)
-    try:
-        asked = allocation.parse_instance(document)
-    except InputError as error:
-        raise InputError(f"{instance}: {error}") from None
+    asked = read_instance(instance)
     found = allocation.allocate(asked, time_limit_s=time_limit)
-    answer = to_json(asked, found)
+    answer = allocation_document(asked, found)
     if json_output:
         print_json(answer)
     else:
         _print(answer)
     if not found.is_optimal:
         raise typer.Exit(4)
-
-
-def to_json(asked: Instance, found: Allocation) -> dict[str, Any]:
-    """The answer as one object: counts of the types used, shares of the buckets with traffic."""
-    shares = {
-        bucket: {name: float(x) for name, x in zip(asked.types, row, strict=True) if x > 0}
-        for bucket, row in zip(asked.buckets, found.share, strict=True)
-    }
-    return {
-        "status": "optimal" if found.is_optimal else "best found",
-        "cost_usd_per_h": found.cost_usd_per_h,
-        "bound_usd_per_h": found.bound_usd_per_h,
-        "counts": {name: count for name, count in zip(asked.types, found.counts, strict=True) if count},
-        "shares": {bucket: share for bucket, share in shares.items() if share},
-    }
 
 
 def _print(answer: dict[str, Any]) -> None:

@@ -53,10 +53,9 @@ def replan(
 
     Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
     """
-    from planner.documents.fleet import read_fleet
+    from planner.documents.fleet import fleet_document, read_fleet
     from planner.documents.task import read_task
     from planner.io import files
-    from planner.reports import output
     from planner.studies.replan import drift
     from planner.studies.replan import replan as solve
     from planner.traffic.reading import read_trace
@@ -78,7 +77,7 @@ def replan(
         planned_on = file.parent / "requests.csv"
         moved = drift(read_trace(planned_on), study.traffic(task)[0]) if planned_on.exists() else None
         if out is not None:
-            files.write_file(out, files.to_yaml(output.fleet_document(found.best.fleet)))
+            files.write_file(out, files.to_yaml(fleet_document(found.best.fleet)))
     document = to_json(found, moved, horizon_h)
     if json_output:
         print_json(document, study.trace.warnings)

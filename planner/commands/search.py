@@ -222,9 +222,9 @@ def search(
     splitwise: machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`.
     Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
     """
+    from planner.documents.fleet import fleet_document
     from planner.documents.task import read_task
     from planner.io import files
-    from planner.reports import output
 
     if out is not None:
         files.check_output_file(out)
@@ -246,7 +246,7 @@ def search(
     if out is not None:
         if found.best is None:
             raise InputError(f"{out}: no fleet keeps the SLO, so there is none to write")
-        files.write_file(out, files.to_yaml(output.fleet_document(found.best)))
+        files.write_file(out, files.to_yaml(fleet_document(found.best)))
     if json_output:
         print_json({"formulation": formulation.value} | found.document, requests.warnings)
     else:

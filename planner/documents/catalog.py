@@ -11,25 +11,51 @@ replaces the shipped one; fits there come before the shipped ones.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planner.documents.fits import read_fits, read_header
 from planner.documents.llm import llm_from_config
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.domain import SPOT, Gpu, Llm, Slo
 from planner.errors import CatalogError, InputError
-from planner.io.files import is_path, open_input, read_yaml, repository_dir
-from planner.io.values import nearest, refuse_unknown
+from planner.io.files import is_path, read_yaml, repository_dir
+from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
 from planner.models.latency import StepLatency
-from planner.units import LARGEST, quantity
+from planner.units import quantity
 
-Row = Mapping[str, Any]
+Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
 FILES = ("gpus.yaml", "llms.yaml", "slos.yaml")
 PROVENANCE = ("aliases", "source", "date")
+GPU_KEYS = (
+    "memory_vendor",
+    "memory",
+    "bandwidth",
+    "dense_tflops",
+    "link",
+    "link_bandwidth",
+    "power",
+    "gpus_per_node",
+    "price",
+    "price_source",
+    "price_date",
+    "node_selector",
+)
+CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
+LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+LLM_OPTIONAL = (
+    "head_dim",
+    "dtype_bytes",
+    "kv_dtype_bytes",
+    "gated_ffn",
+    "tied_embeddings",
+    "experts",
+    "experts_per_token",
+)
+WORDING = Wording(whole="expected a whole number > 0")
 
 
 @dataclass(frozen=True)
@@ -114,7 +140,8 @@ class Catalog:
         if not self._headers:
             headers: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
-                of_llm, of_gpu = _header(path)
+                with errors_as(CatalogError, path):
+                    of_llm, of_gpu = read_header(path)
                 pair = (
                     self.llm_aliases.get(of_llm.lower(), of_llm),
                     self.gpu_aliases.get(of_gpu.lower(), of_gpu),
@@ -124,7 +151,8 @@ class Catalog:
         if (llm, gpu) not in self._fits:
             fits: dict[int, StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
-                fits = {**_read_fits(path), **fits}  # the first file wins: a user's comes before ours
+                with errors_as(CatalogError, path):
+                    fits = {**read_fits(path, WORDING), **fits}  # the first file wins: a user's before ours
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
 
@@ -154,248 +182,119 @@ def read_catalog(directory: Path | None = None) -> Catalog:
 
 
 def _rows(
-    path: Path, to_row: Callable[[str, Mapping[str, Row], str], Named], provenance: dict[str, Provenance]
+    path: Path, to_row: Callable[[str, Section, Document], Named], provenance: dict[str, Provenance]
 ) -> tuple[dict[str, Named], dict[str, str]]:
     """Rows of a file by name, and lower-case names and aliases -> name."""
-    try:
+    with errors_as(CatalogError, path):
         document = read_yaml(path)
-    except InputError as error:
-        raise CatalogError(str(error)) from None
     rows: dict[str, Named] = {}
     aliases: dict[str, str] = {}
-    for name, row in document.items():
+    for name, written in document.items():
         where = f"{path}: {name}"
-        if not isinstance(name, str) or not isinstance(row, dict):
-            raise CatalogError(f"{where}: expected a name and a mapping of fields, found {row!r}")
-        try:
-            rows[name] = to_row(name, document, where)
-        except InputError as error:
-            raise CatalogError(
-                str(error) if str(error).startswith(str(path)) else f"{where}: {error}"
-            ) from None
-        priced = row if "price_source" in row else document.get(str(row.get("cap_of")), {})
-        provenance[name] = Provenance(
-            source=_text(row, "source", where),
-            date=_text(row, "date", where),
-            price_source=str(priced.get("price_source", "")),
-            price_date=str(priced.get("price_date", "")),
-        )
-        for alias in (name, *_list(row, "aliases", where)):
-            if aliases.setdefault(alias.lower(), name) != name:
-                raise CatalogError(f"{where}: aliases: {alias!r} already names {aliases[alias.lower()]}")
+        with errors_as(CatalogError, where):
+            if not isinstance(name, str) or not isinstance(written, dict):
+                raise refused(where, "expected a name and a mapping of fields", written)
+            row = Section.of(written, where, wording=WORDING)
+            rows[name] = to_row(name, row, document)
+            provenance[name] = _provenance(row, document)
+            for alias in (name, *_aliases(row)):
+                if aliases.setdefault(alias.lower(), name) != name:
+                    raise InputError(f"{where}: aliases: {alias!r} already names {aliases[alias.lower()]}")
     return rows, aliases
 
 
-def _gpu(name: str, document: Mapping[str, Row], where: str) -> Gpu:
-    row: Row = document[name]
-    base, uncapped_w = name, None
-    fields = (
-        "memory_vendor",
-        "memory",
-        "bandwidth",
-        "dense_tflops",
-        "link",
-        "link_bandwidth",
-        "power",
-        "gpus_per_node",
-        "price",
-        "price_source",
-        "price_date",
-        "node_selector",
+def _provenance(row: Section, document: Document) -> Provenance:
+    priced = row.values if "price_source" in row else document.get(str(row.get("cap_of")), {})
+    return Provenance(
+        source=row.written("source"),
+        date=row.written("date"),
+        price_source=str(priced.get("price_source", "")),
+        price_date=str(priced.get("price_date", "")),
     )
-    capped = ("cap_of", "prefill_slowdown", "decode_slowdown")
-    refuse_unknown(row, (*fields, *capped, *PROVENANCE), where)
+
+
+def _aliases(row: Section) -> list[str]:
+    aliases = row.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise refused(row.at("aliases"), "expected a list of names", aliases)
+    return aliases
+
+
+def _gpu(name: str, row: Section, document: Document) -> Gpu:
+    base, uncapped_w = name, None
+    refuse_unknown(row.values, (*GPU_KEYS, *CAP_KEYS, *PROVENANCE), row.where)
     if "cap_of" in row:
-        base = _text(row, "cap_of", where)
+        base = row.written("cap_of")
         uncapped = document.get(base)
         if not isinstance(uncapped, dict) or "cap_of" in uncapped:
-            raise CatalogError(
-                f"{where}: cap_of: expected the name of an uncapped row of this file, found {base!r}"
-            )
+            raise refused(row.at("cap_of"), "expected the name of an uncapped row of this file", base)
         for key in ("power", "prefill_slowdown", "decode_slowdown"):
-            _required(row, key, where)  # what a cap changes must be said, not inherited
-        row = {key: value for key, value in uncapped.items() if key not in PROVENANCE} | dict(row)
-        uncapped_w = _quantity(uncapped, "power", "w", where)
-        if _quantity(row, "power", "w", where) >= uncapped_w:
-            raise CatalogError(
-                f"{where}: power: expected a cap below {uncapped['power']}, found {row['power']!r}"
-            )
-    elif stray := [key for key in capped if key in row]:
-        raise CatalogError(f"{where}: {stray[0]}: only for a row with cap_of, the name of the uncapped GPU")
-    _quantity(row, "memory_vendor", "bytes", where)
+            row.required(key)  # what a cap changes must be said, not inherited
+        inherited = {key: value for key, value in uncapped.items() if key not in PROVENANCE}
+        row = replace(row, values=inherited | dict(row.values))
+        uncapped_w = quantity(uncapped.get("power"), "w", where=row.at("power"))
+        if row.quantity("power", "w") >= uncapped_w:
+            raise refused(row.at("power"), f"expected a cap below {uncapped['power']}", row.get("power"))
+    elif stray := [key for key in CAP_KEYS if key in row]:
+        raise InputError(f"{row.at(stray[0])}: only for a row with cap_of, the name of the uncapped GPU")
+    row.quantity("memory_vendor", "bytes")
     for key in ("price_source", "price_date"):
-        _text(row, key, where)
+        row.written(key)
     return Gpu(
         name=name,
-        memory_bytes=_quantity(row, "memory", "bytes", where),
-        bandwidth_bytes_per_s=_quantity(row, "bandwidth", "bytes_per_s", where),
-        dense_flops_per_s=_number(row, "dense_tflops", where) * 1e12,
-        link=_text(row, "link", where),
-        link_bytes_per_s=_quantity(row, "link_bandwidth", "bytes_per_s", where),
-        power_w=_quantity(row, "power", "w", where),
-        gpus_per_node=_whole(row, "gpus_per_node", where),
-        price_usd_per_h=_quantity(row, "price", "usd_per_h", where),
-        node_selector=_text(row, "node_selector", where),
+        memory_bytes=row.quantity("memory", "bytes"),
+        bandwidth_bytes_per_s=row.quantity("bandwidth", "bytes_per_s"),
+        dense_flops_per_s=row.number("dense_tflops") * 1e12,
+        link=row.written("link"),
+        link_bytes_per_s=row.quantity("link_bandwidth", "bytes_per_s"),
+        power_w=row.quantity("power", "w"),
+        gpus_per_node=row.whole("gpus_per_node"),
+        price_usd_per_h=row.quantity("price", "usd_per_h"),
+        node_selector=row.written("node_selector"),
         base=base,
-        prefill_slowdown=_number(row, "prefill_slowdown", where, default=1.0),
-        decode_slowdown=_number(row, "decode_slowdown", where, default=1.0),
+        prefill_slowdown=row.number("prefill_slowdown", 1.0),
+        decode_slowdown=row.number("decode_slowdown", 1.0),
         uncapped_w=uncapped_w,
     )
 
 
-def _llm(name: str, document: Mapping[str, Row], where: str) -> Llm:
-    row = document[name]
-    counts = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-    optional = (
-        "head_dim",
-        "dtype_bytes",
-        "kv_dtype_bytes",
-        "gated_ffn",
-        "tied_embeddings",
-        "experts",
-        "experts_per_token",
-    )
-    refuse_unknown(row, (*counts, "context", *optional, *PROVENANCE), where)
-    shape = {key: _whole(row, key, where) for key in counts}
+def _llm(name: str, row: Section, document: Document) -> Llm:
+    refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *PROVENANCE), row.where)
+    shape = {key: row.whole(key) for key in LLM_COUNTS}
     return Llm(
         name=name,
         **shape,
-        context_tokens=_whole(row, "context", where),
-        head_dim=_whole(row, "head_dim", where, default=shape["hidden"] // shape["heads"]),
-        dtype_bytes=_number(row, "dtype_bytes", where, default=2.0),
-        gated_ffn=_flag(row, "gated_ffn", where, default=True),
-        tied_embeddings=_flag(row, "tied_embeddings", where, default=False),
-        experts=_whole(row, "experts", where, default=1),
-        experts_per_token=_whole(row, "experts_per_token", where, default=1),
-        kv_dtype_bytes=_number(row, "kv_dtype_bytes", where, default=2.0),
+        context_tokens=row.whole("context"),
+        head_dim=row.whole("head_dim", shape["hidden"] // shape["heads"]),
+        dtype_bytes=row.number("dtype_bytes", 2.0),
+        gated_ffn=row.flag("gated_ffn", True),
+        tied_embeddings=row.flag("tied_embeddings", False),
+        experts=row.whole("experts", 1),
+        experts_per_token=row.whole("experts_per_token", 1),
+        kv_dtype_bytes=row.number("kv_dtype_bytes", 2.0),
     )
 
 
-def _preset(name: str, document: Mapping[str, Row], where: str) -> SloPreset:
-    row = document[name]
-    refuse_unknown(row, ("slo", "slowdown", "reference", "for", *PROVENANCE), where)
+def _preset(name: str, row: Section, document: Document) -> SloPreset:
+    refuse_unknown(row.values, ("slo", "slowdown", "reference", "for", *PROVENANCE), row.where)
     if ("slo" in row) == ("slowdown" in row):
-        raise CatalogError(
-            f"{where}: expected one of slo and slowdown, found {'both' if 'slo' in row else 'neither'}"
-        )
+        found = "both" if "slo" in row else "neither"
+        raise InputError(f"{row.where}: expected one of slo and slowdown, found {found}")
     slowdowns = None
     if "slowdown" in row:
-        slowdowns = parse_slowdowns(row["slowdown"], row.get("reference"), where=f"{where}: slowdown")
+        slowdowns = parse_slowdowns(row.get("slowdown"), row.get("reference"), where=row.at("slowdown"))
     elif "reference" in row:
-        raise CatalogError(f"{where}: reference: only for a row with slowdown; a limit in seconds needs none")
+        raise InputError(
+            f"{row.at('reference')}: only for a row with slowdown; a limit in seconds needs none"
+        )
     return SloPreset(
         name=name,
-        slo=parse_slo(row["slo"], where=f"{where}: slo") if "slo" in row else Slo(()),
+        slo=parse_slo(row.get("slo"), where=row.at("slo")) if "slo" in row else Slo(()),
         slowdowns=slowdowns,
-        served=_text(row, "for", where),
-        source=_text(row, "source", where),
-        date=_text(row, "date", where),
+        served=row.written("for"),
+        source=row.written("source"),
+        date=row.written("date"),
     )
-
-
-_FIT_LISTS, _FIT_NUMBERS = ("knots_tokens", "f_s"), ("a_s", "b_s", "d_s", "e_s", "h_s")
-_FIT_OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
-
-
-def _header(path: Path) -> tuple[str, str]:
-    """`llm` and `gpu` of a fit file from its first lines: the fits are long and mostly not needed."""
-    with open_input(path) as stream:
-        head = stream.read(4096).decode("utf-8-sig", errors="replace")
-    names = []
-    for key in ("llm", "gpu"):
-        match = re.search(rf"^{key}:[ \t]*(.*?)[ \t]*(?:#.*)?\r?$", head, flags=re.MULTILINE)
-        names.append(match[1].strip("'\"") if match else "")
-        if not names[-1]:
-            raise CatalogError(f"{path}: {key} is missing; expected `{key}: name` among the first lines")
-    return names[0], names[1]
-
-
-def _read_fits(path: Path) -> dict[int, StepLatency]:
-    try:
-        document = read_yaml(path)
-        refuse_unknown(document, ("llm", "gpu", "source", "date", "command", "fits"), str(path))
-    except InputError as error:
-        raise CatalogError(str(error)) from None
-    fits: dict[int, StepLatency] = {}
-    if not isinstance(document.get("fits"), list):
-        raise CatalogError(f"{path}: fits: expected a list of fits, found {document.get('fits')!r}")
-    for n, row in enumerate(document["fits"]):
-        where = f"{path}: fits[{n}]"
-        if not isinstance(row, dict):
-            raise CatalogError(f"{where}: expected a mapping of fields, found {row!r}")
-        tp = _whole(row, "tp", where)
-        where = f"{path}: tp {tp}"
-        if tp in fits:
-            raise CatalogError(f"{where}: is given twice; keep one")
-        try:
-            refuse_unknown(
-                row, ("tp", *_FIT_LISTS, *_FIT_NUMBERS, "basis", *_FIT_OPTIONAL, "errors", "simulated"), where
-            )
-            knots_tokens, f_s = (_numbers(row, key, where) for key in _FIT_LISTS)
-            a_s, b_s, d_s, e_s, h_s = (_number(row, key, where) for key in _FIT_NUMBERS)
-            optional = (
-                _number(row, key, where) if row.get(key) is not None else None for key in _FIT_OPTIONAL
-            )
-            basis = _text(row, "basis", where)
-            fits[tp] = StepLatency(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, basis, *optional)
-        except InputError as error:
-            raise CatalogError(
-                str(error) if str(error).startswith(str(path)) else f"{where}: {error}"
-            ) from None
-    return fits
-
-
-def _required(row: Row, key: str, where: str) -> Any:
-    if row.get(key) is None:
-        raise CatalogError(f"{where}: {key} is missing; add it")
-    return row[key]
-
-
-def _quantity(row: Row, key: str, unit: str, where: str) -> float:
-    return quantity(_required(row, key, where), unit, where=f"{where}: {key}")
-
-
-def _number(row: Row, key: str, where: str, *, default: float | None = None) -> float:
-    value = default if default is not None and key not in row else _required(row, key, where)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
-        raise CatalogError(f"{where}: {key}: expected a number, found {value!r}")
-    return float(value)
-
-
-def _numbers(row: Row, key: str, where: str) -> tuple[float, ...]:
-    values = _required(row, key, where)
-    if not isinstance(values, list):
-        raise CatalogError(f"{where}: {key}: expected a list of numbers, found {values!r}")
-    return tuple(_number({key: value}, key, where) for value in values)
-
-
-def _whole(row: Row, key: str, where: str, *, default: int | None = None) -> int:
-    value = default if default is not None and key not in row else _required(row, key, where)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CatalogError(f"{where}: {key}: expected a whole number > 0, found {value!r}")
-    return value
-
-
-def _flag(row: Row, key: str, where: str, *, default: bool) -> bool:
-    value = row.get(key, default)
-    if not isinstance(value, bool):
-        raise CatalogError(f"{where}: {key}: expected true or false, found {value!r}")
-    return value
-
-
-def _text(row: Row, key: str, where: str) -> str:
-    """Text, or a date, which YAML reads as one."""
-    value = _required(row, key, where)
-    if isinstance(value, dict | list | bool) or not str(value).strip():
-        raise CatalogError(f"{where}: {key}: expected text, found {value!r}")
-    return str(value).strip()
-
-
-def _list(row: Row, key: str, where: str) -> list[str]:
-    values = row.get(key, [])
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise CatalogError(f"{where}: {key}: expected a list of names, found {values!r}")
-    return values
 
 
 def _unknown(

@@ -13,10 +13,12 @@ from typing import Any
 from planner.domain import Llm
 from planner.errors import CatalogError, InputError
 from planner.io.files import open_input
-from planner.io.values import MOST, nearest
+from planner.io.values import MOST, Section, Wording, errors_as, nearest
 
 Row = Mapping[str, Any]
 MAX_CONFIG_BYTES = 4 * 2**20
+_COUNT = f"expected a whole number > 0 and at most {MOST}"
+WORDING = Wording(whole=_COUNT, most=_COUNT)
 
 
 def llm_from_config(path: Path) -> Llm:
@@ -29,7 +31,12 @@ def llm_from_config(path: Path) -> Llm:
     of attention is not used: keys and values are counted as if every layer looked at all tokens.
     """
     file = path / "config.json" if path.is_dir() else path
-    where, config = str(file), _read_config(file)
+    with errors_as(CatalogError):
+        return _llm(file, _read_config(file))
+
+
+def _llm(file: Path, config: dict[str, Any]) -> Llm:
+    where = str(file)
     if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
         # an LLM with eyes: its language half, quantised as the whole where it does not say
         whole = {key: config[key] for key in (*_QUANTISED, "torch_dtype", "dtype") if key in config}
@@ -41,36 +48,35 @@ def llm_from_config(path: Path) -> Llm:
         raise CatalogError(
             f"{where}: {key}: {what} ({kind}): not modelled; nearest: a row of an LLM like it in a llms.yaml"
         )
-    hidden = _config_count(config, where, "hidden_size", "n_embed", "n_embd", "d_model")
-    heads = _config_count(config, where, "num_attention_heads", "n_head", "num_heads")
-    experts = _config_count(
-        config, where, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=1
+    shape = Section.of(config, where, wording=WORDING)
+    hidden = _count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    heads = _count(shape, "num_attention_heads", "n_head", "num_heads")
+    experts = _count(
+        shape, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=1
     )
     ffn_keys: tuple[str, ...] = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     if experts > 1 and config.get("moe_intermediate_size"):
         ffn_keys = ("moe_intermediate_size",)
-    ffn = _config_count(config, where, *ffn_keys, default=4 * hidden if kind in _FFN_4X else None)
-    head_dim = _config_count(config, where, "head_dim", "kv_channels", default=hidden // heads)
+    ffn = _count(shape, *ffn_keys, default=4 * hidden if kind in _FFN_4X else None)
+    head_dim = _count(shape, "head_dim", "kv_channels", default=hidden // heads)
     return Llm(
         name=str(file.parent if file.name == "config.json" else file),
-        layers=_config_count(config, where, "num_hidden_layers", "n_layer", "num_layers"),
+        layers=_count(shape, "num_hidden_layers", "n_layer", "num_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=_config_count(
-            config, where, "num_key_value_heads", default=1 if config.get("multi_query") is True else heads
+        kv_heads=_count(
+            shape, "num_key_value_heads", default=1 if config.get("multi_query") is True else heads
         ),
         head_dim=head_dim,
         ffn=ffn // 2 if kind == "qwen" else ffn,  # the first Qwen stores gate and up as one width
-        vocab=_config_count(config, where, "vocab_size"),
-        context_tokens=_config_count(
-            config, where, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len"
-        ),
+        vocab=_count(shape, "vocab_size"),
+        context_tokens=_count(shape, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len"),
         dtype_bytes=dtype_bytes,
         gated_ffn=_config_is_gated(config, kind, where),
-        tied_embeddings=_config_flag(config, "tie_word_embeddings", where, default=kind in _TIED),
+        tied_embeddings=shape.flag("tie_word_embeddings", kind in _TIED),
         experts=experts,
-        experts_per_token=_config_count(
-            config, where, "num_experts_per_tok", "num_experts_per_token", default=None if experts > 1 else 1
+        experts_per_token=_count(
+            shape, "num_experts_per_tok", "num_experts_per_token", default=None if experts > 1 else 1
         ),
         kv_dtype_bytes=kv_dtype_bytes,
     )
@@ -145,26 +151,16 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _config_count(config: Row, where: str, *keys: str, default: int | None = None) -> int:
+def _count(shape: Section, *keys: str, default: int | None = None) -> int:
+    """Of the first of these names that the config has."""
     for key in keys:
-        if (value := config.get(key)) is not None:
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-                raise CatalogError(
-                    f"{where}: {key}: expected a whole number > 0 and at most {MOST}, found {value!r}"
-                )
-            return value
+        if key in shape:
+            return shape.whole(key)
     if default is None:
-        raise CatalogError(
-            f"{where}: {keys[0]} is missing; expected {' or '.join(keys)} in a Hugging Face config.json"
+        raise InputError(
+            f"{shape.at(keys[0])} is missing; expected {' or '.join(keys)} in a Hugging Face config.json"
         )
     return default
-
-
-def _config_flag(config: Row, key: str, where: str, *, default: bool) -> bool:
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise CatalogError(f"{where}: {key}: expected true or false, found {value!r}")
-    return value
 
 
 def _config_is_gated(config: Row, kind: str, where: str) -> bool:

@@ -21,15 +21,18 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InputError
-from planner.imports.fields import column, read_csv
 from planner.io.files import read_yaml
-from planner.io.values import refuse_unknown
+from planner.io.tables import column, read_csv
+from planner.io.values import Section, Wording, mapping, rows, share
 from planner.solvers.schedule import Capacity, Demand, Market, Offer
 from planner.traffic.trace import Trace
-from planner.units import quantity
 
 DEFAULT_START_S = 300.0
 PRICES = ("on_demand", "reserved", "spot")
+CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start")
+LEAST_RATE_RPS = 1e-6
+MOST_INTERRUPTIONS_PER_H, MOST_STOCK, MOST_GPUS = 1e4, 10**7, 10**5
+WORDING = Wording(least="expected at least {:g}")
 
 
 def read_market(path: Path) -> Market:
@@ -68,87 +71,53 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
 
 def parse_market(document: Mapping[str, Any]) -> Market:
     """The same from a mapping."""
-    refuse_unknown(document, ("gpus", "capacity", "spot", "limits"), "schedule")
-    gpus, rows, limits = document.get("gpus"), document.get("capacity"), document.get("limits")
+    file = Section.of(document, "schedule", ("gpus", "capacity", "spot", "limits"), wording=WORDING)
+    gpus = file.get("gpus")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
-    if not isinstance(rows, list) or not rows:
-        raise InputError(
-            "capacity: expected a list of worker types, each with the rate that one worker sustains"
-        )
-    if limits is None:
-        limits = {}
-    if not isinstance(limits, dict):
-        raise InputError(f"limits: expected power and cost, found {limits!r}")
-    refuse_unknown(limits, ("power", "cost"), "limits")
+    written = rows(file.get("capacity"), "capacity", "worker types with the rate of each", least=1)
+    limits = Section.of(file.get("limits"), "limits", ("power", "cost"), wording=WORDING)
     offers = tuple(_offer(str(name), row) for name, row in gpus.items())
-    capacities = tuple(_capacity(row, i, {offer.gpu for offer in offers}) for i, row in enumerate(rows))
-    spot = document.get("spot", 0.0)
-    if isinstance(spot, bool) or not isinstance(spot, int | float) or not 0 <= spot <= 1:
-        raise InputError(f"spot: expected a share between 0 and 1, found {spot!r}")
+    known = {offer.gpu for offer in offers}
     return Market(
         offers,
-        capacities,
-        float(spot),
-        _positive(limits["power"], "w", "limits: power", least=0.0) if "power" in limits else None,
-        _positive(limits["cost"], "usd_per_h", "limits: cost", least=0.0) if "cost" in limits else None,
+        tuple(_capacity(row, f"capacity[{i}]", known) for i, row in enumerate(written)),
+        share(file.get("spot", 0.0), "spot"),
+        limits.at_least("power", "w", None),
+        limits.at_least("cost", "usd_per_h", None),
     )
 
 
 def _offer(gpu: str, row: object) -> Offer:
     where = f"gpus: {gpu}"
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: expected prices such as {{on_demand: 2 usd/h}}, found {row!r}")
-    refuse_unknown(row, (*PRICES, "interruptions", "stock"), where)
-    price = {
-        name: _positive(row[name], "usd_per_h", f"{where}: {name}", least=0.0) if name in row else None
-        for name in PRICES
-    }
+    section = Section.of(
+        mapping(row, where, "on_demand: 2 usd/h"), where, (*PRICES, "interruptions", "stock"), wording=WORDING
+    )
+    price = {name: section.at_least(name, "usd_per_h", None) for name in PRICES}
     if price["on_demand"] is None and price["reserved"] is None:
         raise InputError(f"{where}: needs a price on_demand or reserved; spot alone holds no promise")
-    stock = row.get("stock")
-    if stock is not None and (
-        isinstance(stock, bool) or not isinstance(stock, int) or not 0 <= stock < 10**7
-    ):
-        raise InputError(f"{where}: stock: expected a whole number >= 0, found {stock!r}")
-    interruptions = row.get("interruptions", 0.0)
-    if (
-        isinstance(interruptions, bool)
-        or not isinstance(interruptions, int | float)
-        or not 0 <= interruptions < 1e4
-    ):
-        raise InputError(f"{where}: interruptions: expected a number per hour, found {interruptions!r}")
-    return Offer(gpu, price["on_demand"], price["reserved"], price["spot"], float(interruptions), stock)
-
-
-def _capacity(row: object, i: int, gpus: set[str]) -> Capacity:
-    where = f"capacity[{i}]"
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: expected a worker type, found {row!r}")
-    refuse_unknown(row, ("llm", "worker", "gpu", "gpus", "rate", "power", "start"), where)
-    for name in ("llm", "worker", "gpu"):
-        if not isinstance(row.get(name), str):
-            raise InputError(f"{where}: {name}: expected a name, found {row.get(name)!r}")
-    if row["gpu"] not in gpus:
-        raise InputError(
-            f"{where}: gpu: {row['gpu']!r} has no price under gpus; known: {', '.join(sorted(gpus))}"
-        )
-    count = row.get("gpus", 1)
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 10**5:
-        raise InputError(f"{where}: gpus: expected a whole number >= 1, found {count!r}")
-    return Capacity(
-        row["llm"],
-        row["worker"],
-        row["gpu"],
-        count,
-        _positive(row.get("rate"), "rps", f"{where}: rate", least=1e-6),
-        _positive(row.get("power", 0), "w", f"{where}: power", least=0.0),
-        _positive(row["start"], "s", f"{where}: start", least=0.0) if "start" in row else DEFAULT_START_S,
+    return Offer(
+        gpu,
+        price["on_demand"],
+        price["reserved"],
+        price["spot"],
+        section.share("interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H),
+        section.whole("stock", None, least=0, most=MOST_STOCK),
     )
 
 
-def _positive(value: object, unit: str, where: str, *, least: float) -> float:
-    number = quantity(value, unit, where=where)
-    if number < least:
-        raise InputError(f"{where}: expected at least {least:g}, found {value!r}")
-    return number
+def _capacity(row: object, where: str, gpus: set[str]) -> Capacity:
+    section = Section.of(mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING)
+    llm, worker, gpu = (section.text(name) for name in ("llm", "worker", "gpu"))
+    if gpu not in gpus:
+        known = ", ".join(sorted(gpus))
+        raise InputError(f"{section.at('gpu')}: {gpu!r} has no price under gpus; known: {known}")
+    return Capacity(
+        llm,
+        worker,
+        gpu,
+        section.whole("gpus", 1, most=MOST_GPUS),
+        section.at_least("rate", "rps", least=LEAST_RATE_RPS),
+        section.at_least("power", "w", 0.0),
+        section.at_least("start", "s", DEFAULT_START_S),
+    )

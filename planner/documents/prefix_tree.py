@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError, InputError
 from planner.io.files import read_yaml
-from planner.io.values import at_least_0, mapping, refuse_unknown, share, whole
+from planner.io.values import Section, mapping, rows
 from planner.solvers.prefix_demand import Demand, SessionReuse
 from planner.solvers.prefixes import Replication, hot_bound, replicate
 from planner.traffic.trace import MAX_TOKENS
@@ -43,19 +43,17 @@ class TreeQuestion:
 
 def read_tree(path: Path) -> TreeQuestion:
     """The question in a file; raises InputError naming the file, the node and the key."""
-    document, where = read_yaml(path), str(path)
-    refuse_unknown(document, KEYS, where)
-    if ("replicas" in document) == ("largest_load" in document):
-        raise InputError(f"{where}: expected one of replicas and largest_load, found both or none")
-    rows = document.get("nodes")
-    if not isinstance(rows, list) or not rows:
-        raise InputError(f"{where}: nodes: expected a list of nodes, found {rows!r}")
-    token_s = at_least_0(document.get("token_s", 0.0), "s", f"{where}: token_s", bare=True)
+    file = Section.of(read_yaml(path), path, KEYS)
+    if ("replicas" in file) == ("largest_load" in file):
+        raise InputError(f"{path}: expected one of replicas and largest_load, found both or none")
+    nodes = rows(file.get("nodes"), file.at("nodes"), "nodes", least=1)
+    token_s = file.at_least("token_s", "s", 0.0, bare=True)
+    least_rest_s = file.at_least("rest", "s", 0.0)
     place: dict[str, int] = {}
     columns: list[tuple[int, int, float, float, float]] = []
-    for number, row in enumerate(rows):
-        here = f"{where}: nodes[{number}]"
-        refuse_unknown(mapping(row, here), NODE_KEYS, here)
+    for number, node in enumerate(nodes):
+        here = f"{path}: nodes[{number}]"
+        row = Section.of(mapping(node, here), here, NODE_KEYS)
         name = str(row.get("name", number))
         after = row.get("after")
         if name in place or (after is not None and str(after) not in place):
@@ -64,34 +62,26 @@ def read_tree(path: Path) -> TreeQuestion:
                 "before it"
             )
         above = -1 if after is None else place[str(after)]
-        tokens = whole(row.get("tokens"), f"{here}: tokens", least=0)
+        tokens = row.whole("tokens", least=0)
         if tokens > MAX_TOKENS:
-            raise InputError(f"{here}: tokens: must be at most {MAX_TOKENS}, found {tokens}")
-        prefill_s = (
-            at_least_0(row["prefill"], "s", f"{here}: prefill") if "prefill" in row else token_s * tokens
-        )
-        rate_rps = at_least_0(row.get("rate", 0.0), "rps", f"{here}: rate")
-        rest_s = at_least_0(row.get("rest", document.get("rest", 0.0)), "s", f"{here}: rest")
+            raise InputError(f"{row.at('tokens')}: must be at most {MAX_TOKENS}, found {tokens}")
+        prefill_s = row.at_least("prefill", "s", token_s * tokens)
+        rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", least_rest_s)
         place[name] = number
         columns.append((above, tokens, prefill_s, rate_rps, rest_s))
     parent, tokens_of, prefill_of, rate_of, rest_of = map(np.array, zip(*columns, strict=True))
     idle = Demand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
     demand = replace(idle, rate_rps=rate_of, work_s=idle.path_sum(prefill_of) + rest_of)
-    limit = document.get("largest_load")
+    replicas = file.whole("replicas", None)
+    if replicas is not None and replicas > MOST_REPLICAS:
+        raise InputError(f"{file.at('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
     return TreeQuestion(
         tuple(place),
         demand,
-        whole(document.get("memory_tokens"), f"{where}: memory_tokens", least=0),
-        replicas=None if limit is not None else _replicas(document["replicas"], where),
-        largest_load=None if limit is None else share(limit, f"{where}: largest_load"),
+        file.whole("memory_tokens", least=0),
+        replicas=replicas,
+        largest_load=file.share("largest_load", None),
     )
-
-
-def _replicas(value: object, where: str) -> int:
-    replicas = whole(value, f"{where}: replicas", least=1)
-    if replicas > MOST_REPLICAS:
-        raise InputError(f"{where}: replicas: must be at most {MOST_REPLICAS}, found {replicas}")
-    return replicas
 
 
 def place_tree(asked: TreeQuestion, *, time_limit_s: float, rng: np.random.Generator) -> Replication:

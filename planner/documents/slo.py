@@ -9,7 +9,8 @@ from typing import Any, cast, get_args
 
 from planner.domain import Limit, Metric, Slo
 from planner.errors import InputError
-from planner.io.values import is_number, mapping, positive, refuse_unknown, whole
+from planner.io.values import Section, is_number, mapping, positive, refuse_unknown, refused
+from planner.units import percentile_name, shortest
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
@@ -50,7 +51,7 @@ def parse_slo(document: Any, *, where: str) -> Slo:
     lines = mapping(document, where)
     attainment = lines.get("attainment")
     if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
-        raise InputError(f"{where}: attainment: expected a share in (0, 1] such as 0.9, found {attainment!r}")
+        raise refused(f"{where}: attainment", "expected a share in (0, 1] such as 0.9", attainment)
     limits = tuple(
         Limit(metric, percentile_frac, positive(value, "s", f"{where}: {metric} {name}"))
         for metric, percentile_frac, name, value in _percentile_lines(lines, where, also=("attainment",))
@@ -58,18 +59,29 @@ def parse_slo(document: Any, *, where: str) -> Slo:
     return Slo(limits, None if attainment is None else float(attainment))
 
 
+def slo_document(slo: Slo) -> dict[str, Any]:
+    """The SLO as slo.yaml writes it."""
+    document: dict[str, Any] = {}
+    for limit in slo.limits:
+        lines = document.setdefault(limit.metric, {})
+        lines[percentile_name(limit.percentile_frac)] = f"{shortest(limit.limit_s)} s"
+    if slo.attainment_frac is not None:
+        document["attainment"] = slo.attainment_frac
+    return document
+
+
 def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
     """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
-    on = mapping(reference, f"{where}: reference")
-    refuse_unknown(on, ("gpu", "tp"), f"{where}: reference")
+    place = f"{where}: reference"
+    on = Section.of(mapping(reference, place), place, ("gpu", "tp"))
     if not isinstance(on.get("gpu"), str):
-        raise InputError(f"{where}: reference: gpu: expected the name of a GPU, found {on.get('gpu')!r}")
+        raise refused(on.at("gpu"), "expected the name of a GPU", on.get("gpu"))
     limits = []
     for metric, percentile_frac, name, value in _percentile_lines(mapping(document, where), where):
         if not is_number(value) or not 1 <= value < float("inf"):
-            raise InputError(f"{where}: {metric} {name}: expected a factor of at least 1, found {value!r}")
+            raise refused(f"{where}: {metric} {name}", "expected a factor of at least 1", value)
         limits.append(Slowdown(metric, percentile_frac, float(value)))
-    return Slowdowns(tuple(limits), on["gpu"], whole(on.get("tp"), f"{where}: reference: tp", least=1))
+    return Slowdowns(tuple(limits), on.get("gpu"), on.whole("tp"))
 
 
 def _percentile_lines(
@@ -85,7 +97,7 @@ def _percentile_lines(
             refuse_unknown({key: value}, (*METRICS, *also), where)
         metric = cast(Metric, name)
         if not percentile and (not isinstance(value, Mapping) or not value):
-            raise InputError(f"{where}: {key}: expected percentiles such as {{p90: 2 s}}, found {value!r}")
+            raise refused(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
         for written, limit in {percentile: value}.items() if percentile else value.items():
             frac = _percentile_frac(written, f"{where}: {metric}")
             if (metric, frac) in found:
@@ -110,5 +122,5 @@ def _percentile_frac(written: object, where: str) -> float:
             f"{meant} for {100 * float(match[1]):.10g} %"
         )
     if match is None or not 0 < float(match[1]) <= 100:
-        raise InputError(f"{where}: expected a percentile in (0, 100] such as p90, found {str(written)!r}")
+        raise refused(where, "expected a percentile in (0, 100] such as p90", str(written))
     return float(f"{float(match[1]) / 100:.12g}")

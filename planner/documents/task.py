@@ -26,20 +26,22 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.documents.catalog import Catalog
+from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
+from planner.documents.network import parse_network
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.domain import SPOT, Gpu, Slo
 from planner.errors import CatalogError, InputError
 from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
 from planner.io.files import is_path, read_yaml
 from planner.io.values import (
-    at_least_0,
+    Section,
+    at_least,
     mapping,
     nearest,
     one_of,
-    positive,
+    placed,
     refuse_unknown,
-    share,
-    subsection,
+    refused,
     whole,
 )
 from planner.policies import (
@@ -50,8 +52,8 @@ from planner.policies import (
     ROUTING,
     default_routings,
 )
+from planner.traffic.scaling import Scaling
 
-Scale = Literal["superpose", "compress", "thin"]
 Objective = Literal["cost", "power", "gpus", "throughput"]
 LEAST_PRICE_USD_PER_H = 1e-6
 MOST_DOWN_FRAC = 0.5  # of the time that a spot worker may be away; beyond, most of a pool is not there
@@ -108,7 +110,7 @@ class Task:
     slowdowns: Slowdowns | None = None
     preset: str | None = None
     rate_rps: float | None = None  # None: the trace as it is
-    scale: Scale = "superpose"
+    scale: Scaling = "superpose"
     window: str | None = None
     draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
@@ -214,58 +216,52 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
             f"preset: one of {', '.join(catalog.slos)}"
         )
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
-    traffic = subsection(document, "traffic", ("rate", "scale", "window", "draws"), where)
-    fleet = subsection(document, "fleet", _FLEET_KEYS, where)
-    limits = subsection(document, "limits", ("power", "cost", "gpus"), where)
-    policies = subsection(document, "policies", ("queue", "longest_wait", "prefix_cache", "routing"), where)
-    queues, longest_wait_s = _queues(policies, where)
-    routings, prefix_cache = _routings(policies, where)
+    asked = Section.of(document, where)
+    traffic = asked.part("traffic", ("rate", "scale", "window", "draws"))
+    fleet = asked.part("fleet", _FLEET_KEYS)
+    limits = asked.part("limits", ("power", "cost", "gpus"))
+    policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "routing"))
+    queues, longest_wait_s = _queues(policies)
+    routings, prefix_cache = _routings(policies)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
-        raise InputError(
-            f"{where}: traffic: window: expected text such as 'busiest 10 min', found {window!r}"
-        )
+        raise refused(traffic.at("window"), "expected text such as 'busiest 10 min'", window)
     try:
         llm = catalog.llm(document["llm"]).name
-        stock = _stock(fleet.get("gpus"), catalog, f"{where}: fleet: gpus")
-        prices, reserved, spot = _prices(fleet.get("prices"), catalog, f"{where}: fleet: prices")
+        stock = _stock(fleet.get("gpus"), catalog, fleet.at("gpus"))
+        prices, reserved, spot = _prices(fleet.part("prices"), catalog)
     except CatalogError as error:
-        raise type(error)(_placed(error, where)) from None
-    spare_workers, spare_nodes = _spare(document.get("spare"), f"{where}: spare")
+        raise CatalogError(placed(error, where)) from None
+    spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
     task = Task(
         llm=llm,
-        slo=preset.slo if preset else parse_slo(document["slo"], where=f"{where}: slo"),
+        slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
         stock=stock,
         slowdowns=preset.slowdowns if preset else None,
         preset=preset.name if preset else None,
-        rate_rps=_optional(traffic, "rate", "rps", f"{where}: traffic"),
-        scale=cast(
-            Scale, one_of(traffic.get("scale", "superpose"), get_args(Scale), f"{where}: traffic: scale")
-        ),
+        rate_rps=traffic.positive("rate", "rps", None),
+        scale=cast(Scaling, traffic.one_of("scale", get_args(Scaling), "superpose")),
         window=window,
-        draws=whole(traffic.get("draws", 1), f"{where}: traffic: draws", least=1),
+        draws=traffic.whole("draws", 1),
         prices_usd_per_h=prices,
         reserved=reserved,
         spot=spot,
-        network=_network(fleet.get("network"), f"{where}: fleet: network"),
-        host_overhead_s=_host_overhead_s(fleet.get("host_overhead", 0.0), f"{where}: fleet: host_overhead"),
-        objective=_objective(document.get("objective", "cost"), f"{where}: objective"),
-        power_limit_w=_optional(limits, "power", "w", f"{where}: limits"),
-        cost_limit_usd_per_h=_optional(limits, "cost", "usd_per_h", f"{where}: limits"),
-        gpu_limit=whole(limits["gpus"], f"{where}: limits: gpus", least=1) if "gpus" in limits else None,
+        network=parse_network(fleet.part("network", NETWORK_KEYS)),
+        host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
+        objective=_objective(document.get("objective", "cost"), asked.at("objective")),
+        power_limit_w=limits.positive("power", "w", None),
+        cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
+        gpu_limit=limits.whole("gpus", None),
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
-        stages=_numbers(fleet.get("pp", 1), f"{where}: fleet: pp", most=MAX_PP),
-        max_num_batched_tokens=_numbers(
-            fleet.get("max_num_batched_tokens", list(TOKEN_BUDGETS)),
-            f"{where}: fleet: max_num_batched_tokens",
-        ),
-        max_num_seqs=_numbers(fleet.get("max_num_seqs", MAX_NUM_SEQS), f"{where}: fleet: max_num_seqs"),
+        stages=_numbers(fleet, "pp", 1, most=MAX_PP),
+        max_num_batched_tokens=_numbers(fleet, "max_num_batched_tokens", list(TOKEN_BUDGETS)),
+        max_num_seqs=_numbers(fleet, "max_num_seqs", MAX_NUM_SEQS),
         queues=queues,
         longest_wait_s=longest_wait_s,
         routings=routings,
         prefix_cache=prefix_cache,
-        robust=_robust(document, where),
+        robust=_robust(asked.part("robust", ("step_times", "traffic"))),
     )
     if task.objective == "throughput":
         _check_throughput(task, where)
@@ -300,124 +296,118 @@ def _stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]
     return stock
 
 
-def _prices(
-    document: Any, catalog: Catalog, where: str
-) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
+def _prices(section: Section, catalog: Catalog) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
     """Prices of firm workers, the GPUs of which they are the reserved ones, and the terms of spot workers."""
     prices: dict[str, float] = {}
     reserved: set[str] = set()
     spot: dict[str, Spot] = {}
     seen: set[str] = set()
-    for asked, given in (mapping(document, where) if document is not None else {}).items():
-        name, here = catalog.gpu(str(asked)).name, f"{where}: {asked}"
+    for asked, given in section.values.items():
+        name, here = catalog.gpu(str(asked)).name, section.at(asked)
         if name in seen:
             raise InputError(f"{here} is {name}, which is given twice; keep one")
         seen.add(name)
         if not isinstance(given, Mapping):
             prices[name] = _price(given, here)
             continue
-        refuse_unknown(given, _PRICE_KEYS, here)
+        terms = Section.of(given, here, _PRICE_KEYS)
         firm = {
-            kind: _price(given[kind], f"{here}: {kind}")
+            kind: _price(terms.get(kind), terms.at(kind))
             for kind in ("on_demand", "reserved")
-            if kind in given
+            if kind in terms
         }
         if firm:
             kind = min(firm, key=lambda kind: firm[kind])
             prices[name] = firm[kind]
             if kind == "reserved":
                 reserved.add(name)
-        if "spot" in given:
-            if "spot_interruptions_per_h" not in given:
-                raise InputError(f"{here}: spot: needs spot_interruptions_per_h too, such as 0.05")
-            spot[name] = Spot(
-                _price(given["spot"], f"{here}: spot"),
-                share(given["spot_interruptions_per_h"], f"{here}: spot_interruptions_per_h", most=60.0),
-                positive(given["spot_restart"], "s", f"{here}: spot_restart")
-                if "spot_restart" in given
-                else SPOT_RESTART_S,
-            )
-            if (down_frac := spot[name].down_frac) > MOST_DOWN_FRAC:
-                raise InputError(
-                    f"{here}: spot: a worker interrupted so often and away so long is down for "
-                    f"{100 * down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
-                )
-        elif any(key.startswith("spot_") for key in given):
+        if "spot" in terms:
+            spot[name] = _spot(terms)
+        elif any(key.startswith("spot_") for key in terms.values):
             raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
 
 
+def _spot(terms: Section) -> Spot:
+    if "spot_interruptions_per_h" not in terms:
+        raise InputError(f"{terms.at('spot')}: needs spot_interruptions_per_h too, such as 0.05")
+    spot = Spot(
+        _price(terms.get("spot"), terms.at("spot")),
+        terms.share("spot_interruptions_per_h", most=60.0),
+        terms.positive("spot_restart", "s", SPOT_RESTART_S),
+    )
+    if (down_frac := spot.down_frac) > MOST_DOWN_FRAC:
+        raise InputError(
+            f"{terms.at('spot')}: a worker interrupted so often and away so long is down for "
+            f"{100 * down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
+        )
+    return spot
+
+
 def _price(value: Any, where: str) -> float:
     """A price that a solver can tell from 0, or 0."""
-    price_usd_per_h = at_least_0(value, "usd_per_h", where)
+    price_usd_per_h = at_least(value, "usd_per_h", where)
     if 0 < price_usd_per_h < LEAST_PRICE_USD_PER_H:
-        raise InputError(f"{where}: expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more, found {value!r}")
+        raise refused(where, f"expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more", value)
     return price_usd_per_h
 
 
-def _numbers(asked: object, where: str, *, most: int = MOST_TOKENS) -> tuple[int, ...]:
+def _numbers(section: Section, key: str, default: object, *, most: int = MOST_TOKENS) -> tuple[int, ...]:
     """`pp: [1, 2]`, or one number; in order."""
+    asked = section.get(key, default)
     given = asked if isinstance(asked, list) and asked else [asked]
-    numbers = tuple(sorted({whole(number, where, least=1) for number in given}))
+    numbers = tuple(sorted({whole(number, section.at(key)) for number in given}))
     if numbers[-1] > most:
-        raise InputError(f"{where}: found {numbers[-1]}, at most {most} is possible here")
+        raise InputError(f"{section.at(key)}: found {numbers[-1]}, at most {most} is possible here")
     return numbers
 
 
-def _queues(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], float]:
+def _queues(section: Section) -> tuple[tuple[str, ...], float]:
     """`policies: {queue: [fcfs, sjf], longest_wait: 60 s}`: what may be chosen, and how it is bounded."""
-    queues = _choices(section, "queue", PLANNED_QUEUES, where)
-    longest_wait_s = math.inf
-    if "longest_wait" in section:
-        longest_wait_s = positive(section["longest_wait"], "s", f"{where}: policies: longest_wait")
-        if not any(QUEUE[name].overtakes for name in queues):
-            raise InputError(
-                f"{where}: policies: longest_wait: {queues[0]} overtakes nobody; drop it, or queue: "
-                "[fcfs, sjf]"
-            )
+    queues = _choices(section, "queue", PLANNED_QUEUES)
+    longest_wait_s = section.positive("longest_wait", "s", math.inf)
+    if "longest_wait" in section and not any(QUEUE[name].overtakes for name in queues):
+        raise InputError(
+            f"{section.at('longest_wait')}: {queues[0]} overtakes nobody; drop it, or queue: [fcfs, sjf]"
+        )
     return queues, longest_wait_s
 
 
-def _routings(section: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], bool]:
+def _routings(section: Section) -> tuple[tuple[str, ...], bool]:
     """`policies: {prefix_cache: true, routing: [cache-aware, e2]}`: what may be chosen."""
-    has_cache = section.get("prefix_cache", False)
-    if not isinstance(has_cache, bool):
-        raise InputError(f"{where}: policies: prefix_cache: expected true or false, found {has_cache!r}")
+    has_cache = section.flag("prefix_cache", False)
     if "routing" not in section:
         return default_routings(with_caches=has_cache), has_cache
     known = PLANNED_ROUTINGS + (PLANNED_WITH_CACHES if has_cache else ())
-    asked = section["routing"] if isinstance(section["routing"], list) else [section["routing"]]
+    asked = section.get("routing")
+    asked = asked if isinstance(asked, list) else [asked]
     if other := [row.name for row in ROUTING.values() if row.name in asked and not row.is_planned]:
         raise InputError(
-            f"{where}: policies: routing: {other[0]} is {ROUTING[other[0]].words}, which `plan simulate` has "
+            f"{section.at('routing')}: {other[0]} is {ROUTING[other[0]].words}, which `plan simulate` has "
             f"and no plan; take of {', '.join(known)}"
         )
-    routings = _choices(section, "routing", PLANNED_ROUTINGS + PLANNED_WITH_CACHES, where)
+    routings = _choices(section, "routing", PLANNED_ROUTINGS + PLANNED_WITH_CACHES)
     aware = [name for name in routings if ROUTING[name].needs_caches]
     if aware and not has_cache:
         raise InputError(
-            f"{where}: policies: routing: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
+            f"{section.at('routing')}: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
             f"of {', '.join(PLANNED_ROUTINGS)}"
         )
     return routings, has_cache
 
 
-def _choices(section: Mapping[str, Any], key: str, known: tuple[str, ...], where: str) -> tuple[str, ...]:
+def _choices(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """One name or a list of names, each once; the first known one where nothing is said."""
     asked = section.get(key, known[0])
     names = asked if isinstance(asked, list) and asked else [asked]
-    chosen = tuple(one_of(name, known, f"{where}: policies: {key}") for name in names)
+    chosen = tuple(one_of(name, known, section.at(key)) for name in names)
     if len(set(chosen)) < len(chosen):
-        raise InputError(f"{where}: policies: {key}: found one twice in {asked!r}; name each once")
+        raise InputError(f"{section.at(key)}: found one twice in {asked!r}; name each once")
     return chosen
 
 
-def _robust(document: Mapping[str, Any], where: str) -> Robust:
-    section = subsection(document, "robust", ("step_times", "traffic"), where)
-    return Robust(
-        share(section.get("step_times", 0.0), f"{where}: robust: step_times"),
-        share(section.get("traffic", 0.0), f"{where}: robust: traffic"),
-    )
+def _robust(section: Section) -> Robust:
+    return Robust(section.share("step_times", 0.0), section.share("traffic", 0.0))
 
 
 def _check_throughput(task: Task, where: str) -> None:
@@ -435,27 +425,6 @@ def _check_throughput(task: Task, where: str) -> None:
         )
 
 
-def _host_overhead_s(value: Any, where: str) -> float:
-    return at_least_0(value, "s", where)
-
-
-def _network(document: Any, where: str) -> Network:
-    if document is None:
-        return Network()
-    lines = mapping(document, where)
-    refuse_unknown(lines, ("bandwidth", "latency", "transfer"), where)
-    network = Network()
-    if "bandwidth" in lines:
-        bandwidth = positive(lines["bandwidth"], "bytes_per_s", f"{where}: bandwidth")
-        network = replace(network, bandwidth_bytes_per_s=bandwidth)
-    if "latency" in lines:
-        network = replace(network, latency_s=at_least_0(lines["latency"], "s", f"{where}: latency"))
-    if "transfer" in lines:
-        transfer = one_of(lines["transfer"], ("serialised", "layerwise"), f"{where}: transfer")
-        network = replace(network, transfer=cast(Literal["serialised", "layerwise"], transfer))
-    return network
-
-
 def _objective(value: object, where: str) -> Objective:
     if value == SAME_AS_COST:
         return "cost"
@@ -466,16 +435,6 @@ def _spare(value: object, where: str) -> tuple[int, int]:
     """(workers, nodes) of which one is 0."""
     match = _SPARE.fullmatch("0" if value is None else str(value).strip())
     if match is None or len(match[1]) > 4:
-        raise InputError(
-            f"{where}: expected a number of workers or nodes such as '1 worker' or '1 node', found {value!r}"
-        )
+        raise refused(where, "expected a number of workers or nodes such as '1 worker' or '1 node'", value)
     count = int(match[1])
     return (0, count) if (match[2] or "").startswith("node") else (count, 0)
-
-
-def _optional(section: Mapping[str, Any], key: str, unit: str, where: str) -> float | None:
-    return positive(section[key], unit, f"{where}: {key}") if key in section else None
-
-
-def _placed(error: InputError, where: str) -> str:
-    return str(error) if str(error).startswith(where) else f"{where}: {error}"

@@ -27,7 +27,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.task import Task, parse_task, with_config
 from planner.errors import InputError, TraceError
 from planner.io.files import read_yaml
-from planner.io.values import refuse_unknown
+from planner.io.values import refuse_unknown, text
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 
@@ -147,8 +147,8 @@ def _entry(
             raise InputError(f"{where}: {key} is shared by all LLMs; write it beside llms")
     refuse_unknown(given, (*OWN, *TRACE), where)
     for key in TRACE:
-        if key in given and not (isinstance(given[key], str) and given[key]):
-            raise InputError(f"{where}: {key}: expected text, found {given[key]!r}")
+        if key in given:
+            text(given[key], f"{where}: {key}")
     own = {key: value for key, value in given.items() if key in OWN}
     task = parse_task({**with_config(own, path.parent, catalog), **shared}, catalog, where=where)
     trace = path.parent / given["trace"] if "trace" in given else None

@@ -31,6 +31,7 @@ from planner.imports import (
 )
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, read_runs
+from planner.io.tables import read_text
 from planner.models.tables import StepTable
 
 __all__ = ["FORMATS", "Facts", "MeasuredRun", "MeasuredRuns", "detect", "read", "read_runs", "summary"]
@@ -130,7 +131,7 @@ def detect(path: Path) -> str:
             if files := sorted(path.glob(pattern)):
                 return detect(files[0])
         raise InputError(f"{path}: is a folder without results of a format we know; name the files")
-    kind, names = _sample(fields.read_text(path), path)
+    kind, names = _sample(read_text(path), path)
     if kind == "text":
         return "prometheus"
     for name, known in FORMATS.items():

@@ -15,6 +15,8 @@ from planner.errors import CatalogError, InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.imports.silicon import SYSTEMS, silicon_table
+from planner.io.tables import column, read_csv
 from planner.models.tables import StepTable
 
 COLUMNS = (
@@ -35,8 +37,6 @@ ROUNDS = 10  # requests per seat: benchmarks of this kind send that many
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
-    from profiling.silicon import SYSTEMS, silicon_table  # reads kernel times where they are installed
-
     if not paths:
         llm, gpu, tp = fields.setup(facts, catalog, "aiconfigurator")
         if catalog.llm(llm).heads % tp:
@@ -48,7 +48,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
     path = paths[0]
     llm, gpu, tp = fields.setup(facts, catalog, path)
     system = SYSTEMS.get(gpu)
-    table = fields.read_csv(path, COLUMNS)
+    table = read_csv(path, COLUMNS)
     whole = {name: pd.to_numeric(table[name], errors="coerce") for name in ("tp_size", "pp_size")}
     rows = table[
         (table.backend == "vllm")
@@ -62,7 +62,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
     if rows.empty:
         raise InputError(f"{path}: holds no vLLM runs of {llm} on {tp} x {gpu}; choose another --tp or --gpu")
     read_columns = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
-    columns = [fields.column(rows, name, path, least=1e-9).tolist() for name in read_columns]
+    columns = [column(rows, name, path, least=1e-9).tolist() for name in read_columns]
     runs = []
     precisions = rows.precision.fillna("").astype(str).tolist()
     for i, (isl, osl, seats, ttft_ms, tpot_ms) in enumerate(zip(*columns, strict=True)):

@@ -14,6 +14,8 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.io.tables import read_text
+from planner.io.values import mapping
 
 MARKS = (("request_latency", "request_count"), ("metadata", "metrics"))
 NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
@@ -24,7 +26,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     runs, said = [], None
     files = fields.names(paths)
     for file, path in zip(files, paths, strict=True):
-        text = fields.read_text(path)
+        text = read_text(path)
         lines = [line for line in text.split("\n") if line.strip()]
         try:
             first = fields.parse_json(lines[0], f"{path}, line 1") if lines else None
@@ -33,7 +35,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         if isinstance(first, Mapping) and "metrics" in first:
             run = _records(file, path, lines)
         else:
-            document = fields.mapping(fields.parse_json(text, path), path)
+            document = mapping(fields.parse_json(text, path), path)
             run, model = _summary(file, path, document)
             said = said or model
         runs.append(loaded(run, facts))
@@ -50,11 +52,11 @@ def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
     failed = 0
     for i, line in enumerate(lines):
         where = f"{path}, line {i + 1}"
-        row = fields.mapping(fields.parse_json(line, where), where)
-        metadata = fields.mapping(row.get("metadata", {}), f"{where}: metadata")
+        row = mapping(fields.parse_json(line, where), where)
+        metadata = mapping(row.get("metadata", {}), f"{where}: metadata")
         if metadata.get("benchmark_phase") == "warmup":
             continue
-        metrics = fields.mapping(row.get("metrics", {}), f"{where}: metrics")
+        metrics = mapping(row.get("metrics", {}), f"{where}: metrics")
         if row.get("error") or metadata.get("was_cancelled") or not metrics:
             failed += 1
             continue
@@ -62,7 +64,7 @@ def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
             if (value := _value(metrics.get(key), "value", f"{where}: {key}")) is not None:
                 values_s[metric].append(value)
         for of, key in zip(lengths, LENGTHS, strict=True):
-            length = fields.mapping(metrics.get(key), f"{where}: {key}").get("value")
+            length = mapping(metrics.get(key), f"{where}: {key}").get("value")
             of.append(max(1.0, fields.number(length, f"{where}: {key}")))
         start = fields.optional(metadata, "request_start_ns", where)
         starts_s += [] if start is None else [start]
@@ -98,7 +100,7 @@ def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[Measur
             latency[metric] = found
 
     def average(key: str) -> float:
-        row = fields.mapping(document.get(key), f"{path}: {key}")
+        row = mapping(document.get(key), f"{path}: {key}")
         return fields.number(row.get("avg"), f"{path}: {key}: avg")
 
     requests = fields.count(average("request_count"), f"{path}: request_count", least=0)
@@ -151,7 +153,7 @@ def _value(row: object, key: str, where: str) -> float | None:
     """Seconds of a {key: number, unit: ...}; None where there is none."""
     if row is None:
         return None
-    row = fields.mapping(row, where)
+    row = mapping(row, where)
     value = row.get(key)
     if value is None:
         return None

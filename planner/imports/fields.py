@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from planner.documents.catalog import Catalog
 from planner.errors import InputError
-from planner.io.csvlines import refuse_long_fields
-from planner.io.files import open_input
+from planner.io.tables import read_text
+from planner.io.values import number as checked_number
+from planner.io.values import refused, rows
 from planner.models.latency import Array
-from planner.units import LARGEST
 
-MAX_BYTES = 512 * 2**20  # a benchmark that kept every token of 100,000 requests stays below
 MAX_TP = 1024
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]  # input and output tokens, per request or one mean
 PERCENTILES = (50, 90, 95, 99)
@@ -77,20 +73,6 @@ def setup(
     return llm_name, gpu_name, count(found["tp"], "--tp", most=MAX_TP)
 
 
-def read_text(path: Path) -> str:
-    with open_input(path) as stream:
-        raw = stream.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise InputError(f"{path}: is larger than {MAX_BYTES // 2**20} MiB; leave generated texts out of it")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not UTF-8 text") from None
-    if "\0" in text:
-        raise InputError(f"{path}: holds a NUL byte, so it is binary; expected text")
-    return text
-
-
 def names(paths: Sequence[Path]) -> list[str]:
     """What to call files: by their names; where those repeat, by their paths below the folder they share."""
     plain = [path.name for path in paths]
@@ -117,47 +99,6 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path), path)
 
 
-def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV with a header that has all of `columns`."""
-    text = read_text(path)
-    refuse_long_fields(text, path)
-    try:
-        table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
-        raise InputError(f"{path}: is not a CSV with a header ({str(error)[:120]})") from None
-    if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
-        raise InputError(f"{path}: is not a CSV with a header (rows have more cells than the header)")
-    if missing := [column for column in columns if column not in table.columns]:
-        raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
-    if table.empty:
-        raise InputError(f"{path}: holds no rows")
-    return table
-
-
-def column(table: pd.DataFrame, name: str, where: object, *, least: float = 0.0) -> Array:
-    """A column of numbers; raises InputError naming the first row at fault (1 = below the header)."""
-    values = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
-    bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
-    if bad.size:
-        found = table[name].astype(object).iloc[int(bad[0])]  # Python's own, which say no type
-        raise InputError(
-            f"{where}: row {table.index[int(bad[0])] + 1}: {name} is {found!r}, must be a number >= {least:g}"
-        )
-    return np.asarray(values, dtype=float)
-
-
-def mapping(value: object, where: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where}: expected an object of keys and values, found {_short(value)}")
-    return value
-
-
-def rows(value: object, where: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError(f"{where}: expected a list, found {_short(value)}")
-    return value
-
-
 def number(value: object, where: object, *, least: float = 0.0) -> float:
     """A finite number of at least `least`; text that is one counts (vLLM's --metadata writes text)."""
     if isinstance(value, str):
@@ -165,9 +106,7 @@ def number(value: object, where: object, *, least: float = 0.0) -> float:
             value = float(value)
         except ValueError:
             pass
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < LARGEST:
-        raise InputError(f"{where}: expected a number >= {least:g}, found {_short(value)}")
-    return float(value)
+    return checked_number(value, where, least=least)
 
 
 def numbers(value: object, where: object, *, least: float = 0.0) -> list[float]:
@@ -175,9 +114,10 @@ def numbers(value: object, where: object, *, least: float = 0.0) -> list[float]:
 
 
 def count(value: object, where: object, *, least: int = 1, most: int = 10**9) -> int:
+    """A whole number, also as 32.0 or as text."""
     found = number(value, where)
     if not found.is_integer() or not least <= found <= most:
-        raise InputError(f"{where}: expected a whole number from {least} to {most}, found {_short(value)}")
+        raise refused(where, f"expected a whole number from {least} to {most}", value)
     return int(found)
 
 
@@ -188,12 +128,12 @@ def optional(document: Mapping[str, Any], key: str, where: object, *, least: flo
 
 def spread(values_s: Sequence[float] | Array) -> dict[str, float]:
     """Mean and percentiles (numpy's, linear, as the benchmarks do) of the values above zero."""
-    values = np.asarray(values_s, dtype=float)
-    values = values[values > 0]
-    if not values.size:
+    times_s = np.asarray(values_s, dtype=float)
+    times_s = times_s[times_s > 0]
+    if not times_s.size:
         return {}
-    at = np.percentile(values, PERCENTILES)
-    return {"mean": float(values.mean())} | {f"p{p}": float(v) for p, v in zip(PERCENTILES, at, strict=True)}
+    at = np.percentile(times_s, PERCENTILES)
+    return {"mean": float(times_s.mean())} | {f"p{p}": float(v) for p, v in zip(PERCENTILES, at, strict=True)}
 
 
 def seconds(value: float | None, unit: str, where: object) -> float | None:
@@ -232,12 +172,3 @@ def remarks(
 
 def one_line(text: object) -> str:
     return " ".join(str(text).split())
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _short(value: object) -> str:
-    text = f"{type(value).__name__}" if isinstance(value, Mapping | list) else repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."

@@ -12,6 +12,7 @@ from planner.documents.catalog import Catalog
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.io.tables import column, read_csv
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
 REQUESTS = 200  # per run, where the file does not say
@@ -22,9 +23,9 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     llm, gpu, tp = fields.setup(facts, catalog, names)
     runs: list[MeasuredRun] = []
     for path in paths:
-        table = fields.read_csv(path, COLUMNS)
+        table = read_csv(path, COLUMNS)
         extra = [name for name in ("requests", "concurrency", "rate") if name in table.columns]
-        columns = {name: fields.column(table, name, path, least=1e-9) for name in (*COLUMNS, *extra)}
+        columns = {name: column(table, name, path, least=1e-9) for name in (*COLUMNS, *extra)}
         for i in range(len(table)):
             row = {name: float(values[i]) for name, values in columns.items()}
             where = f"{path.name}, row {i + 1}"

@@ -15,6 +15,7 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.io.values import is_number, mapping, rows
 
 MARKS = ("benchmarks",)
 METRICS = {
@@ -29,10 +30,10 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     said = None
     files = fields.names(paths)
     for file, path in zip(files, paths, strict=True):
-        document = fields.mapping(fields.read_json(path), path)
-        for i, row in enumerate(fields.rows(document.get("benchmarks"), f"{path}: benchmarks")):
+        document = mapping(fields.read_json(path), path)
+        for i, row in enumerate(rows(document.get("benchmarks"), f"{path}: benchmarks")):
             where = f"{file}[{i}]"
-            benchmark = fields.mapping(row, where)
+            benchmark = mapping(row, where)
             said = said or _model(document, benchmark)
             runs.append(loaded(_run(where, benchmark), facts))
     names = fields.listed(files)
@@ -56,14 +57,14 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     parts = requests if isinstance(requests, Mapping) else {}
     successful = parts.get("successful")
     good = [
-        fields.mapping(row, f"{where}: requests.successful[{i}]")
+        mapping(row, f"{where}: requests.successful[{i}]")
         for i, row in enumerate(successful if isinstance(successful, list) else [])
     ]
     errored = parts.get("errored")
     failed = len(errored) if isinstance(errored, list) else 0
-    metrics = fields.mapping(benchmark.get("metrics", {}), f"{where}: metrics")
+    metrics = mapping(benchmark.get("metrics", {}), f"{where}: metrics")
     totals = metrics.get("request_totals")
-    if isinstance(totals, Mapping) and fields.is_number(totals.get("errored")):
+    if isinstance(totals, Mapping) and is_number(totals.get("errored")):
         failed = max(failed, fields.count(totals["errored"], f"{where}: errored", least=0))
 
     finished = totals.get("successful") if isinstance(totals, Mapping) else None

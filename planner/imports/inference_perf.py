@@ -16,6 +16,7 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.io.values import mapping
 
 MARKS = ("load_summary", "successes", "failures")
 METRICS = {
@@ -31,7 +32,7 @@ BEHIND_FRAC = 0.05  # a load generator that sent so much less than asked did not
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     names = fields.names(paths)
     runs = tuple(
-        loaded(_run(name, fields.mapping(fields.read_json(path), path)), facts)
+        loaded(_run(name, mapping(fields.read_json(path), path)), facts)
         for name, path in zip(names, paths, strict=True)
     )
     listed = fields.listed(names)
@@ -40,11 +41,11 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
 
 
 def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
-    good = fields.mapping(document.get("successes"), f"{name}: successes")
-    times = fields.mapping(good.get("latency"), f"{name}: successes.latency")
+    good = mapping(document.get("successes"), f"{name}: successes")
+    times = mapping(good.get("latency"), f"{name}: successes.latency")
     latency: dict[str, dict[str, float]] = {}
     for metric, key in METRICS.items():
-        row = fields.mapping(times.get(key) or {}, f"{name}: {key}")
+        row = mapping(times.get(key) or {}, f"{name}: {key}")
         found = {
             ours: fields.number(row[theirs], f"{name}: {key} {theirs}")
             for theirs, ours in STATISTICS.items()
@@ -55,7 +56,7 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
     requests = fields.count(good.get("count"), f"{name}: successes.count", least=0)
     if not requests or not latency:
         raise InputError(f"{name}: no request succeeded; there is nothing to import")
-    failures = fields.mapping(document.get("failures") or {}, f"{name}: failures")
+    failures = mapping(document.get("failures") or {}, f"{name}: failures")
     failed = fields.count(failures.get("count") or 0, f"{name}: failures.count", least=0)
     gaps = latency.get("tbt", {})
     notes = list(
@@ -78,7 +79,7 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
-    load = fields.mapping(document.get("load_summary") or {}, f"{name}: load_summary")
+    load = mapping(document.get("load_summary") or {}, f"{name}: load_summary")
     if (seats := load.get("concurrency")) is not None:
         return fields.count(seats, f"{name}: load_summary.concurrency"), None
     asked, sent = (
@@ -95,9 +96,9 @@ def _load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int
 
 def _prompts(name: str, good: Mapping[str, Any]) -> Mapping[str, Any]:
     row = good.get("prompt_tokens") or good.get("prompt_len")  # the older name
-    return fields.mapping(row, f"{name}: prompt_tokens")
+    return mapping(row, f"{name}: prompt_tokens")
 
 
 def _mean(name: str, row: object, key: str) -> float:
-    mean = fields.mapping(row, f"{name}: {key}").get("mean")
+    mean = mapping(row, f"{name}: {key}").get("mean")
     return fields.number(mean, f"{name}: {key}: mean", least=1)

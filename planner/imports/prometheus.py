@@ -17,6 +17,7 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.io.tables import read_text
 
 HISTOGRAMS = {
     "ttft": ("vllm:time_to_first_token_seconds",),
@@ -86,7 +87,7 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
     samples: Samples = {}
     about: dict[str, str] = {}
     engines: set[tuple[str, str]] = set()
-    for i, line in enumerate(fields.read_text(path).split("\n")):
+    for i, line in enumerate(read_text(path).split("\n")):
         if not line.strip() or line.startswith("#"):
             continue
         where = f"{path}, line {i + 1}"

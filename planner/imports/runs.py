@@ -24,6 +24,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.imports import fields
+from planner.io.values import mapping, rows
 
 METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
@@ -165,15 +166,15 @@ def read_runs(path: Path) -> MeasuredRuns:
 
 
 def parse_runs(document: Any, path: Path) -> MeasuredRuns:
-    document = fields.mapping(document, path)
+    document = mapping(document, path)
     names = {key: document.get(key) for key in ("llm", "gpu")}
     for key, name in names.items():
         if not isinstance(name, str) or not name:
             raise InputError(f"{path}: {key}: expected a name, found {name!r}")
     runs = []
-    for i, row in enumerate(fields.rows(document.get("runs"), f"{path}: runs")):
+    for i, row in enumerate(rows(document.get("runs"), f"{path}: runs")):
         where = f"{path}: runs[{i}]"
-        row = fields.mapping(row, where)
+        row = mapping(row, where)
         try:
             runs.append(_run(row, where))
         except InputError as error:
@@ -184,7 +185,7 @@ def parse_runs(document: Any, path: Path) -> MeasuredRuns:
 
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
-    latency = fields.mapping(row.get("latency_s"), f"{where}: latency_s")
+    latency = mapping(row.get("latency_s"), f"{where}: latency_s")
     whole = {
         key: None if row.get(key) is None else fields.count(row[key], f"{where}: {key}")
         for key in ("concurrency", *ENGINE_KEYS)
@@ -198,7 +199,7 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
         latency_s={
             str(metric): {
                 str(name): fields.number(value, f"{where}: {metric} {name}")
-                for name, value in fields.mapping(values, f"{where}: {metric}").items()
+                for name, value in mapping(values, f"{where}: {metric}").items()
             }
             for metric, values in latency.items()
         },
@@ -210,7 +211,7 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
         max_num_batched_tokens=whole["max_num_batched_tokens"],
         kv_tokens=whole["kv_tokens"],
         length_spread_frac=fields.optional(row, "length_spread_frac", where) or 0.0,
-        notes=tuple(fields.one_line(note) for note in fields.rows(row.get("notes", []), f"{where}: notes")),
+        notes=tuple(fields.one_line(note) for note in rows(row.get("notes", []), f"{where}: notes")),
     )
 
 

@@ -6,29 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from planner.documents.catalog import Catalog
 from planner.errors import CatalogError, InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
+from planner.io.files import open_input
+from planner.io.tables import column, read_csv
+from planner.models.tables import COLUMNS as STEP_COLUMNS
 from planner.models.tables import StepTable
 
 NUMBERS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBERS)
+HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}
+"""GPUs, and what the file calls them."""
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
     """The steps of one model on one kind of worker; --llm, --gpu and --tp choose where there are several."""
-    from profiling.shipped import SPLITWISE_GPUS, splitwise_table  # the arrow bends: one reader for both
-
     if len(paths) != 1:
         raise InputError(f"splitwise: expected one perf_model.csv, found {len(paths)} files")
     path = paths[0]
-    table = fields.read_csv(path, COLUMNS)
-    fields.column(table, "tensor_parallel", path, least=1)
-    gpus = {hardware: gpu for gpu, hardware in SPLITWISE_GPUS.items()}
+    table = read_csv(path, COLUMNS)
+    column(table, "tensor_parallel", path, least=1)
+    gpus = {hardware: gpu for gpu, hardware in HARDWARE.items()}
 
     chosen, found = [], []
     groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
@@ -54,7 +58,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
     _, model, hardware, degree, llm, gpu, tp = best[0]
     rows = table[(table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == degree)]
     for name in NUMBERS:
-        fields.column(rows, name, path, least=1e-9)
+        column(rows, name, path, least=1e-9)
     llm_name, gpu_name, tp = fields.setup(replace(facts, tp=tp), catalog, path, llm=llm, gpu=gpu)
     try:
         steps = splitwise_table(path, str(model), str(hardware), tp).steps
@@ -68,6 +72,28 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
         "host_overhead": "included",
     }
     return StepTable(steps, about)
+
+
+def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable:
+    """Steps of Splitwise's runs: `batch_size` prompts prefilled at once, then decoded together.
+
+    `token_time` is the mean over a run's decode steps, whose context grows from the prompt's length by
+    `token_size`, so it stands for the step half way. On two GPUs batches from 16 on ran out of KV cache and
+    measure something else: they are left out.
+    """
+    with open_input(path) as stream:
+        runs = pd.read_csv(stream)
+    runs = runs[(runs.model == model) & (runs.hardware == hardware) & (runs.tensor_parallel == tp)]
+    if tp == 2:
+        runs = runs[runs.batch_size < 16]
+    if runs.empty:
+        raise InputError(f"{path}: holds no runs of {model} on {tp} x {hardware}")
+    batch, prompt = runs.batch_size.to_numpy(float), runs.prompt_size.to_numpy(float)
+    none = np.zeros(len(runs))
+    pairs, context = batch * prompt * (prompt + 1) / 2, prompt + runs.token_size.to_numpy(float) / 2
+    prefills = np.column_stack([batch, batch * prompt, none, pairs, none, none, runs.prompt_time / 1e3])
+    decodes = np.column_stack([none, none, none, none, batch, batch * context, runs.token_time / 1e3])
+    return StepTable(pd.DataFrame(np.vstack([prefills, decodes]), columns=list(STEP_COLUMNS)))
 
 
 def _llm(model: str, catalog: Catalog) -> str | None:

@@ -21,6 +21,7 @@ from planner.domain import Llm
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
+from planner.io.tables import column, read_csv
 from planner.models.latency import Array
 from planner.models.tables import COLUMNS, StepTable
 
@@ -49,7 +50,7 @@ BYTES = 2
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
     """Either one table of computed steps, or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
-    tables = [(path, fields.read_csv(path)) for path in paths]
+    tables = [(path, read_csv(path)) for path in paths]
     if len(tables) == 1 and set(COMPUTED) <= set(tables[0][1].columns):
         return _computed(*tables[0], facts, catalog)
     return _profiled(tables, facts, catalog)
@@ -63,7 +64,7 @@ def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -
             raise InputError(f"{path}: {name}: expected one, found {fields.one_line(values)[:200]}")
         said[key] = values[0] if values else None
     llm, gpu, tp = fields.setup(facts, catalog, path, **said)
-    n, chunk, prefix, decodes, context, total_ms = (fields.column(table, name, path) for name in COMPUTED[1:])
+    n, chunk, prefix, decodes, context, total_ms = (column(table, name, path) for name in COMPUTED[1:])
     steps = np.column_stack(
         [
             n,
@@ -97,8 +98,7 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
         if "devices_per_node" in table.columns:  # within one node
             table = _of_tp(table, "devices_per_node", tp, path)
         reduce_tokens, reduce_ms = _curve(
-            fields.column(table, "size", path, least=1) / (shape.hidden * BYTES),
-            fields.column(table, ALL_REDUCE, path),
+            column(table, "size", path, least=1) / (shape.hidden * BYTES), column(table, ALL_REDUCE, path)
         )
         most = min(most, reduce_tokens[-1])
 
@@ -110,7 +110,7 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
         if name not in attention.columns:
             raise InputError(f"{attention_path}: lacks the column {name}")
     batch, cached, chunk = (
-        fields.column(attention, name, attention_path)
+        column(attention, name, attention_path)
         for name in ("batch_size", "kv_cache_size", "prefill_chunk_size")
     )
     prefill_ms, decode_ms = (
@@ -152,15 +152,13 @@ def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -
 
 def _of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
     """The rows of an LLM of this shape: older profiles hold several."""
-    for column, field in SHAPE.items():
-        if column in table.columns:
+    for name, field in SHAPE.items():
+        if name in table.columns:
             mine = getattr(shape, field)
-            of_llm = table[pd.to_numeric(table[column], errors="coerce") == mine]
+            of_llm = table[pd.to_numeric(table[name], errors="coerce") == mine]
             if of_llm.empty:
-                found = ", ".join(map(str, table[column].unique()[:6]))
-                raise InputError(
-                    f"{path}: {column} is {found}, {shape.name} has {mine}; name the LLM it is of"
-                )
+                found = ", ".join(map(str, table[name].unique()[:6]))
+                raise InputError(f"{path}: {name} is {found}, {shape.name} has {mine}; name the LLM it is of")
             table = of_llm
     return table
 
@@ -181,8 +179,8 @@ def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, Array]:
     missing = [name for name in OP_COLUMNS if name not in mlp.columns]
     if missing and missing != [f"time_stats.{OPS[7]}.median"]:  # some LLMs have one norm per layer
         raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
-    total_ms = sum(fields.column(mlp, name, path) for name in OP_COLUMNS if name in mlp.columns)
-    return _curve(fields.column(mlp, "num_tokens", path, least=1), np.asarray(total_ms, dtype=float))
+    total_ms = sum(column(mlp, name, path) for name in OP_COLUMNS if name in mlp.columns)
+    return _curve(column(mlp, "num_tokens", path, least=1), np.asarray(total_ms, dtype=float))
 
 
 def _curve(x: Array, y: Array) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.io.values import mapping
 
 MARKS = ("avg_latency", "latencies")
 
@@ -24,7 +25,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     llm, gpu, tp = fields.setup(facts, catalog, ", ".join(path.name for path in paths))
     runs = []
     for path in paths:
-        document = fields.mapping(fields.read_json(path), path)
+        document = mapping(fields.read_json(path), path)
         shape = {}
         for key, own, option in (
             ("requests", "batch_size", "--requests (the batch size)"),

@@ -20,6 +20,7 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import ENGINE_KEYS, MeasuredRun, MeasuredRuns, loaded
+from planner.io.values import is_number, mapping, rows
 
 MARKS = ("completed", "total_input_tokens", "total_output_tokens", "request_throughput")
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "tbt", "e2el": "e2e"}
@@ -34,9 +35,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         many = document if isinstance(document, list) else [document]
         for i, row in enumerate(many):
             name = file if len(many) == 1 else f"{file}[{i}]"
-            said = fields.mapping(
-                row, f"{path}: item {i}"
-            )  # a sweep writes its parameters as they were given
+            said = mapping(row, f"{path}: item {i}")  # a sweep writes its parameters as they were given
             documents.append((name, {str(key).replace("-", "_"): value for key, value in said.items()}))
     setups = {
         fields.setup(
@@ -127,7 +126,7 @@ def _load(
 def _summary(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     latency: dict[str, dict[str, float]] = {}
     for key, value in row.items():
-        if not (match := _SUMMARY.fullmatch(key)) or not fields.is_number(value) or not value > 0:
+        if not (match := _SUMMARY.fullmatch(key)) or not is_number(value) or not value > 0:
             continue
         statistic = "p50" if match[1] == "median" else match[1]
         latency.setdefault(NAMES[match[2]], {})[statistic] = float(value) / 1e3
@@ -146,7 +145,7 @@ def _detailed(
     columns = {key: values for key, values in columns.items() if values or key == "ttfts"}
     gaps = [
         fields.numbers(item, f"{name}: itls[{i}]")
-        for i, item in enumerate(fields.rows(row.get("itls"), f"{name}: itls"))
+        for i, item in enumerate(rows(row.get("itls"), f"{name}: itls"))
     ]
     n = len(columns["ttfts"])
     for key, items in {**{key: len(values) for key, values in columns.items()}, "itls": len(gaps)}.items():

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
 from planner.io.files import MAX_LINE_BYTES
-from planner.traffic.trace import IntArray, shown
+from planner.io.values import shown
 
 _CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # to the first quote that is not doubled
 _NUMBER_OR_DATE = re.compile(rb"\s*\"?(?:[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*)\"?\s*")
@@ -29,7 +30,7 @@ class Block:
     """Some MiB of whole rows, and the line in the file at which each of them begins."""
 
     text: bytes
-    starts: IntArray
+    starts: npt.NDArray[np.int64]
 
 
 def blocks(

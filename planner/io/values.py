@@ -1,18 +1,83 @@
-"""Values out of a document that somebody wrote, checked: an error says where, what was found, what to do.
+"""Values out of a document that somebody wrote, checked: an error says where, what is valid, what was found.
 
-`where` leads to the value, as in "slo.yaml: limits: power".
+    limits = Section.of(document.get("limits"), "slo.yaml: limits", ("power", "gpus"))
+    power_w, gpus = limits.positive("power", "w", default=None), limits.whole("gpus", default=8)
+
+`where` leads to the value, as in "slo.yaml: limits: power". The functions check one value, a `Section` those
+of a mapping by their keys.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
 
 from planner.errors import InputError
-from planner.units import quantity
+from planner.units import LARGEST, quantity
 
 MOST = 10**12  # of whole numbers that count something; beyond, 64 bits overflow where they are multiplied
+MOST_SHOWN = 60  # characters of a value in an error message
+
+Read = TypeVar("Read")
+Default = TypeVar("Default")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a kind of document says is valid; {} takes the bound or the names.
+
+    A key that is missing is said to be so, or, with `missing` empty, is a value like any other wrong one.
+    """
+
+    one_of: str = "expected one of {}"
+    flag: str = "expected true or false"
+    whole: str = "expected a whole number >= {}"
+    most: str = "expected at most {}"
+    number: str = "expected a number"
+    numbers: str = "expected a list of numbers"
+    least: str = "must be >= {:g}"
+    missing: str = "is missing; add it"
+
+
+PLAIN = Wording()
+
+
+class _Required(Enum):
+    TOKEN = "no default"
+
+
+_REQUIRED = _Required.TOKEN
+
+
+def refused(where: object, valid: str, value: object) -> InputError:
+    """The error to raise."""
+    return InputError(f"{where}: {valid}, found {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value for an error message: its text, cut short, on one line."""
+    plain = getattr(value, "item", None)  # of a scalar of numpy's, which would tell its type
+    text = repr(plain() if plain is not None and not hasattr(value, "__len__") else value)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def placed(error: InputError, where: object) -> str:
+    """The message, with the place before it unless it says it already."""
+    return str(error) if str(error).startswith(str(where)) else f"{where}: {error}"
+
+
+@contextmanager
+def errors_as(kind: type[InputError], where: object = "") -> Iterator[None]:
+    """Raise every InputError within as one of this kind, with the place before it where it says none."""
+    try:
+        yield
+    except InputError as error:
+        raise kind(placed(error, where)) from None
 
 
 def nearest(name: object, known: Collection[str], count: int = 3) -> list[str]:
@@ -30,63 +95,225 @@ def refuse_unknown(document: Mapping[Any, Any], known: Collection[str], where: s
             raise InputError(f"{where}: unknown key {str(key)!r}; {advice}Valid: {', '.join(known)}")
 
 
-def subsection(document: Mapping[str, Any], name: str, known: tuple[str, ...], where: str) -> dict[str, Any]:
-    """A part of slo.yaml, empty if it is missing or null; keys without a value count as missing."""
-    if document.get(name) is None:
-        return {}
-    section = mapping(document[name], f"{where}: {name}")
-    refuse_unknown(section, known, f"{where}: {name}")
-    return {key: value for key, value in section.items() if value is not None}
+def mapping(value: object, where: object, such_as: str = "") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise refused(where, f"expected keys and values{such_as and ' such as ' + such_as}", value)
+    return value
 
 
-def mapping(document: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(document, Mapping):
-        raise InputError(f"{where}: expected keys and values, found {document!r}")
-    return document
+def rows(value: object, where: object, of: str = "", *, least: int = 0) -> list[Any]:
+    """A list of at least so many; `of` says what of."""
+    if not isinstance(value, list) or len(value) < least:
+        raise refused(where, f"expected a list{of and ' of ' + of}", value)
+    return value
 
 
-def one_of(value: object, known: tuple[str, ...], where: str) -> str:
+def one_of(value: object, known: Collection[str], where: object, wording: Wording = PLAIN) -> str:
     if not isinstance(value, str) or value not in known:
-        raise InputError(f"{where}: expected one of {', '.join(known)}, found {value!r}")
+        raise refused(where, wording.one_of.format(", ".join(known)), value)
     return value
 
 
-def at_least_0(value: object, unit: str, where: str, *, bare: bool = False) -> float:
-    number = quantity(value, unit, where=where, bare=bare)
-    if number < 0:
-        raise InputError(f"{where}: must be >= 0, found {value!r}")
-    return number
-
-
-def share(value: object, where: str, *, most: float = 1.0) -> float:
-    """0.1 or "10 %"."""
-    text = str(value).strip()
-    is_percent = text.endswith("%")
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        number = float(text.removesuffix("%")) / (100 if is_percent else 1)
-    except ValueError:
-        number = float("nan")
-    if not 0 <= number <= most:
-        raise InputError(f"{where}: expected a number from 0 to {most:g} such as 0.1, found {value!r}")
-    return number
-
-
-def positive(value: object, unit: str, where: str) -> float:
-    number = quantity(value, unit, where=where)
-    if number <= 0:
-        raise InputError(f"{where}: must be > 0, found {value!r}")
-    return number
-
-
-def whole(value: object, where: str, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{where}: expected a whole number >= {least}, found {value!r}")
-    if value > MOST:
-        raise InputError(f"{where}: expected at most {MOST}, found {value!r}")
+def flag(value: object, where: object, wording: Wording = PLAIN) -> bool:
+    if not isinstance(value, bool):
+        raise refused(where, wording.flag, value)
     return value
+
+
+def text(value: object, where: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise refused(where, "expected text", value)
+    return value
+
+
+def written(value: object, where: object) -> str:
+    """Text, or a number or a date, which YAML reads as one."""
+    if isinstance(value, Mapping | list | bool) or value is None or not str(value).strip():
+        raise refused(where, "expected text", value)
+    return str(value).strip()
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is one that can be reckoned with; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def number(
+    value: object,
+    where: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    wording: Wording = PLAIN,
+) -> float:
+    """A bare number."""
+    if not (isinstance(value, int | float) and is_number(value) and value >= least and value > above):
+        bound = f" > {above:g}" if above > -math.inf else f" >= {least:g}" if least > -math.inf else ""
+        raise refused(where, wording.number + bound, value)
+    return float(value)
+
+
+def numbers(value: object, where: object, wording: Wording = PLAIN) -> tuple[float, ...]:
+    """A list of bare numbers."""
+    if not isinstance(value, list):
+        raise refused(where, wording.numbers, value)
+    return tuple(number(item, where, wording=wording) for item in value)
+
+
+def whole(value: object, where: object, *, least: int = 1, most: int = MOST, wording: Wording = PLAIN) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refused(where, wording.whole.format(least), value)
+    if value > most:
+        raise refused(where, wording.most.format(most), value)
+    return value
+
+
+def share(value: object, where: object, *, most: float = 1.0) -> float:
+    """0.1 or "10 %"."""
+    written = str(value).strip()
+    is_percent = written.endswith("%")
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        found = float(written.removesuffix("%")) / (100 if is_percent else 1)
+    except ValueError:
+        found = float("nan")
+    if not 0 <= found <= most:
+        raise refused(where, f"expected a number from 0 to {most:g} such as 0.1", value)
+    return found
+
+
+def at_least(
+    value: object, unit: str, where: str, *, least: float = 0.0, bare: bool = False, wording: Wording = PLAIN
+) -> float:
+    """A quantity of at least so much in the library's unit."""
+    found = quantity(value, unit, where=where, bare=bare)
+    if found < least:
+        raise refused(where, wording.least.format(least), value)
+    return found
+
+
+def positive(value: object, unit: str, where: str) -> float:
+    """A quantity above 0."""
+    found = quantity(value, unit, where=where)
+    if found <= 0:
+        raise refused(where, "must be > 0", value)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping of a document. Keys without a value count as missing, which those with a default may be."""
+
+    values: Mapping[str, Any]
+    where: str
+    wording: Wording = PLAIN
+
+    @classmethod
+    def of(
+        cls,
+        document: object,
+        where: object,
+        known: Collection[str] | None = None,
+        *,
+        wording: Wording = PLAIN,
+        such_as: str = "",
+    ) -> Section:
+        """Empty where there is no document; raises InputError for a key that is not `known`."""
+        values = {} if document is None else mapping(document, where, such_as)
+        if known is not None:
+            refuse_unknown(values, known, str(where))
+        return cls({key: value for key, value in values.items() if value is not None}, str(where), wording)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What stands there, unchecked."""
+        return self.values.get(key, default)
+
+    def at(self, key: object) -> str:
+        """Where the value of a key is."""
+        return f"{self.where}: {key}"
+
+    def required(self, key: str) -> Any:
+        if key not in self.values and self.wording.missing:
+            raise InputError(f"{self.at(key)} {self.wording.missing}")
+        return self.values.get(key)
+
+    def part(self, key: str, known: Collection[str] | None = None) -> Section:
+        return Section.of(self.get(key), self.at(key), known, wording=self.wording)
+
+    def one_of(
+        self, key: str, known: Collection[str], default: Default | _Required = _REQUIRED
+    ) -> str | Default:
+        return self._read(key, lambda value, where: one_of(value, known, where, self.wording), default)
+
+    def flag(self, key: str, default: Default | _Required = _REQUIRED) -> bool | Default:
+        return self._read(key, lambda value, where: flag(value, where, self.wording), default)
+
+    def text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
+        return self._read(key, text, default)
+
+    def written(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
+        return self._read(key, written, default)
+
+    def number(
+        self,
+        key: str,
+        default: Default | _Required = _REQUIRED,
+        *,
+        least: float = -math.inf,
+        above: float = -math.inf,
+    ) -> float | Default:
+        return self._read(
+            key,
+            lambda value, where: number(value, where, least=least, above=above, wording=self.wording),
+            default,
+        )
+
+    def numbers(self, key: str, default: Default | _Required = _REQUIRED) -> tuple[float, ...] | Default:
+        return self._read(key, lambda value, where: numbers(value, where, self.wording), default)
+
+    def whole(
+        self, key: str, default: Default | _Required = _REQUIRED, *, least: int = 1, most: int = MOST
+    ) -> int | Default:
+        return self._read(
+            key,
+            lambda value, where: whole(value, where, least=least, most=most, wording=self.wording),
+            default,
+        )
+
+    def share(
+        self, key: str, default: Default | _Required = _REQUIRED, *, most: float = 1.0
+    ) -> float | Default:
+        return self._read(key, lambda value, where: share(value, where, most=most), default)
+
+    def quantity(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
+        """Of any sign."""
+        return self._read(key, lambda value, where: quantity(value, unit, where=where), default)
+
+    def at_least(
+        self,
+        key: str,
+        unit: str,
+        default: Default | _Required = _REQUIRED,
+        *,
+        least: float = 0.0,
+        bare: bool = False,
+    ) -> float | Default:
+        return self._read(
+            key,
+            lambda value, where: at_least(value, unit, where, least=least, bare=bare, wording=self.wording),
+            default,
+        )
+
+    def positive(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
+        return self._read(key, lambda value, where: positive(value, unit, where), default)
+
+    def _read(
+        self, key: str, check: Callable[[object, str], Read], default: Default | _Required
+    ) -> Read | Default:
+        if key not in self.values and not isinstance(default, _Required):
+            return default
+        return check(self.required(key), self.at(key))

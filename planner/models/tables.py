@@ -16,18 +16,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from planner.errors import InputError
-from planner.io.csvlines import refuse_long_fields
-from planner.io.files import open_input
+from planner.io.tables import parse_csv, read_text
 from planner.models.latency import Array
 
 COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
+
+
+class Step(NamedTuple):
+    """Equal prompts, each `new` tokens after `cached` ones, and equal decodes that attend to `context`."""
+
+    prompts: int
+    new: int
+    cached: int
+    decodes: int
+    context: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.prompts * (self.new + self.cached) + self.decodes * self.context
 
 
 @dataclass(frozen=True)
@@ -58,25 +71,14 @@ class StepTable:
 
 def read_step_table(path: Path) -> StepTable:
     """Read and check a step table; raises InputError with file, column and row."""
-    with open_input(path) as stream:
-        raw = stream.read()
-    try:
-        lines = raw.decode("utf-8-sig").splitlines(keepends=True)
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not UTF-8 text; expected a step table in CSV") from None
+    text = read_text(path)
     about = {}
-    for line in lines:
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
         key, _, value = line.lstrip("# ").partition(":")
         about[key.strip()] = value.strip()
-    refuse_long_fields("".join(lines), path)
-    try:
-        steps = pd.read_csv(BytesIO("".join(lines[len(about) :]).encode()), comment="#")
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise InputError(f"{path}: is not a CSV with a header ({error})") from None
-    if not isinstance(steps.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
-        raise InputError(f"{path}: is not a CSV with a header (rows have more cells than the header)")
+    steps = parse_csv(text, path)
     check(steps, where=str(path))
     return StepTable(steps, about)
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from planner import manifests
-from planner.documents.fleet import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
-from planner.domain import Slo
-from planner.fleet import Fleet, Policies
+from planner.documents.fits import latency_document
+from planner.documents.fleet import fleet_document
+from planner.documents.slo import slo_document
+from planner.fleet import Fleet
 from planner.io.files import to_yaml
 from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
 from planner.manifests.engine import image as image_of
-from planner.models.latency import StepLatency
 from planner.plan import Plan
 from planner.reports import figures
 from planner.reports.curves import spread
@@ -34,7 +34,6 @@ from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
 from planner.solvers.placement import Placement
 from planner.traffic.jsonlines import to_jsonl
-from planner.units import percentile_name
 
 Document = dict[str, Any]
 
@@ -137,62 +136,6 @@ def _traffic_name(plan: Plan) -> str:
     return "traffic.jsonl" if is_more else "requests.csv"
 
 
-def fleet_document(fleet: Fleet) -> Document:
-    """The fleet in fleet.yaml's schema; read_fleet gives an equal fleet back, to the last bit.
-
-    Step times and prices are written out, so that a later catalog does not change what a plan says.
-    """
-    network, policies = fleet.network, fleet.policies
-    return {
-        "llm": fleet.llm.name,
-        "workers": [
-            {
-                "name": pool.name,
-                "role": pool.role,
-                "gpu": pool.type.gpu.name,
-                "tp": pool.type.tp,
-                **({"pp": pool.type.pp} if pool.type.pp > 1 else {}),
-                "count": pool.count,
-                "kv_tokens": pool.type.kv_tokens,
-                "max_num_seqs": pool.type.max_num_seqs,
-                "max_num_batched_tokens": pool.type.max_num_batched_tokens,
-                "latency": _latency_document(pool.type.latency),
-            }
-            for pool in running(fleet)
-        ],
-        "policies": _policies_document(policies),
-        "network": {
-            "bandwidth": _quantity(network.bandwidth_bytes_per_s, 1e9, "GB/s"),
-            "latency": _quantity(network.latency_s, 1e-3, "ms"),
-            "transfer": network.transfer,
-            **({"layerwise_from": network.layerwise_tokens} if network.layerwise_tokens else {}),
-            **({} if network.is_shared else {"shared": False}),
-        },
-        "prices": {
-            gpu.name: _quantity(gpu.price_usd_per_h, 1.0, "usd/h")
-            for gpu in (pool.type.gpu for pool in running(fleet))
-        },
-    }
-
-
-def _policies_document(policies: Policies) -> Document:
-    """The main choices, and whatever else is not as it is by default."""
-    default = Policies()
-    document: Document = {name: getattr(policies, name) for name in ("batching", "routing", "decode_routing")}
-    for name in ("queue", "admission"):
-        if getattr(policies, name) != getattr(default, name):
-            document[name] = getattr(policies, name)
-    for name, field in (POLICY_SECONDS | POLICY_COUNTS | POLICY_SHARES | POLICY_NUMBERS).items():
-        value = getattr(policies, field)
-        if value != getattr(default, field):
-            document[name] = _quantity(value, 1.0, "s") if name in POLICY_SECONDS else value
-    if policies.vidur_restarts:
-        document["vidur_restarts"] = True
-    if policies.tenant_weights:
-        document["tenant_weights"] = dict(policies.tenant_weights)
-    return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}
-
-
 def _per_million(plan: Plan) -> Document:
     """USD per million tokens of the plan's traffic: prompts and answers, and answers alone."""
     return {"tokens": plan.usd_per_million_tokens, "output_tokens": plan.usd_per_million_output_tokens}
@@ -235,38 +178,9 @@ def power_document(power: ExpectedPower | None) -> Document | None:
     return written
 
 
-def slo_document(slo: Slo) -> Document:
-    """The SLO as slo.yaml writes it."""
-    document: Document = {}
-    for limit in slo.limits:
-        lines = document.setdefault(limit.metric, {})
-        lines[percentile_name(limit.percentile_frac)] = f"{_shortest(limit.limit_s)} s"
-    if slo.attainment_frac is not None:
-        document["attainment"] = slo.attainment_frac
-    return document
-
-
-def _latency_document(latency: StepLatency) -> Document:
-    document = dataclasses.asdict(latency)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in document.items()}
-
-
 def _images(fleet: Fleet) -> list[str]:
     gpus = [pool.type.gpu for pool in running(fleet)]
     return sorted({image_of(gpu) if is_rocm(gpu) else IMAGE for gpu in gpus})
-
-
-_OWN_UNITS = {"GB/s": "B/s", "ms": "s"}
-
-
-def _quantity(value: float, factor: float, unit: str) -> str:
-    """'50 GB/s' where units.quantity reads the same number from it, else in the library's own unit."""
-    text = _shortest(value / factor)
-    return f"{text} {unit}" if float(text) * factor == value else f"{value!r} {_OWN_UNITS[unit]}"
-
-
-def _shortest(value: float) -> str:
-    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def certificate_json(plan: Plan, *, command: str = "") -> str:
@@ -294,7 +208,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
             "notes": trace.notes,
             "measured_window_s": simulation.window_s,
         },
-        "latency": {pool.name: _latency_document(pool.type.latency) for pool in running(plan.fleet)},
+        "latency": {pool.name: latency_document(pool.type.latency) for pool in running(plan.fleet)},
         "prices": plan.prices_note,
         "warnings": plan.warnings,
         "engine": {"name": "vllm", "version": VLLM_VERSION},

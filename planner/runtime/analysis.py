@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from planner.calibrate.fitting import Fitted
+from planner.documents.fleet import fleet_document
 from planner.domain import SPOT, Slo
 from planner.fleet import Fleet
 from planner.manifests.engine import running
-from planner.reports.output import fleet_document
 from planner.runtime.compare import Comparison, Measurement, Tolerances, compare
 from planner.runtime.enginelog import read_step_logs
 from planner.runtime.own_clock import undisturbed

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.calibrate.fitting import fit_yaml
+from planner.documents.fleet import fleet_document
 from planner.domain import Metric
 from planner.io.files import to_yaml
 from planner.reports import charts
 from planner.reports.curves import POINTS as CURVE_POINTS
 from planner.reports.drawing import BLUE, GUIDE, VERMILLION, Figure
-from planner.reports.output import fleet_document, requests_csv
+from planner.reports.output import requests_csv
 from planner.reports.page import charts as drawn
 from planner.reports.page import headline, page, section, table
 from planner.runtime.analysis import Validation

@@ -20,25 +20,18 @@ are filled to the brim: queueing is the business of the k_ij.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.errors import InfeasibleError, PlannerError
 from planner.solvers.backend import Engine, Outcome, run, whole
 
 Floats = npt.NDArray[np.float64]
 
-MOST_WORKERS = 1e6  # of one type for one bucket; a rate this small is a way of writing 0
 SMALLEST_SHARE = 1e-9
-SHARES_OFF = 1e-3  # of Mélange's shares, which are written rounded
-MELANGE_NONE_RPS = (
-    0.001  # Mélange divides by rates, so a type that cannot serve a bucket has this one, or less
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,106 +56,6 @@ class Allocation:
     cost_usd_per_h: float
     bound_usd_per_h: float
     is_optimal: bool
-
-
-def parse_instance(document: Mapping[str, Any]) -> Instance:
-    """Read the JSON form: buckets with a rate, types with a price, a stock and a rate per bucket.
-
-    Mélange's own configuration is read too.
-    """
-    if "gpu_info" in document:
-        document = _of_melange(document)
-    _only(document, {"buckets", "types", "slice_factor"}, "")
-    buckets, types = _rows(document, "buckets"), _rows(document, "types")
-    for where, row in buckets:
-        _only(row, {"name", "rate_rps"}, f"{where}: ")
-    rate_rps = np.array([_amount(row.get("rate_rps"), f"{where}: rate_rps") for where, row in buckets])
-    rates = []
-    for where, row in types:
-        _only(row, {"name", "cost_usd_per_h", "stock", "rate_rps"}, f"{where}: ")
-        row_rates = row.get("rate_rps")
-        if not isinstance(row_rates, list) or len(row_rates) != len(buckets):
-            raise InputError(
-                f"{where}: rate_rps: expected a list of {len(buckets)} rates, one per bucket and 0 where it "
-                f"cannot serve, found {row_rates!r}"
-            )
-        rates.append([_amount(rate, f"{where}: rate_rps[{i}]") for i, rate in enumerate(row_rates)])
-    factor = document.get("slice_factor")
-    instance = Instance(
-        _names(buckets),
-        _names(types),
-        rate_rps,
-        np.array(rates).T,
-        np.array([_amount(row.get("cost_usd_per_h"), f"{where}: cost_usd_per_h") for where, row in types]),
-        tuple(_whole(row.get("stock"), f"{where}: stock", least=0) for where, row in types),
-        _whole(factor, "slice_factor", least=1),
-    )
-    for i, j in np.argwhere(instance.rate_rps[:, None] > MOST_WORKERS * instance.sustained_rps).tolist():
-        if instance.sustained_rps[i, j] > 0:
-            raise InputError(
-                f"type {instance.types[j]!r} sustains {instance.sustained_rps[i, j]:g} requests/s of "
-                f"{instance.buckets[i]!r}, which would take more than {MOST_WORKERS:g} workers; write 0 if "
-                "it cannot serve them"
-            )
-    return instance
-
-
-def _of_melange(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Mélange's configuration in our form: its grid of buckets row by row, named by row and column."""
-    _only(
-        config,
-        {
-            "gpu_info",
-            "workload_distribution",
-            "total_request_rate",
-            "slice_factor",
-            "availability",
-            "bucket_index",
-            "bucket_upper_bounds",
-        },
-        "",
-    )
-    total_rps = _amount(config.get("total_request_rate"), "total_request_rate")
-    shares = _grid(config.get("workload_distribution"), "workload_distribution")
-    if abs((total := sum(shares.values())) - 1) > SHARES_OFF:
-        raise InputError(
-            f"workload_distribution: shares of total_request_rate must sum to 1, found a sum of {total:.6g}"
-        )
-    gpus, stock = config["gpu_info"], config.get("availability") or {}
-    if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
-        raise InputError(
-            "gpu_info, availability: expected an object per GPU and, of these, how many there are"
-        )
-    types = []
-    for name, row in gpus.items():
-        if not isinstance(row, dict):
-            raise InputError(f"gpu_info: {name}: expected an object, found {row!r}")
-        _only(row, {"cost", "tputs"}, f"gpu_info: {name}: ")
-        rates = _grid(row.get("tputs"), f"gpu_info: {name}: tputs").values()
-        types.append(
-            {
-                "name": name,
-                "cost_usd_per_h": row.get("cost"),
-                "stock": stock.get(name),
-                "rate_rps": [rate if rate > MELANGE_NONE_RPS else 0 for rate in rates],
-            }
-        )
-    return {
-        "buckets": [{"name": name, "rate_rps": share * total_rps} for name, share in shares.items()],
-        "types": types,
-        "slice_factor": config.get("slice_factor"),
-    }
-
-
-def _grid(rows: object, where: str) -> dict[str, float]:
-    """The numbers of a list of lists, by "row, column"."""
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise InputError(f"{where}: expected a list of lists of numbers, found {rows!r}")
-    return {
-        f"{i}, {j}": _amount(value, f"{where}[{i}][{j}]")
-        for i, row in enumerate(rows)
-        for j, value in enumerate(row)
-    }
 
 
 def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine = "highs") -> Allocation:
@@ -291,44 +184,3 @@ def _short_of(instance: Instance, time_limit_s: float) -> PlannerError:
         constraint="stock of " + ", ".join(instance.types[j] for j in short),
         relaxation=more,
     )
-
-
-def _rows(document: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
-    rows = document.get(key)
-    if not isinstance(rows, list) or not rows:
-        raise InputError(f"{key}: expected a list with at least one entry, found {rows!r}")
-    for i, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise InputError(f"{key}[{i}]: expected an object, found {row!r}")
-    return [(f"{key}[{i}]", row) for i, row in enumerate(rows)]
-
-
-def _names(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, ...]:
-    names: list[str] = []
-    for where, row in rows:
-        name = row.get("name")
-        if not isinstance(name, str) or not name:
-            raise InputError(f"{where}: name: expected text, found {name!r}")
-        if name in names:
-            raise InputError(f"{where}: name: {name!r} is given twice")
-        names.append(name)
-    return tuple(names)
-
-
-def _only(row: Mapping[str, Any], known: set[str], where: str) -> None:
-    if unknown := sorted(set(row) - known):
-        raise InputError(f"{where}unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
-
-
-def _amount(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise InputError(f"{where}: expected a number >= 0, found {value!r}")
-    return float(value)
-
-
-def _whole(value: object, where: str, *, least: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 10**9:
-        raise InputError(f"{where}: expected a whole number >= {least} or null, found {value!r}")
-    return value

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from planner.documents.fleet import fleet_document
+from planner.documents.slo import slo_document
 from planner.domain import Metric, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
@@ -169,10 +171,10 @@ def to_json(comparison: Comparison) -> output.Document:
             "seed": comparison.seed,
             "notes": list(trace.notes),
         },
-        "slo": output.slo_document(comparison.slo) if comparison.slo is not None else None,
+        "slo": slo_document(comparison.slo) if comparison.slo is not None else None,
         "notes": comparison.notes,
         "variants": [
-            row.cells() | {"fleet": output.fleet_document(row.variant.fleet), "simulation": row.summary}
+            row.cells() | {"fleet": fleet_document(row.variant.fleet), "simulation": row.summary}
             for row in comparison.rows
         ],
     }

@@ -13,18 +13,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import TraceError
+from planner.io.values import shown
 from planner.traffic.sessions import nominal
 from planner.traffic.texts import BLOCK_TOKENS, cut_texts, text_lengths
-from planner.traffic.trace import (
-    MAX_TOKENS,
-    FloatArray,
-    IntArray,
-    Trace,
-    no_edges,
-    no_ids,
-    several_llms,
-    shown,
-)
+from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray, Trace, no_edges, no_ids, several_llms
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0
 OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error

@@ -1,4 +1,5 @@
-"""Made-up traffic whose prompts share prefixes: Preble's five workloads, and programs of several requests.
+"""Made-up traffic: independent requests of drawn lengths; prompts that share prefixes, as in Preble's five
+workloads; and programs of several requests.
 
 Lengths and sharing of the five follow Table 1 of Preble (Srivatsa et al. 2024, arXiv:2407.00023); `TABLE` has
 its rows. Where it leaves something open we choose, and say so in the functions below. Trees of thoughts and
@@ -10,16 +11,20 @@ text up to its end. Arrivals are a Poisson process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
+from planner.traffic.scaling import MAX_REQUESTS
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
 MeanSd = tuple[float, float]
+Lengths = Callable[[np.random.Generator, int], IntArray]
+"""Draws the lengths [tokens] of so many requests."""
 NO_EDGES = np.zeros((0, 2), np.int64)
 NO_TIMES = np.zeros(0)
 
@@ -106,6 +111,81 @@ class _Texts:
             after=after,
             think_s=think_s,
         )
+
+
+def synthesise(
+    requests: int,
+    rate_rps: float,
+    *,
+    input_tokens: Lengths,
+    output_tokens: Lengths,
+    gap_cv: float = 1.0,
+    rng: np.random.Generator,
+    name: str = "synthetic",
+) -> Trace:
+    """`requests` independent arrivals, the first at 0, with lengths drawn from the two distributions.
+
+    Gaps are Gamma distributed with mean 1 / rate_rps and coefficient of variation `gap_cv`: 1 is a Poisson
+    process, more is bursty, 0 is a clock.
+    """
+    if not 1 <= requests <= MAX_REQUESTS:
+        raise InputError(f"requests: expected 1 to {MAX_REQUESTS}, found {requests}")
+    if not 0 < rate_rps < np.inf:
+        raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
+    if not 0 <= gap_cv <= 100:
+        raise InputError(f"gap_cv: expected 0 (a clock) to 100, found {gap_cv}")
+    gaps_s = np.full(requests, 1 / rate_rps)
+    if gap_cv:
+        gaps_s = rng.gamma(gap_cv**-2, gap_cv**2 / rate_rps, requests)
+    gaps_s[0] = 0.0
+    return Trace(
+        name=name,
+        arrival_s=np.cumsum(gaps_s),
+        input_tokens=input_tokens(rng, requests),
+        output_tokens=output_tokens(rng, requests),
+        notes=(f"synthetic: {requests} requests, {rate_rps:g} requests/s, Gamma gaps of CV {gap_cv:g}",),
+    )
+
+
+def fixed(tokens: int) -> Lengths:
+    """Every request the same."""
+    _at_least_one("fixed length", tokens)
+    return lambda rng, n: np.full(n, tokens, np.int64)
+
+
+def uniform(low_tokens: int, high_tokens: int) -> Lengths:
+    """Every whole number from low to high, both included, as likely as the next."""
+    _at_least_one("lowest length", low_tokens)
+    if high_tokens < low_tokens:
+        raise InputError(f"uniform lengths: the highest ({high_tokens}) is below the lowest ({low_tokens})")
+    return lambda rng, n: rng.integers(low_tokens, high_tokens, n, dtype=np.int64, endpoint=True)
+
+
+def lognormal(mean_tokens: float, cv: float) -> Lengths:
+    """Lognormal with this mean and coefficient of variation, rounded, at least 1."""
+    _at_least_one("mean length", mean_tokens)
+    if not 0 <= cv < np.inf:
+        raise InputError(f"lognormal lengths: expected a coefficient of variation >= 0, found {cv}")
+    variance = np.log1p(cv**2)
+    mu, sigma = np.log(mean_tokens) - variance / 2, np.sqrt(variance)
+    return lambda rng, n: _rounded(rng.lognormal(mu, sigma, n))
+
+
+def empirical(tokens: npt.ArrayLike) -> Lengths:
+    """Drawn from observed lengths, with replacement."""
+    observed = np.asarray(tokens, dtype=np.float64)
+    if not observed.size or not (observed >= 1).all():
+        raise InputError("empirical lengths: expected one or more numbers of tokens >= 1")
+    return lambda rng, n: _rounded(rng.choice(observed, n))
+
+
+def _rounded(tokens: FloatArray) -> IntArray:
+    return np.maximum(np.round(tokens), 1).astype(np.int64)
+
+
+def _at_least_one(what: str, tokens: float) -> None:
+    if not 1 <= tokens < np.inf:
+        raise InputError(f"{what}: expected a number of tokens >= 1, found {tokens}")
 
 
 def preble(

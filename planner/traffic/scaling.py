@@ -1,4 +1,4 @@
-"""Another amount of traffic from a trace, a part of it, or traffic made up from distributions.
+"""Another amount of traffic from a trace, or a part of it.
 
 Three ways to another rate. Each keeps the two lengths of a request together, and the requests of one copy in
 their order of arrival (around the circle, where the copy is shifted):
@@ -21,12 +21,11 @@ the blocks that several sessions share, and none of those that only one session 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
 from planner.traffic.sessions import sessions
@@ -34,8 +33,6 @@ from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 from planner.units import quantity
 
 Scaling = Literal["superpose", "compress", "thin"]
-Lengths = Callable[[np.random.Generator, int], IntArray]
-"""Draws the lengths [tokens] of so many requests."""
 
 SAME_FRAC = 1e-9  # factors this near to 1 change nothing
 MAX_REQUESTS = 50_000_000
@@ -220,78 +217,3 @@ def window(trace: Trace, spec: str = "whole") -> Trace:
     if cut := int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum()) - len(part.after):
         note += f"; {cut} waits for what came before the window were cut"
     return replace(part, arrival_s=part.arrival_s - start_s, notes=(*trace.notes, note))
-
-
-def synthesise(
-    requests: int,
-    rate_rps: float,
-    *,
-    input_tokens: Lengths,
-    output_tokens: Lengths,
-    gap_cv: float = 1.0,
-    rng: np.random.Generator,
-    name: str = "synthetic",
-) -> Trace:
-    """`requests` independent arrivals, the first at 0, with lengths drawn from the two distributions.
-
-    Gaps are Gamma distributed with mean 1 / rate_rps and coefficient of variation `gap_cv`: 1 is a Poisson
-    process, more is bursty, 0 is a clock.
-    """
-    if not 1 <= requests <= MAX_REQUESTS:
-        raise InputError(f"requests: expected 1 to {MAX_REQUESTS}, found {requests}")
-    if not 0 < rate_rps < np.inf:
-        raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
-    if not 0 <= gap_cv <= 100:
-        raise InputError(f"gap_cv: expected 0 (a clock) to 100, found {gap_cv}")
-    gaps_s = np.full(requests, 1 / rate_rps)
-    if gap_cv:
-        gaps_s = rng.gamma(gap_cv**-2, gap_cv**2 / rate_rps, requests)
-    gaps_s[0] = 0.0
-    return Trace(
-        name=name,
-        arrival_s=np.cumsum(gaps_s),
-        input_tokens=input_tokens(rng, requests),
-        output_tokens=output_tokens(rng, requests),
-        notes=(f"synthetic: {requests} requests, {rate_rps:g} requests/s, Gamma gaps of CV {gap_cv:g}",),
-    )
-
-
-def fixed(tokens: int) -> Lengths:
-    """Every request the same."""
-    _at_least_one("fixed length", tokens)
-    return lambda rng, n: np.full(n, tokens, np.int64)
-
-
-def uniform(low_tokens: int, high_tokens: int) -> Lengths:
-    """Every whole number from low to high, both included, as likely as the next."""
-    _at_least_one("lowest length", low_tokens)
-    if high_tokens < low_tokens:
-        raise InputError(f"uniform lengths: the highest ({high_tokens}) is below the lowest ({low_tokens})")
-    return lambda rng, n: rng.integers(low_tokens, high_tokens, n, dtype=np.int64, endpoint=True)
-
-
-def lognormal(mean_tokens: float, cv: float) -> Lengths:
-    """Lognormal with this mean and coefficient of variation, rounded, at least 1."""
-    _at_least_one("mean length", mean_tokens)
-    if not 0 <= cv < np.inf:
-        raise InputError(f"lognormal lengths: expected a coefficient of variation >= 0, found {cv}")
-    variance = np.log1p(cv**2)
-    mu, sigma = np.log(mean_tokens) - variance / 2, np.sqrt(variance)
-    return lambda rng, n: _whole(rng.lognormal(mu, sigma, n))
-
-
-def empirical(tokens: npt.ArrayLike) -> Lengths:
-    """Drawn from observed lengths, with replacement."""
-    observed = np.asarray(tokens, dtype=np.float64)
-    if not observed.size or not (observed >= 1).all():
-        raise InputError("empirical lengths: expected one or more numbers of tokens >= 1")
-    return lambda rng, n: _whole(rng.choice(observed, n))
-
-
-def _whole(tokens: FloatArray) -> IntArray:
-    return np.maximum(np.round(tokens), 1).astype(np.int64)
-
-
-def _at_least_one(what: str, tokens: float) -> None:
-    if not 1 <= tokens < np.inf:
-        raise InputError(f"{what}: expected a number of tokens >= 1, found {tokens}")

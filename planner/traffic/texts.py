@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from planner.errors import TraceError
 from planner.io.files import open_text
-from planner.traffic.trace import MAX_TOKENS, IntArray, shown
+from planner.io.values import shown
+from planner.traffic.trace import MAX_TOKENS, IntArray
 
 BLOCK_TOKENS = 16
 

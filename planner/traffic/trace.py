@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import TraceError
+from planner.io.values import shown
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -190,9 +191,3 @@ def several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:
     counts = Counter(dict(zip(llms, np.bincount(llm, minlength=len(llms)).tolist(), strict=True)))
     shares = (f"{shown(name)} {rows / len(llm):.1%}" for name, rows in counts.most_common(5))
     return f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}"
-
-
-def shown(value: object) -> str:
-    """A value for an error message: its text, cut short, on one line."""
-    text = repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -11,9 +11,11 @@ import yaml
 
 from planner.documents import catalog as catalog_module
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fits import read_fits, read_header
 from planner.domain import Limit
 from planner.errors import CatalogError
 from planner.io.files import repository_dir
+from planner.io.values import Wording
 from planner.models.latency import StepLatency
 
 
@@ -338,13 +340,12 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
     (tmp_path / "latency" / "other.yaml").write_text("llm: opt-13b\ngpu: l4\nfits: [this is { not YAML\n")
     own = with_fits(tmp_path, FIT)
     parsed: list[Path] = []
-    read_fits = catalog_module._read_fits
 
-    def counted(path: Path) -> dict[int, StepLatency]:
+    def counted(path: Path, wording: Wording) -> dict[int, StepLatency]:
         parsed.append(path)
-        return read_fits(path)
+        return read_fits(path, wording)
 
-    monkeypatch.setattr(catalog_module, "_read_fits", counted)
+    monkeypatch.setattr(catalog_module, "read_fits", counted)
     for _ in range(3):
         own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
     assert [path.name for path in parsed if path.parent.parent == tmp_path] == ["llama-3.1-70b--h100.yaml"]
@@ -380,8 +381,8 @@ def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> Non
 
 def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
     for path in catalog.fit_files:
-        llm, gpu = catalog_module._header(path)
-        for tp in catalog_module._read_fits(path):
+        llm, gpu = read_header(path)
+        for tp in read_fits(path):
             assert catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp).step_s(1) > 0
 
 

@@ -8,9 +8,11 @@ import pytest
 import yaml
 from plans import CATALOG, LLM
 
-from planner.documents.fleet import read_fleet
+from planner.documents.fits import form_document
+from planner.documents.fleet import fleet_document, read_fleet
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies
+from planner.io.files import to_yaml
 from planner.models.memory import kv_cache_tokens
 
 ONE = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: w, gpu: h100-80g, tp: 4, count: 2}\n"
@@ -158,6 +160,19 @@ def test_forms_of_step_times_are_read(tmp_path: Path, form: dict[str, object]) -
     document = yaml.safe_load(ONE)
     document["workers"][0]["latency"] = form
     assert read(tmp_path, yaml.safe_dump(document)).pools[0].type.form is not None
+
+
+@pytest.mark.parametrize("form", [DISTSERVE, SPLITWISE, {**FIT, "simulated": CORRECTED}])
+def test_forms_of_step_times_come_back_as_they_were_written(tmp_path: Path, form: dict[str, object]) -> None:
+    """They were left out of what is written, so a fleet read back was simulated with other step times."""
+    document = yaml.safe_load(ONE)
+    document["workers"][0]["latency"] = form
+    fleet = read(tmp_path, yaml.safe_dump(document))
+    again = read(tmp_path, to_yaml(fleet_document(fleet)))
+    ours, written = fleet.pools[0].type, again.pools[0].type
+    assert ours.latency == written.latency
+    assert ours.form is not None and written.form is not None
+    assert form_document(ours.form) == form_document(written.form)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,7 @@ def test_kernel_times_of_aiconfigurator_come_without_a_file(
     def table(llm: object, gpu: object, tp: int) -> StepTable:
         return StepTable(pd.DataFrame([[1, 8, 0, 36, 0, 0, 0.01]], columns=list(COLUMNS)), {"tp": str(tp)})
 
-    monkeypatch.setattr("profiling.silicon.silicon_table", table)
+    monkeypatch.setattr("planner.imports.aiconfigurator.silicon_table", table)
     found = steps_of("aiconfigurator", WHOLE, catalog)
     assert found.about == {"tp": "1", "host_overhead": NOT_INCLUDED}
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from planner.errors import ExtrapolationError, InfeasibleError, InputError
+from planner.imports.splitwise import splitwise_table
 from planner.models.choice import families
 from planner.models.correction import covariance, formula_s
 from planner.models.families.aladdin import AladdinGpus, AladdinKv, AladdinSteps
@@ -21,7 +22,6 @@ from planner.models.families.rooflines import RooflineSteps
 from planner.models.families.splitwise import SplitwiseInterpolation, SplitwiseSimLookup
 from planner.models.families.vidur import VidurForest, equivalent_prefill_tokens
 from planner.models.latency import Array, StepLatency
-from profiling.shipped import splitwise_table
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 SHAPE = StepLatency((1.0, 256.0, 4096.0), (0.01, 0.012, 0.1), 1e-9, 1e-6, 2e-8, 1e-4, 0.0, "shape")

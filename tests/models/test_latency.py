@@ -243,7 +243,7 @@ def test_splitwise_medians_are_met() -> None:
 def test_recorded_fit_and_error_are_rebuilt_from_the_source(tp: int) -> None:
     """Llama-3.1-70B on H100: the same table, the same coefficients, the same held-out error."""
     from planner.documents.catalog import read_catalog
-    from profiling.silicon import silicon_table
+    from planner.imports.silicon import silicon_table
 
     catalog = read_catalog()
     table = silicon_table(catalog.llm("llama-3.1-70b"), catalog.gpu("h100-80g"), tp)

@@ -19,7 +19,7 @@ from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
-from planner.models.tables import COLUMNS, read_step_table
+from planner.models.tables import COLUMNS, Step, read_step_table
 from profiling import design
 from profiling.config import sharded
 from profiling.design import Limits
@@ -27,7 +27,6 @@ from profiling.machine import catalog_name, describe
 from profiling.measure import measure_into, summary
 from profiling.meter import Measurement, Ran, Repeats, StepNotRunError
 from profiling.power import GpuPower, Power
-from profiling.silicon import Step
 from profiling.vllm_install import is_installed
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"

@@ -17,10 +17,10 @@ import aiohttp
 import pytest
 from runtime_fakes import LATENCY, MODEL, engines, fleet_of, is_idle, random_trace
 
+from planner.documents.fleet import fleet_document
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.io.files import to_yaml
-from planner.reports.output import fleet_document
 from planner.runtime import workers
 from planner.runtime.replay import Journal, JournalFile, replay
 from planner.runtime.router import Router, listening

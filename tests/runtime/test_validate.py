@@ -19,12 +19,11 @@ from runtime_fakes import CATALOG, LATENCY, LLM, fleet_of, random_trace
 from planner import cli
 from planner.commands.validate import _beside, _own_slo
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet import fleet_document, read_fleet
 from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.io.files import read_yaml, to_yaml
-from planner.reports.output import fleet_document
 from planner.runtime import workers
 from planner.runtime.analysis import Wanted, analyse
 from planner.runtime.compare import Measurement, Row, Tolerances, compare, outside_s

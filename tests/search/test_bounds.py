@@ -26,7 +26,7 @@ from planner.simulator.metrics import Verdict
 from planner.solvers.demand import _best_start, demand
 from planner.solvers.master import Option, attention_s, decoded_from
 from planner.solvers.required_work import due
-from planner.traffic.scaling import lognormal, synthesise
+from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
 from planner.traffic.workload import coarser, distinct_lengths
 

@@ -19,7 +19,7 @@ from planner.search.options import mixed_options, worker_types
 from planner.search.oracle import Oracle
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option
-from planner.traffic.scaling import lognormal, synthesise
+from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
 
 LLM = "meta-llama/Llama-3.1-70B"
@@ -316,7 +316,7 @@ def test_host_overhead_is_in_every_step(catalog: Catalog) -> None:
 def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Catalog) -> None:
     """27 outputs of 16,000 tokens in 20 s and a limit on TTFT alone: nobody asks when they end, so the work
     of decoding must not refute a single small worker."""
-    from planner.traffic.scaling import fixed
+    from planner.traffic.generate import fixed
 
     trace = synthesise(
         27,

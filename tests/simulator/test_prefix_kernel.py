@@ -12,12 +12,11 @@ from prefix_reference import PrefixReference
 from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet import fleet_document, read_fleet
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.io.files import to_yaml
 from planner.policies import QUEUE, ROUTING, Policy
-from planner.reports.output import fleet_document
 from planner.simulator import Simulation, simulate
 from planner.simulator.metrics import jain_index, tenant_service
 from planner.traffic.trace import Trace

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from planner import cli
+from planner.documents.allocation import parse_instance
 from planner.errors import InfeasibleError, InputError
-from planner.solvers.allocation import Allocation, Instance, allocate, parse_instance
+from planner.solvers.allocation import Allocation, Instance, allocate
 from planner.solvers.backend import Engine
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from planner.search.pose import pose
 from planner.search.problem import Problem
 from planner.solvers.master import Limits
 from planner.solvers.required_work import obliged
-from planner.traffic.scaling import lognormal, synthesise
+from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.workload import distinct_lengths
 
 MOST = 4  # workers of a GPU

@@ -6,7 +6,7 @@ import numpy as np
 from plans import CATALOG
 
 from planner.documents.task import Task, parse_task
-from planner.traffic.scaling import lognormal, synthesise
+from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
 
 LLM = "meta-llama/Llama-3.1-70B"

@@ -1,4 +1,4 @@
-"""Rescaling, windows and synthetic traffic of planner/traffic/scaling.py."""
+"""Rescaling and windows of planner/traffic/scaling.py, drawn requests of planner/traffic/generate.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError, TraceError
-from planner.traffic.scaling import empirical, fixed, lognormal, rescale, synthesise, uniform, window
+from planner.traffic.generate import empirical, fixed, lognormal, synthesise, uniform
+from planner.traffic.scaling import rescale, window
 from planner.traffic.trace import FloatArray, Trace
 from planner.traffic.workload import dispersion
 

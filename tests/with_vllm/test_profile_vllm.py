@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from planner.models.step_fit import PiecewiseLinearStepLatency, errors_by_regime
-from planner.models.tables import StepTable
+from planner.models.tables import Step, StepTable
 from profiling import design, measure
 from profiling.engine import VllmEngine
 from profiling.measure import measure_into, summary
 from profiling.meter import StepNotRunError
-from profiling.silicon import Step
 from profiling.vllm_install import is_cpu_build, is_installed
 
 if not is_installed():

@@ -21,14 +21,13 @@ import numpy as np
 import pytest
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet import fleet_document, read_fleet
 from planner.domain import Slo
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import to_yaml
 from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.tables import read_step_table
-from planner.reports.output import fleet_document
 from planner.runtime.analysis import Wanted
 from planner.runtime.replay import prompt
 from planner.runtime.router import Router, listening

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ import pandas as pd
 from planner.domain import Gpu, Llm
 from planner.errors import InputError
 from planner.models.memory import kv_cache_tokens
-from planner.models.tables import COLUMNS, StepTable
+from planner.models.tables import COLUMNS, Step, StepTable
 
 VERSION = "0.12.0"
 SYSTEMS = {"a100-80g": "a100_sxm", "h100-80g": "h100_sxm", "h200-141g": "h200_sxm"}
@@ -33,20 +33,6 @@ MODELS = {
     "Qwen/Qwen3-32B": "Qwen/Qwen3-32B",
 }
 MOST_STEP_TOKENS = 32768
-
-
-class Step(NamedTuple):
-    """Equal prompts, each `new` tokens after `cached` ones, and equal decodes that attend to `context`."""
-
-    prompts: int
-    new: int
-    cached: int
-    decodes: int
-    context: int
-
-    @property
-    def kv_tokens(self) -> int:
-        return self.prompts * (self.new + self.cached) + self.decodes * self.context
 
 
 def grid() -> Iterator[Step]:

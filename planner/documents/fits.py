@@ -1,0 +1,191 @@
+"""Step times on file: fits of the five numbers, and the forms of other programs. Read and written.
+
+    llm: meta-llama/Llama-3.1-70B            # a file of catalogs/latency, or one beside a fleet
+    gpu: h100-80g
+    source: ...
+    date: 2026-11-20
+    command: plan fit steps.csv -o fit.yaml
+    fits:
+      - {tp: 4, knots_tokens: [1, 8192], f_s: [0.01, 0.11], a_s: 1e-9, b_s: 0, d_s: 1e-7, e_s: 0, h_s: 0.001,
+         basis: "measured", mape_frac: 0.02, max_context_tokens: 9000, simulated: {form: corrected, ...}}
+
+`planner.models.latency` says what the numbers mean, `planner.models.forms` and `correction` the forms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import InputError
+from planner.io.files import open_input, read_yaml
+from planner.io.values import PLAIN, Section, Wording, refused, rows
+from planner.models.correction import CorrectedFormula
+from planner.models.forms import DistServeSteps, SplitwiseLookup, StepForm
+from planner.models.latency import StepLatency
+
+if TYPE_CHECKING:  # it imports scikit-learn
+    from planner.models.step_fit import Errors
+
+HEADER = ("llm", "gpu", "source", "date", "command")
+NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
+OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
+FIT_KEYS = ("tp", "knots_tokens", "f_s", *NUMBERS, "basis", *OPTIONAL, "errors", "simulated")
+Form = SplitwiseLookup | DistServeSteps | CorrectedFormula
+FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
+    "splitwise-lookup": (
+        SplitwiseLookup,
+        ("knots_tokens", "prompt_s", "token_s"),
+        ("mixed_factor", "b_s", "d_s"),
+    ),
+    "distserve": (
+        DistServeSteps,
+        ("prefill_s", "decode_small_s", "decode_large_s"),
+        ("threshold", "per_rank_s", "overhead_s", "overhead_s_per_token"),
+    ),
+    "corrected": (
+        CorrectedFormula,
+        ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"),
+        ("h_s", "context_step"),
+    ),
+}
+"""Step times that are not five numbers: their lists of numbers, and their numbers."""
+
+
+def read_header(path: Path) -> tuple[str, str]:
+    """`llm` and `gpu` of a fit file from its first lines: the fits are long and mostly not needed."""
+    with open_input(path) as stream:
+        head = stream.read(4096).decode("utf-8-sig", errors="replace")
+    names = []
+    for key in ("llm", "gpu"):
+        match = re.search(rf"^{key}:[ \t]*(.*?)[ \t]*(?:#.*)?\r?$", head, flags=re.MULTILINE)
+        names.append(match[1].strip("'\"") if match else "")
+        if not names[-1]:
+            raise InputError(f"{path}: {key} is missing; expected `{key}: name` among the first lines")
+    return names[0], names[1]
+
+
+def read_fits(path: Path, wording: Wording = PLAIN) -> dict[int, StepLatency]:
+    """The fits of a file of a catalog, by tensor parallelism."""
+    file = Section.of(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
+    fits: dict[int, StepLatency] = {}
+    for n, row in enumerate(rows(file.get("fits"), file.at("fits"), "fits")):
+        tp = Section.of(row, f"{path}: fits[{n}]", wording=wording).whole("tp")
+        where = f"{path}: tp {tp}"
+        if tp in fits:
+            raise InputError(f"{where}: is given twice; keep one")
+        fits[tp] = parse_latency(Section.of(row, where, FIT_KEYS, wording=wording))
+    return fits
+
+
+def read_fit(path: Path, tp: int, wording: Wording = PLAIN) -> tuple[Section, Section]:
+    """What a file says of its fits, and its one fit of `tp` GPUs: of `fits`, or what the file itself is."""
+    file = Section.of(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
+    listed = rows(file.get("fits", [dict(file.values)]), file.at("fits"), "fits")
+    found = [Section.of(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
+    match = [row for row in found if row.get("tp", tp) == tp]
+    if len(match) != 1:
+        known = ", ".join(str(row.get("tp")) for row in found)
+        raise InputError(f"{path} has {len(match)} fits for tp {tp}, need one; found tp {known}")
+    return file, match[0]
+
+
+def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
+    """The five numbers; `basis` where the fit does not say its own."""
+    knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
+    a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
+    optional = [row.number(key, None) for key in OPTIONAL]
+    said = row.written("basis") if basis is None else row.written("basis", basis)
+    try:
+        return StepLatency(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, said, *optional)
+    except InputError as error:
+        raise InputError(f"{row.where}: {error}") from None
+
+
+def parse_simulated(row: Section) -> CorrectedFormula | None:
+    """What `plan fit --choose` found better than five numbers."""
+    section = row.get("simulated")
+    if section is None:
+        return None
+    form = parse_form(row.part("simulated")) if isinstance(section, Mapping) else None
+    if not isinstance(form, CorrectedFormula):
+        raise refused(row.at("simulated"), "expected form: corrected and its numbers", section)
+    return form
+
+
+def parse_form(section: Section) -> Form:
+    """Step times that are not five numbers, by the name of their form."""
+    name = section.one_of("form", FORMS)
+    kind, lists, numbers = FORMS[name]
+    given = Section.of(section.values, section.where, ("form", *lists, *numbers), wording=section.wording)
+    values: dict[str, Any] = {key: given.numbers(key) for key in lists}
+    values |= {key: given.number(key) for key in numbers if key in given}
+    if values.get("threshold", 0.5) % 1 == 0:
+        values["threshold"] = int(values["threshold"])
+    try:
+        return kind(**values)
+    except InputError as error:
+        raise InputError(f"{given.where}: {error}") from None
+    except TypeError:
+        missing = ", ".join(key for key in numbers if key not in given)
+        raise InputError(f"{given.where}: a {name} needs numbers for some of {missing}") from None
+
+
+def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict[str, Any]:
+    """To the last bit, as a fleet carries them; `parse_latency` and its like read them."""
+    if isinstance(form, SplitwiseLookup | DistServeSteps):
+        return form_document(form)
+    simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
+    return {key: _plain(value) for key, value in asdict(latency).items()} | simulated
+
+
+def form_document(form: Form) -> dict[str, Any]:
+    name = next(name for name, (kind, *_) in FORMS.items() if isinstance(form, kind))
+    return {"form": name} | {key: _plain(value) for key, value in asdict(form).items()}
+
+
+def fit_document(
+    llm: str, gpu: str, fits: Sequence[Mapping[str, Any]], *, source: str, date: str, command: str
+) -> dict[str, Any]:
+    """A file of `fit_row`s: `llm` and `gpu` come first, where `read_header` looks for them."""
+    return {"llm": llm, "gpu": gpu, "source": source, "date": date, "command": command, "fits": list(fits)}
+
+
+def fit_row(
+    tp: int, latency: StepLatency, errors: Mapping[str, Errors], form: CorrectedFormula | None = None
+) -> dict[str, Any]:
+    """One item of `fits:`. Seven digits are more than any of it is known to."""
+    row: dict[str, Any] = {
+        "tp": tp,
+        "knots_tokens": _digits(latency.knots_tokens),
+        "f_s": _digits(latency.f_s),
+        **{key: _digits(getattr(latency, key)) for key in NUMBERS},
+        "basis": latency.basis,
+        "mape_frac": None if latency.mape_frac is None else round(latency.mape_frac, 4),
+        "max_context_tokens": latency.max_context_tokens,
+        "errors": {
+            regime: {"mape_frac": round(e.mape_frac, 4), "p90_frac": round(e.p90_frac, 4), "steps": e.steps}
+            for regime, e in errors.items()
+        },
+    }
+    if latency.uncertainty_frac is not None:
+        row["uncertainty_frac"] = round(latency.uncertainty_frac, 4)
+    if form is not None:
+        row["simulated"] = {
+            key: _digits(value) if isinstance(value, list) else value
+            for key, value in form_document(form).items()
+        }
+    return row
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _digits(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_digits(item) for item in value]
+    return float(f"{value:.7g}")
