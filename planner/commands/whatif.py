@@ -126,7 +126,13 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
     """Is the plan robust, and what would a robust one cost?"""
     from planner.studies.whatif import difference
 
-    worst = next(moved for moved in moves if moved.label.startswith("steps") and " and " in moved.label)
+    was = before.problem.task.robust
+    worst = next(
+        moved
+        for moved in moves
+        if moved.task.robust.step_times_frac > was.step_times_frac
+        and moved.task.robust.traffic_frac > was.traffic_frac
+    )
     percent = f"{100 * by_frac:g} %"
     if worst.kept:
         return f"robust: it also holds with steps {percent} longer and up to {percent} more traffic at once"

@@ -20,6 +20,7 @@ from planner.cli import app
 from planner.documents.task import Robust, Task, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
+from planner.reports.facts import sentences
 from planner.search.asked import rates_frac
 from planner.search.certify import plan
 from planner.search.oracle import Answers, is_looser
@@ -175,10 +176,10 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     study = Study(traffic(), CATALOG)
     task = question()
     before = study.ask(task)
-    said = explain(study, task, before.fleet)
+    said = sentences(explain(study, task, before.fleet))
     assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where 1.00 s is promised"
-    sentences = said[len(before.verdict.lines) :]
-    assert [sentence.split(":")[0] for sentence in sentences] == [
+    moved = said[len(before.verdict.lines) :]
+    assert [sentence.split(":")[0] for sentence in moved] == [
         "ttft p90 100 ms tighter",
         "ttft p90 100 ms looser",
         "tbt p99 10 ms tighter",
@@ -187,7 +188,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), traffic(), CATALOG)
     more = tighter.certificate.value - before.value
     expected = "the same" if abs(more) < 1e-9 else f"{more:+.4g} USD/h"
-    assert expected in sentences[0]
+    assert expected in moved[0]
 
 
 def slos() -> st.SearchStrategy[Slo]:
