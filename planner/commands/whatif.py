@@ -101,6 +101,7 @@ def sensitivity(
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
     from planner.documents.task import read_task
     from planner.io.values import share
+    from planner.reports.facts import sentence
     from planner.studies import whatif
 
     by_frac = share(by, "--by")
@@ -118,7 +119,7 @@ def sensitivity(
         print_json(document, study.trace.warnings)
     else:
         print_moves(before, moves)
-        stdout_console(soft_wrap=True).print(room.sentence(), markup=False)
+        stdout_console(soft_wrap=True).print(sentence(room), markup=False)
         stdout_console(soft_wrap=True).print(robustness(before, moves, by_frac), markup=False)
 
 

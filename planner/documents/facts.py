@@ -486,6 +486,31 @@ class Cautioned:
     name: Caution
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a GPU costs, and who says so; a price of the user's own has no date."""
+
+    gpu: str
+    usd_per_h: float
+    source: str
+    date: str
+
+
+HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0  # how finely, and how far, headroom is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
+
+    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
+    those of `asked.rates_frac`.
+    """
+
+    steps_frac: float
+    traffic_frac: float
+
+
 # -- what cannot beat the plan -----------------------------------------------------------------------------
 
 
@@ -699,7 +724,7 @@ class OfLlm:
     warning: Warned
 
 
-Fact = Binding | Assuming | Assumed | Warned | OfLlm | Reason | Note | Neighbour | Outcome
+Fact = Binding | Assuming | Assumed | Warned | OfLlm | Reason | Note | Neighbour | Outcome | Price | Headroom
 
 NULL_STANDS_FOR = {At: math.inf, PromisedAt: math.inf, WorkersMissing: math.inf}
 """What null in the file was, where a figure need not be finite."""

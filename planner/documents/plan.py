@@ -24,7 +24,7 @@ from planner.documents.certificate import (
     read_warnings,
     value_of,
 )
-from planner.documents.facts import Warned
+from planner.documents.facts import Price, Warned
 from planner.documents.fleet import fleet_of, read_fleet
 from planner.documents.slo import parse_slo
 from planner.domain import Limit, Slo
@@ -59,7 +59,7 @@ class WrittenPlan:
     throughput: Throughput | None
     simulated_s: tuple[float | None, ...]
     max_model_len: int
-    prices_note: str
+    prices: tuple[Price, ...]
 
     def check(self, limit: Limit, line: int, value_s: float) -> None:
         """Raises InputError where a percentile is not the one that was written."""
@@ -112,7 +112,7 @@ def _read(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> Writt
             for line, _ in zip(written["simulated"]["lines"], slo.limits, strict=True)
         ),
         rest["max_model_len"],
-        rest["prices"],
+        value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
     )
 
 

@@ -118,6 +118,10 @@ def sentences(found: Iterable[object]) -> list[str]:
     return [sentence(fact) for fact in found]
 
 
+def prices_text(prices: Iterable[facts.Price]) -> str:
+    return "; ".join(sentences(prices))
+
+
 def alternative_note(alternative: Alternative, value: float) -> str:
     """What is said of an alternative to a plan of this value."""
     difference = [costs_more(alternative.objective, value)] if alternative.fleet is not None else []
@@ -530,6 +534,28 @@ def _(fact: facts.Cautioned) -> str:
 @sentence.register
 def _(fact: facts.OfLlm) -> str:
     return f"{fact.llm}: {sentence(fact.warning)}"
+
+
+@sentence.register
+def _(fact: facts.Price) -> str:
+    by = f"{fact.source}, {fact.date}" if fact.date else f"from {fact.source}" if fact.source else ""
+    return f"{fact.gpu} {fact.usd_per_h:g} USD/h ({by})"
+
+
+@sentence.register
+def _(fact: facts.Headroom) -> str:
+    shown = [
+        f"at least {twice}"
+        if found >= facts.HEADROOM_MOST_FRAC
+        else f"up to {100 * found:.2g} % {more}"
+        if found
+        else f"less than {100 * facts.HEADROOM_STEP_FRAC:g} % {more}"
+        for found, twice, more in (
+            (fact.steps_frac, "twice as long", "longer"),
+            (fact.traffic_frac, "twice the traffic", "more traffic"),
+        )
+    ]
+    return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
 
 
 # -- what is said of alternatives --------------------------------------------------------------------------

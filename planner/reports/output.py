@@ -27,7 +27,7 @@ from planner.models.latency import StepLatency
 from planner.reports import figures
 from planner.reports.curves import spread
 from planner.reports.drawing import Figure, chart_png
-from planner.reports.facts import alternative_note, sentence, sentences
+from planner.reports.facts import alternative_note, prices_text, sentence, sentences
 from planner.reports.prefixes import pool_document, warm_up_json
 from planner.reports.report import render as render_report
 from planner.search.plan import Plan
@@ -126,7 +126,7 @@ def plan_yaml(plan: Plan) -> str:
             {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
             for pool in running(fleet)
         ],
-        "prices_note": plan.prices_note,
+        "prices_note": prices_text(plan.prices),
         "placement": placement_document(plan.placement),
         **_prefixes(plan),
     }
@@ -298,7 +298,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
             "measured_window_s": simulation.window_s,
         },
         "latency": {pool.name: _latency_document(pool.type.latency) for pool in running(plan.fleet)},
-        "prices": plan.prices_note,
+        "prices": prices_text(plan.prices),
         "warnings": sentences(plan.warnings),
         "engine": {"name": "vllm", "version": VLLM_VERSION},
         "max_model_len": plan.max_model_len,
@@ -328,7 +328,7 @@ def to_json(plan: Plan) -> Document:
             "facts": _facts(plan),
             "alternatives": _alternatives(plan),
             "traffic": plan.traffic_note,
-            "prices": plan.prices_note,
+            "prices": prices_text(plan.prices),
             "warnings": sentences(plan.warnings),
             "max_model_len": plan.max_model_len,
             "simulation": simulation_summary(plan.simulation, plan.verdict),
@@ -451,7 +451,11 @@ def _facts(plan: Plan) -> Document:
     """What is said in sentences, as values."""
     proof = plan.certificate
     return facts_document(
-        binding=proof.binding, assumptions=proof.assumptions, assumed=proof.assumed, warnings=plan.warnings
+        binding=proof.binding,
+        assumptions=proof.assumptions,
+        assumed=proof.assumed,
+        warnings=plan.warnings,
+        prices=plan.prices,
     )
 
 

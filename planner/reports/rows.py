@@ -9,7 +9,7 @@ from planner.domain import KV_BLOCK_TOKENS, SPOT
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
-from planner.reports.facts import alternative_note, drawn_text, percent, sentence
+from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence
 from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
@@ -340,7 +340,7 @@ def source_rows(plan: Plan) -> Rows:
     memory = "the catalog's GPU memory less weights and activations, in blocks of 16"
     found: list[tuple[str, ...]] = [
         ("Traffic", "given", traffic),
-        ("Prices", "catalog, or your own", plan.prices_note),
+        ("Prices", "catalog, or your own", prices_text(plan.prices)),
         *(_step_times(pool) for pool in running(plan.fleet)),
         ("KV tokens of a worker", "computed", memory),
         ("Latencies, shares, load", "simulated", simulated),

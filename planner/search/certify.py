@@ -114,7 +114,7 @@ def certified(
         )
     if oracle.spot and clock.allows(draws.HISTORIES):
         repeats.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
-    prices = shadow_prices(replace(problem, deadline=deadline))
+    of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
     certificate = Certificate(
         objective=task.objective,
@@ -133,7 +133,7 @@ def certified(
         binding=(
             *binding,
             *evidence.used_up(problem.limits, best),
-            *evidence.bound_prices(prices, task.objective),
+            *evidence.bound_prices(of_limits, task.objective),
             *([if_longer] if if_longer else []),
             *insured,
             *spot,
@@ -147,7 +147,7 @@ def certified(
         + (0 if asked is problem else asked.oracle.simulations),
         cuts=found.cuts,
         seed=seed,
-        shadow_prices={limit.name: price for limit, price in prices.items()},
+        shadow_prices={limit.name: price for limit, price in of_limits.items()},
         repeats=tuple(each for each in repeats if each is not None),
         level0_exhausted=is_exhausted,
         cheaper=simplest.cheaper,
@@ -167,7 +167,7 @@ def certified(
         certificate=certificate,
         alternatives=(*alternatives(problem, level0, best, found.value), *other_policies, *insurance),
         max_model_len=problem.longest_tokens,
-        prices_note=evidence.prices_note(task, catalog, problem.gpus),
+        prices=evidence.prices(task, catalog, problem.gpus),
         warnings=(
             *map(OfTraffic, trace.warnings),
             *evidence.warnings(fleet, simulation, problem.slo, verdict),

@@ -22,6 +22,7 @@ from planner.documents.facts import (
     MeasuredWindow,
     Neighbour,
     Outcome,
+    Price,
     Warned,
 )
 from planner.documents.task import Robust, Task
@@ -378,7 +379,7 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
     if window.residences < FEW_RESIDENCES:
         found.append(facts.ShortTrace(window, FEW_RESIDENCES))
     for pool in fleet.pools:
-        if not pool.type.latency.basis.startswith(("silicon", "measured")):
+        if not pool.type.latency.is_measured:
             found.append(facts.GuessedSteps(pool.type.gpu.name, pool.type.tp, pool.type.latency.basis))
     return tuple(dict.fromkeys(found))
 
@@ -398,17 +399,14 @@ def dying_away(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
     return (facts.DyingAway(late_frac),) if late_frac > LATE_FRAC else ()
 
 
-def prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:
-    prices = []
+def prices(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ...]:
+    """What each GPU costs, and who says so."""
+    found = []
     for gpu in gpus:
         provenance = catalog.provenance.get(gpu.name)
         is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
-        origin = (
-            "from slo.yaml"
-            if is_own
-            else f"{provenance.price_source}, {provenance.price_date}"
-            if provenance
-            else ""
+        source, date = (
+            ("", "") if is_own or provenance is None else (provenance.price_source, provenance.price_date)
         )
-        prices.append(f"{gpu.name} {gpu.price_usd_per_h:g} USD/h ({origin})")
-    return "; ".join(prices)
+        found.append(Price(gpu.name, gpu.price_usd_per_h, "slo.yaml" if is_own else source, date))
+    return tuple(found)

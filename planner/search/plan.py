@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.documents.certificate import Alternative, Certificate, Throughput
-from planner.documents.facts import Warned
+from planner.documents.facts import Price, Warned
 from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.search.prefix_placing import PoolPrefixes
@@ -34,7 +34,7 @@ class Plan:
     certificate: Certificate
     alternatives: tuple[Alternative, ...]
     max_model_len: int
-    prices_note: str
+    prices: tuple[Price, ...]
     warnings: tuple[Warned, ...] = ()  # what a reader must know before trusting the figures
     throughput: Throughput | None = None  # where that was the objective; the certificate is about cost
     placement: Placement | None = None

@@ -38,7 +38,7 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
         certificate=written.certificate,
         alternatives=written.alternatives,
         max_model_len=written.max_model_len,
-        prices_note=written.prices_note,
+        prices=written.prices,
         warnings=written.warnings,
         throughput=written.throughput,
         placement=placement(written.fleet),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.documents.catalog import Catalog
-from planner.documents.facts import AskedAgain, PromisedAt
+from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, AskedAgain, Headroom, PromisedAt
 from planner.documents.slo import METRICS
 from planner.documents.task import Robust, Task
 from planner.domain import Limit
@@ -43,7 +43,6 @@ from planner.traffic.trace import Trace
 from planner.units import show_s
 
 BY_FRAC = 0.1
-HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
 _DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
 
 
@@ -258,32 +257,6 @@ def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> li
     """The questions around one, in order: what may be wrong, then what could be otherwise."""
     asked = (*uncertain(before, by_frac), *prices(before, by_frac), *limits(before, by_frac))
     return [ask_again(study, before, task, label) for label, task in asked]
-
-
-@dataclass(frozen=True, slots=True)
-class Headroom:
-    """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
-
-    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
-    those of `asked.rates_frac`.
-    """
-
-    steps_frac: float
-    traffic_frac: float
-
-    def sentence(self) -> str:
-        shown = [
-            f"at least {twice}"
-            if found >= HEADROOM_MOST_FRAC
-            else f"up to {100 * found:.2g} % {more}"
-            if found
-            else f"less than {100 * HEADROOM_STEP_FRAC:g} % {more}"
-            for found, twice, more in (
-                (self.steps_frac, "twice as long", "longer"),
-                (self.traffic_frac, "twice the traffic", "more traffic"),
-            )
-        ]
-        return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
 
 
 def headroom(study: Study, before: Answer) -> Headroom:

@@ -16,6 +16,7 @@ from planner.documents.facts import (
     NoneUpTo,
     NoRoomForKv,
     Outcome,
+    Price,
     Refuted,
     Remarked,
 )
@@ -133,5 +134,5 @@ def a_plan(fleet: Fleet | None = None, *, requests: int = 200, note: str = "trac
             Alternative("no fleet", None, float("inf"), (Remarked("not-searched"),)),
         ),
         max_model_len=1300,
-        prices_note="catalogs/gpus.yaml, 2025-07",
+        prices=(Price("h100-80g", 2.99, "catalogs/gpus.yaml", "2025-07"),),
     )
