@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.domain import FleetLimit
 from planner.search.fleets import Counts
 from planner.search.one_pool import Bounded, least_that_holds
 from planner.solvers.master import Limits, Option
@@ -37,9 +38,9 @@ SLACK = 1e-9  # relative, as at level 0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A limit on what the workers of all LLMs take together."""
+    """A limit on what the workers of all LLMs take together; on their value where `limit` is None."""
 
-    name: str
+    limit: FleetLimit | None
     amount: float
     use: Weigh
 
@@ -47,10 +48,10 @@ class Row:
 def rows_of(limits: Limits) -> tuple[Row, ...]:
     """Every limit that is set."""
 
-    def row(name: str, amount: float) -> Row:
-        return Row(name, amount, lambda option: limits.use(name, option.type))
+    def row(limit: FleetLimit, amount: float) -> Row:
+        return Row(limit, amount, lambda option: limits.use(limit, option.type))
 
-    return tuple(row(name, amount) for name, amount in limits.rows())
+    return tuple(row(limit, amount) for limit, amount in limits.rows())
 
 
 @dataclass(slots=True, eq=False)

@@ -30,10 +30,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
+from planner.documents import facts
+from planner.documents.facts import Shortcut
 from planner.search import assumed
 from planner.search.fleets import Counts, largest_below
 from planner.search.one_pool import (
@@ -125,7 +127,7 @@ class _Alone:
     `alone` asks for it; None: it cannot be asked for.
     """
 
-    def __init__(self, item: Bounded, search: Search, alone: Holds | None, assumption: str):
+    def __init__(self, item: Bounded, search: Search, alone: Holds | None, assumption: Shortcut):
         self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
         self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
         self.count, self.answer = 0, False
@@ -179,11 +181,8 @@ class _Alone:
         if self.search.best is not None and option in [each for each, _ in self.search.best]:
             self.search.refuted.pop(option.name, None)
         elif failed >= self.item.least:
-            self.search.refuted[option.name] = (
-                f"{failed} workers miss TTFT even with unlimited decode"
-                if option.role == "prefill"
-                else f"{failed} workers fall behind even with instant prefill"
-            )
+            role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
+            self.search.refuted[option.name] = facts.AloneFails(role, failed)
         elif self.least * option.objective >= self.search.value or self.item.least > self.item.most:
             self.search.refuted[option.name] = by_bound(self.item, self.search.value)
 
@@ -246,7 +245,7 @@ class _Pair:
             self.leaps = math.ceil(LEAP * p)
             if self.leaps > self.lead.most:
                 self.is_open = False
-                search.refuted[label] = f"fails with {p} prefill workers and more were not tried"
+                search.refuted[label] = facts.PairFails(p)
                 search.capped = True
         else:
             self.next = p + 1
@@ -255,10 +254,7 @@ class _Pair:
             name, n_d = self.decode.item.option.name, self.found[1][1]
             search.smallest[name] = min(n_d, search.smallest.get(name, n_d))
         elif self.is_open:
-            search.refuted[label] = (
-                f"no count of decode workers below the best fleet's objective holds beside {p} "
-                "prefill workers or, where TTFT is kept, fewer"
-            )
+            search.refuted[label] = facts.NoDecodeBeside(p)
 
     def _fleet(self, n_p: int, n_d: int) -> Counts:
         return ((self.lead.item.option, n_p), (self.decode.item.option, n_d))
