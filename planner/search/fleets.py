@@ -28,8 +28,13 @@ def objective(counts: Iterable[tuple[Option, int]]) -> float:
 
 def largest_below(option: Option, value: float, fixed: float = 0.0) -> float:
     """Largest count of an option whose objective plus `fixed` is strictly less than `value`."""
+    return count_below(option.objective, value, fixed)
+
+
+def count_below(each: float, value: float, fixed: float = 0.0) -> float:
+    """Largest count of something whose total plus `fixed` is strictly less than `value`."""
     if not math.isfinite(value):
         return math.inf
-    if option.objective == 0:
+    if each == 0:
         return math.inf if fixed < value else -1
-    return math.ceil((value * (1 - 1e-9) - fixed) / option.objective) - 1
+    return math.ceil((value * (1 - 1e-9) - fixed) / each) - 1

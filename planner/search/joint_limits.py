@@ -1,6 +1,6 @@
 """What limits that several LLMs share cost: what more of each saves, and what it takes where all do not fit.
 
-Every question goes to the same shapes (joint.py), so that what was simulated for one serves all. The
+Every question goes to the same designs (cheapest.py), so that what was simulated for one serves all. The
 least of a limit is found by minimising its use under the others: no step, no bisection.
 """
 
@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.errors import InfeasibleError
-from planner.search.joint import Row, Shape, Shared, Weigh, share
+from planner.search.cheapest import Cheapest, SharedLimit, Weigh, cheapest
+from planner.search.designs import Design
 from planner.search.oracle import side_by_side
 
 CHEAPER_FRAC = 1e-6  # a saving of less is none
@@ -20,15 +21,15 @@ LEVEL0 = "with one worker type per pool"
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The shapes of each LLM, and until when they may be asked about."""
+    """The designs of each LLM, and until when they may be asked about."""
 
-    llms: Sequence[Sequence[Shape]]
+    llms: Sequence[Sequence[Design]]
     out_of_time: Callable[[], bool]
     progress: Callable[[str], None]
 
-    def cheapest(self, rows: Sequence[Row], *, below: float) -> Shared:
+    def cheapest(self, rows: Sequence[SharedLimit], *, below: float) -> Cheapest:
         """The least objective under these limits, if that is below a value."""
-        return share(
+        return cheapest(
             self.llms,
             rows,
             below=below,
@@ -37,9 +38,9 @@ class Asking:
             progress=self.progress,
         )
 
-    def least(self, rows: Sequence[Row], weigh: Weigh) -> Shared:
+    def least(self, rows: Sequence[SharedLimit], weigh: Weigh) -> Cheapest:
         """The least of something else."""
-        return share(
+        return cheapest(
             self.llms,
             rows,
             weigh=weigh,
@@ -49,7 +50,7 @@ class Asking:
         )
 
 
-def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[str, ...]:
+def prices(ask: Asking, rows: Sequence[SharedLimit], value: float, unit: str) -> tuple[str, ...]:
     """Of each limit, the least more (of it alone) with fleets below `value`, and what they save.
 
     Over fleets with one worker type per pool, as all that is asked here.
@@ -67,7 +68,7 @@ def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[s
                 else f"what more {_what(row)} would save was not found within the time limit"
             )
             continue
-        least = ask.least([*others, Row("value", below, lambda option: option.objective)], row.use)
+        least = ask.least([*others, SharedLimit("value", below, lambda option: option.objective)], row.use)
         amount = least.value if least.best is not None else _used(row, lifted)
         then = ask.cheapest([*others, replace(row, amount=amount)], below=below)
         if then.best is not None:
@@ -79,7 +80,9 @@ def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[s
     return tuple(sentences)
 
 
-def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool, is_proved: bool) -> InfeasibleError:
+def infeasible(
+    ask: Asking, rows: Sequence[SharedLimit], *, is_exact: bool, is_proved: bool
+) -> InfeasibleError:
     """Name the limits that bind, and the least more of each alone that would do.
 
     Only one worker type per pool was looked at, so that nothing would do is seldom proved.
@@ -127,25 +130,25 @@ def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool, is_proved: b
     )
 
 
-def _used(row: Row, shared: Shared) -> float:
+def _used(row: SharedLimit, shared: Cheapest) -> float:
     """What the best choice takes of a limit; nothing if there is none."""
-    chosen = [shape.counts(vector) for shape, vector in shared.best or ()]
+    chosen = [design.counts(vector) for design, vector in shared.best or ()]
     return sum(row.use(option) * count for counts in chosen for option, count in counts)
 
 
-def _raised(row: Row, amount: float) -> str:
+def _raised(row: SharedLimit, amount: float) -> str:
     return f"{row.name} from {row.amount:g} to {amount:g}{_unit(row)}"
 
 
-def _more(row: Row, amount: float) -> str:
+def _more(row: SharedLimit, amount: float) -> str:
     """For instance '4 more h100-80g (16 instead of 12)'."""
     more = f"{amount - row.amount:.6g}{_unit(row)} more {_what(row)}"
     return f"{more} ({amount:.6g} instead of {row.amount:.6g})"
 
 
-def _what(row: Row) -> str:
+def _what(row: SharedLimit) -> str:
     return row.name.removeprefix("stock of ")
 
 
-def _unit(row: Row) -> str:
+def _unit(row: SharedLimit) -> str:
     return {"power": " W", "cost": " USD/h"}.get(row.name, "")

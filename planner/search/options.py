@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.documents.task import TOKEN_BUDGETS
-from planner.domain import Gpu, Limit, Llm, Slo
+from planner.domain import Gpu, Limit, Llm, Metric, Slo
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
@@ -36,6 +37,7 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, tuple[str, int, in
     return groups
 
 
+NEARLY = 0.9  # of a limit on gaps: steps do not come alone
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
@@ -152,6 +154,13 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
         ):
             first[key] = worker
     return [Option("decode", worker, weight(worker, objective)) for worker in first.values()]
+
+
+def breaks_gaps(worker: WorkerType, slo: Slo, metrics: Collection[Metric] = ("tbt",)) -> bool:
+    """Whether a full step takes nearly as long as the tightest limit on gaps between tokens, or longer."""
+    gaps_s = [limit.limit_s for limit in slo.limits if limit.metric in metrics]
+    full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
+    return full_step_s > NEARLY * min(gaps_s, default=math.inf)
 
 
 def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:

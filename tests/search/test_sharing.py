@@ -22,7 +22,7 @@ from planner.search import pose as posing
 from planner.search import together as sharing
 from planner.search.asked import asked_traffic
 from planner.search.certify import plan
-from planner.search.joint import Shared, share
+from planner.search.cheapest import Cheapest, cheapest
 from planner.search.pose import pose
 from planner.search.together import SharedPlan, plan_together
 from planner.simulator.metrics import judge
@@ -275,10 +275,10 @@ def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 4}}, rates=(9.0, 6.0))
     best = plan_together(asked, CATALOG)
 
-    def stopped(*question: Any, **how: Any) -> Shared:
-        return share(*question, **how | {"out_of_time": lambda: True})
+    def stopped(*question: Any, **how: Any) -> Cheapest:
+        return cheapest(*question, **how | {"out_of_time": lambda: True})
 
-    monkeypatch.setattr(sharing, "share", stopped)
+    monkeypatch.setattr(sharing, "cheapest", stopped)
     found = plan_together(asked, CATALOG)
     assert found.status == "best found" and not found.is_exact
     assert best.level0 is not None and found.level0 is not None

@@ -16,7 +16,7 @@ from planner.models.latency import StepLatency
 from planner.search import two_pools
 from planner.search.fleets import objective
 from planner.search.one_pool import Bounded, Search, search_one_pool
-from planner.search.two_pools import search_two_pools
+from planner.search.two_pools import AskPairs, search_two_pools
 from planner.solvers.master import (
     Limits,
     Option,
@@ -253,13 +253,11 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         search_two_pools(
             [bounded[o.name] for o in prefill],
             [bounded[o.name] for o in decode],
-            holds,
-            leads,
+            AskPairs(holds, leads, follows),
             search,
             serial,
             lambda: False,
             partial(of_gpus, compare),
-            follows,
         )
     best = min((objective(counts) for counts in allowed_counts()), default=np.inf)
     assert search.value == pytest.approx(best)

@@ -1,0 +1,245 @@
+"""Designs of level 0, and what simulations have said of their counts.
+
+A design is one mixed option, or a prefill option with a decode option; its fleets differ in their counts.
+They fall into rows: every count of prefill workers is a row of a pair, a mixed pool has one row. In a row
+more workers of the last pool never hurt, so two counts say all that is known of it: the largest that failed
+and the least that held. Rows say nothing of each other: more prefill workers hand over in larger bursts.
+
+What a pool can do beside a perfect partner is known once for all pairs that it is part of: a prefill pool
+that misses TTFT when every request leaves with its first token does in any pair, and a decode pool whose
+backlog grows when every prompt arrives prefilled does. That is an assumption each (assumed.py).
+
+A corner of a row is the least count that is not refuted: no fleet of the row that holds has less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from planner.search import assumed
+from planner.search.fleets import Counts, count_below
+from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
+
+LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
+Vector = tuple[int, ...]
+"""Counts of the pools of a design; all but the last are its row."""
+
+
+class Question(Protocol):
+    def ask(self) -> None:
+        """Simulate; may run beside others."""
+
+    def conclude(self) -> None:
+        """Put the answer where the search finds it."""
+
+
+class Pool:
+    """One option, and what is known of the least count that does beside a perfect partner.
+
+    `alone` asks for it; None: it cannot be asked for.
+    """
+
+    def __init__(self, item: Bounded, search: Search, alone: Holds | None = None, assumption: str = ""):
+        self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
+        self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
+        self.designs: list[Design] = []  # that it is part of
+
+    @property
+    def least(self) -> int:
+        return self.learned.failed + 1
+
+    @property
+    def most(self) -> float:
+        return min(self.item.most, self.item.too_many)
+
+    @property
+    def is_known(self) -> bool:
+        return self.alone is None or self.learned.held == self.least
+
+    def most_below(self, weight: float, ceiling: float, beside: float) -> int:
+        """The most workers that are within the limits and together with `beside` below the ceiling."""
+        return max(int(min(self.most, count_below(weight, ceiling, beside))), self.least)
+
+
+def explain(item: Bounded, search: Search) -> None:
+    """Say what speaks against an option that is not in the best fleet."""
+    option = item.option
+    failed = search.learned[option.name].failed
+    if search.best is not None and option in [each for each, _ in search.best]:
+        search.refuted.pop(option.name, None)
+    elif failed >= item.least:
+        search.refuted[option.name] = (
+            f"{failed} workers miss TTFT even with unlimited decode"
+            if option.role == "prefill"
+            else f"{failed} workers fall behind even with instant prefill"
+        )
+    elif (failed + 1) * option.objective >= search.value or item.least > item.most:
+        search.refuted[option.name] = by_bound(item, search.value)
+
+
+@dataclass(slots=True)
+class PoolQuestion:
+    """Do so many workers of a pool do beside a perfect partner?"""
+
+    pool: Pool
+    count: int
+    answer: bool = False
+
+    @classmethod
+    def of(cls, pool: Pool, weight: float, ceiling: float, beside: float) -> PoolQuestion:
+        """Ask whether any count could pay at all, else how few it may be."""
+        failed, held = pool.learned.failed, pool.learned.held
+        count = pool.most_below(weight, ceiling, beside)
+        if held <= count:
+            likely = pool.item.likely  # far too few fail fast, so it pays to look low first
+            count = likely if failed < likely < held else (failed + int(held)) // 2
+        return cls(pool, count)
+
+    def ask(self) -> None:
+        assert self.pool.alone is not None
+        self.answer = self.pool.alone([((self.pool.item.option, self.count),)])[0]
+
+    def conclude(self) -> None:
+        pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
+        for design in pool.designs:
+            design.version += 1
+        pool.search.assumed.add(pool.assumption)
+        if self.answer:
+            learned.held = min(learned.held, self.count)
+        else:
+            learned.failed = max(learned.failed, self.count)
+            pool.search.beyond[name] = learned.failed
+        if pool.is_known:
+            pool.search.smallest[name] = pool.least
+
+
+@dataclass(slots=True, eq=False)
+class Design:
+    """Fleets of one pool, or of a prefill and a decode pool.
+
+    `holds` simulates. Of every row, the counts of all pools but the last, `failed` has the largest last count
+    known to fail, `held` the least known to hold. `leap` is the prefill count looked at next as long as no
+    fleet is known at all. `asked_by` is the question that it belongs to.
+    """
+
+    pools: tuple[Pool, ...]
+    holds: Holds
+    search: Search
+    asked_by: object = None
+    failed: dict[Vector, int] = field(default_factory=dict)
+    held: dict[Vector, int] = field(default_factory=dict)
+    leap: int = 0
+    version: int = 0  # grows with whatever is learned of it or its pools
+
+    def __post_init__(self) -> None:
+        for pool in self.pools:
+            pool.designs.append(self)
+
+    def counts(self, vector: Vector) -> Counts:
+        return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
+
+    def ask(self, vector: Vector) -> bool:
+        """Whether so many workers hold; simulated only where no earlier answer of the row implies it."""
+        row, count = vector[:-1], vector[-1]
+        if count >= self.held.get(row, math.inf):
+            return True
+        if count <= self.failed.get(row, 0):
+            return False
+        answer = self.holds([self.counts(vector)])[0]
+        self.learn(vector, holds=answer)
+        return answer
+
+    def learn(self, vector: Vector, *, holds: bool) -> None:
+        row, count = vector[:-1], vector[-1]
+        self.version += 1
+        if holds:
+            self.held[row] = min(count, self.held.get(row, count))
+        else:
+            self.failed[row] = max(count, self.failed.get(row, count))
+
+    def fleets(self) -> list[Vector]:
+        """The least counts of each row that are known to hold."""
+        return [(*row, count) for row, count in self.held.items()]
+
+    def corners(self, *, leaping: bool = False) -> list[Vector]:
+        """Of each row the least counts that are not refuted, and of all rows beyond those looked at.
+
+        Where `leaping`, of the row alone that is to be looked at next.
+        """
+        last = self.pools[-1].least
+        if len(self.pools) == 1:
+            return [(max(last, self.failed.get((), 0) + 1),)]
+        first = self.pools[0].least
+        if leaping and self.leap:
+            return [(max(self.leap, first), last)]
+        looked = [row[0] for row in (*self.failed, *self.held) if row[0] >= first]
+        beyond = max(looked, default=first - 1) + 1
+        rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
+        return [*rows, (beyond, last)]
+
+    def in_doubt(self, weights: Sequence[float], ceiling: float) -> PoolQuestion | None:
+        """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do."""
+        if len(self.pools) == 1:
+            return None
+        beside = [
+            other.least * weight if other.least <= other.most else math.inf
+            for other, weight in zip(reversed(self.pools), reversed(weights), strict=True)
+        ]
+        doubtful = [each for each in zip(self.pools, weights, beside, strict=True) if not each[0].is_known]
+        if not doubtful:
+            return None
+        for pool, weight, other in doubtful:
+            if pool.learned.held > pool.most_below(weight, ceiling, other):
+                return PoolQuestion.of(pool, weight, ceiling, other)
+        widest = max(doubtful, key=lambda each: (each[0].learned.held - each[0].least) * each[1])
+        return PoolQuestion.of(widest[0], widest[1], ceiling, widest[2])
+
+
+@dataclass(slots=True)
+class RowQuestion:
+    """Which is the least count of a row that holds, from a corner up to `most`?"""
+
+    design: Design
+    corner: Vector
+    most: float
+    leaping: bool = False
+    found: Counts | None = None
+
+    def ask(self) -> None:
+        row, item = self.corner[:-1], self.design.pools[-1].item
+        n = least_that_holds(lambda n: self.design.ask((*row, n)), self.corner[-1], self.most, item)
+        self.found = None if n is None else self.design.counts((*row, n))
+
+    def conclude(self) -> None:
+        design, search = self.design, self.design.search
+        search.assumed.add(assumed.MORE_DECODE if len(design.pools) == 2 else assumed.MORE_MIXED)
+        if self.found is not None:
+            search.offer(self.found)
+            name, n = self.found[-1][0].name, self.found[-1][1]
+            search.smallest[name] = min(n, search.smallest.get(name, n))
+            return
+        label = " + ".join(pool.item.option.name for pool in design.pools)
+        p = self.corner[0]
+        if self.leaping:
+            design.version += 1
+            design.leap = math.ceil(LEAP * p)
+            if design.leap > design.pools[0].most:
+                search.refuted[label] = f"fails with {p} prefill workers and more were not tried"
+                return
+        if len(design.pools) == 2:
+            search.refuted[label] = (
+                f"no count of decode workers below the best fleet's objective holds beside {p} "
+                "prefill workers or, where TTFT is kept, fewer"
+            )
+
+
+def learn_from(designs: Iterable[Design], told: Mapping[tuple[tuple[str, int], ...], bool]) -> None:
+    """Let designs know what fleets were said to hold or fail, by the names and counts of their options."""
+    named = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
+    for fleet, holds in told.items():
+        design = named.get(tuple(name for name, _ in fleet))
+        if design is not None and all(count > 0 for _, count in fleet):
+            design.learn(tuple(count for _, count in fleet), holds=holds)
