@@ -10,6 +10,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from planner.search.fleets import Told
+
 MORE_MIXED = "one mixed pool: what holds with n workers holds with n + 1"
 
 MORE_DECODE = "beside the same prefill pool, what holds with d decode workers holds with d + 1"
@@ -33,9 +35,6 @@ IN_TESTS: Mapping[str, str] = {
     LINK: "not measured",
     FOLLOWS: "hid a cheaper fleet in 0 of 150 tests",
 }
-
-Told = Mapping[tuple[tuple[str, int], ...], bool]
-"""What was said of fleets, by the names and counts of their options."""
 
 
 def sentences(assumed: Iterable[str], told: Told) -> tuple[str, ...]:

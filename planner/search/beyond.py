@@ -89,7 +89,9 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
             value = objective(best)
         else:
             cuts.append(counts)
-        problem.watch(Standing(value if best is not None else None, problem.lower, oracle.simulations))
+        problem.watch(
+            Standing(value if best is not None else None, problem.lower or None, oracle.simulations)
+        )
     if best is not None:
         best = _moved(problem, tuple((option, count) for option, count in best if count), options, tries)
     best, is_exact = _every_mix(problem, level0, best)

@@ -66,7 +66,7 @@ def plan(
     )
     progress("lower bound over all fleets")
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
-    problem = replace(problem, lower=lower, bounded=True)
+    problem = replace(problem, lower=lower)
     return certified(search_policies(problem, prove=prove), trace, catalog, seed=seed, throughput=throughput)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Vector
+from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
 from planner.search.fleets import count_below
 from planner.search.one_pool import WAVE, StoppedError
 from planner.solvers.master import Limits, Option
@@ -168,11 +168,12 @@ class _Table:
     def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh) -> None:
         self.designs = designs
         self.amounts = [limit.amount * (1 + SLACK) for limit in limits]
-        pools: dict[Pool, tuple[float, list[float]]] = {}
+        self.terms: dict[Pool, Terms] = {}
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
-            option = pool.item.option
-            pools[pool] = weigh(option), [limit.use(option) for limit in limits]
-        self.pools = pools
+            uses = tuple(limit.use(pool.item.option) for limit in limits)
+            rows = zip(self.amounts, uses, strict=True)
+            most = min((math.floor(amount / use) for amount, use in rows if use > 0), default=math.inf)
+            self.terms[pool] = Terms(weigh(pool.item.option), uses, most)
         self.leaping = False
         self.versions: list[tuple[int, bool]] = [(-1, False)] * len(designs)
         self.of_design: list[list[_Column]] = [[] for _ in designs]
@@ -197,7 +198,7 @@ class _Table:
             (vector, False)
             for vector in design.corners(leaping=self._leaps(design))
             if vector not in fleets
-            and all(count <= pool.most for count, pool in zip(vector, design.pools, strict=True))
+            and all(count <= pool.item.too_many for count, pool in zip(vector, design.pools, strict=True))
         ]
         columns = []
         for vector, holds in found:
@@ -207,13 +208,13 @@ class _Table:
         return columns
 
     def _leaps(self, design: Design) -> bool:
-        return self.leaping and len(design.pools) == 2 and math.isinf(design.pools[0].item.most)
+        return self.leaping and len(design.pools) == 2 and math.isinf(self.terms[design.pools[0]].most)
 
     def _taken(self, design: Design, vector: Vector) -> tuple[float, tuple[float, ...]]:
-        each = [(self.pools[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
-        weight = sum(weight * count for (weight, _), count in each)
+        each = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
+        weight = sum(terms.weight * count for terms, count in each)
         return weight, tuple(
-            sum(uses[y] * count for (_, uses), count in each) for y in range(len(self.amounts))
+            sum(terms.uses[y] * count for terms, count in each) for y in range(len(self.amounts))
         )
 
     def that_hold(self) -> list[_Column]:
@@ -233,8 +234,8 @@ class _Table:
             design = column.design
             if column.holds or design in seen:
                 continue
-            weights = [self.pools[pool][0] for pool in design.pools]
-            question: Question | None = design.in_doubt(weights, ceiling)
+            terms = [self.terms[pool] for pool in design.pools]
+            question: Question | None = design.in_doubt(terms, ceiling)
             if question is None:
                 seen.add(design)
                 most = self._most(design, column.vector, ceiling)
@@ -251,10 +252,9 @@ class _Table:
     def _most(self, design: Design, vector: Vector, ceiling: float) -> float:
         """Most workers of the last pool beside those of the other, within the limits and below `ceiling`."""
         fixed, used = self._taken(design, (*vector[:-1], 0))
-        pool = design.pools[-1]
-        weight, uses = self.pools[pool]
-        most = min(pool.item.most, count_below(weight, ceiling, fixed))
-        for amount, use, taken in zip(self.amounts, uses, used, strict=True):
+        terms = self.terms[design.pools[-1]]
+        most = min(terms.most, count_below(terms.weight, ceiling, fixed))
+        for amount, use, taken in zip(self.amounts, terms.uses, used, strict=True):
             if use > 0:
                 most = min(most, math.floor((amount - taken) / use + SLACK))
         return most

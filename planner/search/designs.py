@@ -15,12 +15,12 @@ A corner of a row is the least count that is not refuted: no fleet of the row th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.search import assumed
-from planner.search.fleets import Counts, count_below
+from planner.search.fleets import Counts, Told, count_below
 from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
 
 LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
@@ -34,6 +34,15 @@ class Question(Protocol):
 
     def conclude(self) -> None:
         """Put the answer where the search finds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one worker of a pool weighs and takes of each limit in one question, and how many there may be."""
+
+    weight: float
+    uses: tuple[float, ...]
+    most: float
 
 
 class Pool:
@@ -52,16 +61,17 @@ class Pool:
         return self.learned.failed + 1
 
     @property
-    def most(self) -> float:
-        return min(self.item.most, self.item.too_many)
-
-    @property
     def is_known(self) -> bool:
         return self.alone is None or self.learned.held == self.least
 
-    def most_below(self, weight: float, ceiling: float, beside: float) -> int:
+    def price(self, terms: Terms) -> float:
+        """What the least that may do weighs; without end if there are not so many."""
+        return self.least * terms.weight if self.least <= min(terms.most, self.item.too_many) else math.inf
+
+    def most_below(self, terms: Terms, ceiling: float, beside: float) -> int:
         """The most workers that are within the limits and together with `beside` below the ceiling."""
-        return max(int(min(self.most, count_below(weight, ceiling, beside))), self.least)
+        most = min(terms.most, self.item.too_many, count_below(terms.weight, ceiling, beside))
+        return max(int(most), self.least)
 
 
 def explain(item: Bounded, search: Search) -> None:
@@ -89,10 +99,10 @@ class PoolQuestion:
     answer: bool = False
 
     @classmethod
-    def of(cls, pool: Pool, weight: float, ceiling: float, beside: float) -> PoolQuestion:
+    def of(cls, pool: Pool, terms: Terms, ceiling: float, beside: float) -> PoolQuestion:
         """Ask whether any count could pay at all, else how few it may be."""
         failed, held = pool.learned.failed, pool.learned.held
-        count = pool.most_below(weight, ceiling, beside)
+        count = pool.most_below(terms, ceiling, beside)
         if held <= count:
             likely = pool.item.likely  # far too few fail fast, so it pays to look low first
             count = likely if failed < likely < held else (failed + int(held)) // 2
@@ -180,22 +190,23 @@ class Design:
         rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
         return [*rows, (beyond, last)]
 
-    def in_doubt(self, weights: Sequence[float], ceiling: float) -> PoolQuestion | None:
+    def in_doubt(self, terms: Sequence[Terms], ceiling: float) -> PoolQuestion | None:
         """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do."""
         if len(self.pools) == 1:
             return None
-        beside = [
-            other.least * weight if other.least <= other.most else math.inf
-            for other, weight in zip(reversed(self.pools), reversed(weights), strict=True)
+        prices = [pool.price(each) for pool, each in zip(self.pools, terms, strict=True)]
+        doubtful = [
+            each for each in zip(self.pools, terms, reversed(prices), strict=True) if not each[0].is_known
         ]
-        doubtful = [each for each in zip(self.pools, weights, beside, strict=True) if not each[0].is_known]
         if not doubtful:
             return None
-        for pool, weight, other in doubtful:
-            if pool.learned.held > pool.most_below(weight, ceiling, other):
-                return PoolQuestion.of(pool, weight, ceiling, other)
-        widest = max(doubtful, key=lambda each: (each[0].learned.held - each[0].least) * each[1])
-        return PoolQuestion.of(widest[0], widest[1], ceiling, widest[2])
+        for pool, each, beside in doubtful:
+            if pool.learned.held > pool.most_below(each, ceiling, beside):
+                return PoolQuestion.of(pool, each, ceiling, beside)
+        pool, each, beside = max(
+            doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight
+        )
+        return PoolQuestion.of(pool, each, ceiling, beside)
 
 
 @dataclass(slots=True)
@@ -226,7 +237,7 @@ class RowQuestion:
         if self.leaping:
             design.version += 1
             design.leap = math.ceil(LEAP * p)
-            if design.leap > design.pools[0].most:
+            if design.leap > design.pools[0].item.too_many:
                 search.refuted[label] = f"fails with {p} prefill workers and more were not tried"
                 return
         if len(design.pools) == 2:
@@ -236,7 +247,7 @@ class RowQuestion:
             )
 
 
-def learn_from(designs: Iterable[Design], told: Mapping[tuple[tuple[str, int], ...], bool]) -> None:
+def learn_from(designs: Iterable[Design], told: Told) -> None:
     """Let designs know what fleets were said to hold or fail, by the names and counts of their options."""
     named = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
     for fleet, holds in told.items():

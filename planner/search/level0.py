@@ -15,7 +15,7 @@ from planner.search.options import breaks_gaps, decode_options, hardware, mixed_
 from planner.search.oracle import LEAST_EFFORT, side_by_side
 from planner.search.problem import Problem, Standing
 from planner.search.two_pools import AskPairs, pair_up, search_two_pools
-from planner.search.walk import known, note_cheaper, walk
+from planner.search.walk import note_cheaper, walk
 from planner.solvers.master import Option, least_workers
 from planner.solvers.required_work import Obliged, usual
 from planner.traffic.trace import no_edges
@@ -121,7 +121,7 @@ def _timed(problem: Problem, search: Search, ask: Holds) -> Holds:
                 raise StoppedError
             answers += ask([counts])
         best = search.value if search.best is not None else None
-        problem.watch(Standing(best, problem.lower, problem.oracle.simulations))
+        problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations))
         return answers
 
     return answer
@@ -217,7 +217,7 @@ def _walk(
         return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
 
     problem.progress("level 0: every cheaper fleet, one by one")
-    walk(mixed, pairs, holds, known(oracle.told), search, side_by_side, may_go_on)
+    walk(mixed, pairs, holds, oracle.told, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
         raise StoppedError  # what was begun depends on the clock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,8 @@ from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.simulator.metrics import percentile_s
-from planner.simulator.replay import measured_window
 from planner.solvers.master import Floats, Option, attention_s
-from planner.solvers.required_work import steady
+from planner.solvers.required_work import due, steady
 from planner.traffic.sessions import waiting
 from planner.traffic.trace import IntArray, Trace
 from planner.traffic.workload import Lengths
@@ -156,7 +155,7 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     return [Option("decode", worker, weight(worker, objective)) for worker in first.values()]
 
 
-def breaks_gaps(worker: WorkerType, slo: Slo, metrics: Collection[Metric] = ("tbt",)) -> bool:
+def breaks_gaps(worker: WorkerType, slo: Slo, metrics: tuple[Metric, ...] = ("tbt",)) -> bool:
     """Whether a full step takes nearly as long as the tightest limit on gaps between tokens, or longer."""
     gaps_s = [limit.limit_s for limit in slo.limits if limit.metric in metrics]
     full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
@@ -215,12 +214,12 @@ class Judged:
 
 def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
     """`shared_tokens` (n,) of the prompts are in others too, where there may be prefix caches."""
-    start_s, end_s = measured_window(trace)
-    is_measured = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+    measured = due(slo, trace)
+    is_measured, end_s = measured.arrives(trace), measured.window_s[1]
     decoded, perhaps = trace.output_tokens > 1, waiting(trace) & ~is_measured
     has_gaps = bool((is_measured & decoded).any())
     if tested := steady(slo, trace):  # half of the last tenth, each with its second token in the window
-        last = (trace.arrival_s >= tested.window_s[0]) & (trace.arrival_s <= tested.window_s[1])
+        last = tested.arrives(trace)
         in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
         has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
     columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]

@@ -64,8 +64,7 @@ class Problem:
     progress: Progress
     watch: Watch
     draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
-    lower: float | None = None  # what any fleet costs at least, None if none is within the limits
-    bounded: bool = False  # `lower` has been looked for
+    lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline

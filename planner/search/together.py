@@ -281,7 +281,7 @@ def _searched(
             answers=answers,
             progress=lambda message: progress(f"{part.name}: {message}"),
         )
-        return search_policies(replace(problem, lower=lower_bound(problem), bounded=True))
+        return search_policies(replace(problem, lower=lower_bound(problem)))
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{part.name}, even with all of the fleet for itself: {error}",
@@ -350,7 +350,7 @@ def _plans(
             gpu_limit=left.gpus,
         )
         problem = replace(problem, task=task, limits=left, deadline=_slice(deadline, len(parts) - k))
-        problem = replace(problem, lower=lower_bound(problem), bounded=True)
+        problem = replace(problem, lower=lower_bound(problem))
         found = search(problem, [problem.oracle.fleet(chosen[k])])
         chosen[k] = found.best
         plan = certified([(problem, found)], part.trace, catalog, seed=seed, deadline=deadline)

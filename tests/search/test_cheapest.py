@@ -56,7 +56,7 @@ class RowsOfTruth(Truth):
 
 def a_pool(option: Option, least: int, alone: Truth | None = None) -> Pool:
     item = Bounded(option, least, math.inf, least)
-    return Pool(item, Search(Limits({})), alone and alone.holds, assumed.LEADS)
+    return Pool(item, Search(Limits({})), None if alone is None else alone.holds, assumed.LEADS)
 
 
 def a_design(truth: Truth, *pools: Pool) -> Design:
