@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.documents.task import TOKEN_BUDGETS
+from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import Gpu, Limit, Llm, Metric, Slo
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.latency import StepLatency
@@ -52,32 +52,49 @@ class Left:
     workers: tuple[WorkerType, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What may be chosen of an engine, and how its steps are counted.
+
+    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
+    `stages` are the depths of pipelines; activations cross from node to node at `node_bytes_per_s` where a
+    worker has more GPUs than a node. `host_overhead_s` is added to each step of a fit, and every step then
+    takes `longer_frac` longer.
+    """
+
+    budgets: tuple[int, ...] = TOKEN_BUDGETS
+    seats: tuple[int, ...] = (MAX_NUM_SEQS,)
+    stages: tuple[int, ...] = (1,)
+    node_bytes_per_s: float | None = None
+    host_overhead_s: float = 0.0
+    longer_frac: float = 0.0
+
+    @classmethod
+    def of(cls, task: Task) -> Engines:
+        return cls(
+            budgets=task.max_num_batched_tokens,
+            seats=task.max_num_seqs,
+            stages=task.stages,
+            node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+            host_overhead_s=task.host_overhead_s,
+            longer_frac=task.robust.step_times_frac,
+        )
+
+
 def worker_types(
-    llm: Llm,
-    gpus: Iterable[Gpu],
-    catalog: Catalog,
-    longest_tokens: int,
-    budgets: Iterable[int] = TOKEN_BUDGETS,
-    host_overhead_s: float = 0.0,
-    longer_frac: float = 0.0,
-    stages: Iterable[int] = (1,),
-    node_bytes_per_s: float | None = None,
-    seats: Iterable[int] = (MAX_NUM_SEQS,),
+    llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, engines: Engines = Engines()
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
     """Every engine that holds the weights and the longest request, and what was left out.
 
     A plan turns no request away, so it is made of the first alone; a lower bound over all fleets counts on
     those too that hold the weights but not the longest request (`Left.workers`).
-
-    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
-    `host_overhead_s` is added to each step of a fit, and every step then takes `longer_frac` longer.
-    `stages` are the depths of pipelines to consider; activations cross from node to node at
-    `node_bytes_per_s` where a worker has more GPUs than a node.
     """
     types: list[WorkerType] = []
     left: list[Left] = []
-    settings = list(dict.fromkeys((budget, min(n, budget)) for budget in budgets for n in seats))
-    for gpu, pp in itertools.product(gpus, stages):
+    settings = list(
+        dict.fromkeys((budget, min(n, budget)) for budget in engines.budgets for n in engines.seats)
+    )
+    for gpu, pp in itertools.product(gpus, engines.stages):
         tp = 1
         while tp <= gpu.gpus_per_node:
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
@@ -86,7 +103,7 @@ def worker_types(
             elif pp > llm.layers:
                 left.append(Left(name, f"{llm.layers} layers cannot be cut into {pp} stages"))
             else:
-                between = node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
+                between = engines.node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
                 latency: StepLatency | None = None
                 small: list[WorkerType] = []
                 no_room: list[int] = []
@@ -101,10 +118,10 @@ def worker_types(
                         latency = pipelined(
                             catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
                         )
-                        latency = replace(latency, h_s=latency.h_s + host_overhead_s)
-                        if longer_frac:
-                            basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
-                            latency = replace(latency.longer(longer_frac), basis=basis)
+                        latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
+                        if engines.longer_frac:
+                            basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
+                            latency = replace(latency.longer(engines.longer_frac), basis=basis)
                     worker = WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp)
                     (types if kv_tokens >= longest_tokens else small).append(worker)
                 if len(no_room) == len(settings):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.documents.task import Task
 from planner.domain import Gpu, Llm, Slo
 from planner.fleet import Policies, WorkerType
 from planner.search.options import Left
-from planner.search.oracle import Oracle
+from planner.search.oracle import Answers, Oracle
 from planner.search.prefix_hits import PrefixHits
 from planner.solvers.master import Limits
 from planner.solvers.required_work import Obliged
@@ -39,6 +40,18 @@ Watch = Callable[[Standing], None]
 
 def unwatched(_: Standing) -> None:
     """Lets the standings pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """Until when a search may go on, on time.monotonic's clock, who is told how far it is, and the answers of
+    earlier questions.
+    """
+
+    deadline: float = math.inf
+    progress: Progress = silent
+    watch: Watch = unwatched
+    answers: Answers = field(default_factory=Answers)
 
 
 @dataclass(frozen=True, slots=True)

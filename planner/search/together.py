@@ -1,4 +1,4 @@
-"""Several LLMs on one stock, planned together: the loop around planner/search/joint.py.
+"""Several LLMs on one stock, planned together: the master of search/cheapest.py over all of them.
 
     alone    each LLM with all of the fleet for itself; where all fit together, that is the answer
     share    else one master over all of them, whose proposals the simulator judges LLM by LLM
@@ -23,9 +23,9 @@ from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
 from planner.plan import Plan
 from planner.search import evidence
-from planner.search.best_fleet import Found, best_of, search, search_policies
+from planner.search.best_fleet import Found, best_of, search
 from planner.search.bounds import checked_bound, lower_bound
-from planner.search.certify import certified
+from planner.search.certify import certified, search_llm
 from planner.search.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.designs import Design, learn_from
 from planner.search.fleets import Counts
@@ -34,8 +34,7 @@ from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import LEAST_EFFORT, Answers, side_by_side
-from planner.search.pose import pose
-from planner.search.problem import Problem, Progress, on_all_draws, silent
+from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent
 from planner.search.walk import cheaper_fleets, count_cheaper
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement
@@ -272,16 +271,8 @@ def _searched(
 ) -> Searched:
     """The search for one LLM with all of the fleet for itself."""
     try:
-        problem = pose(
-            part.task,
-            part.trace,
-            catalog,
-            seed=seed,
-            deadline=until,
-            answers=answers,
-            progress=lambda message: progress(f"{part.name}: {message}"),
-        )
-        return search_policies(replace(problem, lower=lower_bound(problem)))
+        told = Conditions(until, lambda message: progress(f"{part.name}: {message}"), answers=answers)
+        return search_llm(part.task, part.trace, catalog, seed=seed, conditions=told)
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{part.name}, even with all of the fleet for itself: {error}",

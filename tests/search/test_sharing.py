@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,7 +107,11 @@ def least_by_force(fleets: list[Floats], amounts: list[float], column: int = 0) 
 @pytest.fixture
 def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of one token budget, so that all fleets can be simulated; few further draws of the traffic."""
-    monkeypatch.setattr(posing, "worker_types", partial(options.worker_types, budgets=(2048,)))
+
+    def of_one_budget(llm: Any, gpus: Any, catalog: Any, longest: int, engines: options.Engines) -> Any:
+        return options.worker_types(llm, gpus, catalog, longest, replace(engines, budgets=(2048,)))
+
+    monkeypatch.setattr(posing, "worker_types", of_one_budget)
     monkeypatch.setattr(draws, "RUNS_MOST", 3)
 
 

@@ -19,6 +19,7 @@ from planner.search.one_pool import Bounded, Search, search_one_pool
 from planner.search.two_pools import AskPairs, search_two_pools
 from planner.solvers.master import (
     Limits,
+    Load,
     Option,
     bound,
     cheapest_token_s,
@@ -107,14 +108,7 @@ def test_bound_by_hand() -> None:
     work = one_class(1000, 1000, 1)
 
     def value(stock: dict[str, int | None]) -> float | None:
-        return bound(
-            [slow, quick],
-            work,
-            Limits(stock),
-            obliged=Obliged(1.0, 10.0, 1.0, 10.0),
-            kv_bytes_per_token=1e5,
-            link_bytes_per_s=1e12,
-        )
+        return bound([slow, quick], Load(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, 1e12), Limits(stock))
 
     assert value({"g": None, "q": None}) == pytest.approx(7.5)
     assert value({"g": None, "q": 2}) == pytest.approx(9.0)
@@ -129,11 +123,8 @@ def test_shadow_prices_by_hand() -> None:
     def prices(limits: Limits, *others: Option) -> dict[str, float]:
         return shadow_prices(
             [option("mixed", 1.0), *others],
-            one_class(100, 1000, 1),
+            Load(one_class(100, 1000, 1), Obliged(1.0, 1.0, 1.0, 1.0), 1.0, 1e12),
             limits,
-            obliged=Obliged(1.0, 1.0, 1.0, 1.0),
-            kv_bytes_per_token=1.0,
-            link_bytes_per_s=1e12,
         )
 
     dear = option("mixed", 3.0, gpu=replace(GPU, name="dear", base="dear"))
@@ -149,12 +140,7 @@ def test_bound_knows_the_link() -> None:
 
     def value(link_bytes_per_s: float) -> float | None:
         return bound(
-            options,
-            work,
-            Limits({"g": None}),
-            obliged=Obliged(1.0, 10.0, 1.0, 10.0),
-            kv_bytes_per_token=1e5,
-            link_bytes_per_s=link_bytes_per_s,
+            options, Load(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, link_bytes_per_s), Limits({"g": None})
         )
 
     assert value(10.09e9) is not None and value(10.07e9) is None
