@@ -201,6 +201,17 @@ def test_with_enough_for_all_each_has_its_own_plan() -> None:
     assert "no shared limit binds" in found.binding[0]
 
 
+def test_one_llm_is_planned_as_it_is_alone() -> None:
+    """The same search: the same fleet, certificate and count of simulations."""
+    asked = question({"gpus": {"a100-80g": 12, "h100-80g": 8}}, llms=1)
+    (part,) = asked.parts
+    found, alone = plan_together(asked, CATALOG), plan(part.task, part.trace, CATALOG)
+    assert found.plans[part.name].fleet == alone.fleet
+    assert found.plans[part.name].certificate == alone.certificate
+    assert found.simulations <= alone.certificate.simulations
+    assert (found.value, found.bound) == (alone.certificate.value, alone.certificate.bound)
+
+
 def test_the_one_that_loses_least_gives_way() -> None:
     """Both like 4 H100 best, and there are 4. What the other one costs on A100 decides who gets them."""
     fleet = {"gpus": {"a100-80g": 16, "h100-80g": 4}}

@@ -252,6 +252,21 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         assert limits.broken([(o.type, n) for o, n in search.best]) is None
 
 
+def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_known() -> None:
+    """Beside the cheap decode worker 4 prefill workers hold and no other count; leaps ask for 1, 2, 3, 5, 8
+    and so on, until there are far too many. Then the dear one holds beside 1: 101, and below that 4 + 1."""
+    prefill, cheap = option("prefill", 1.0), option("decode", 1.0)
+    dear = option("decode", 100.0, gpu=replace(GPU, name="dear", base="dear"))
+
+    def holds(fleets: object) -> list[bool]:
+        return [d is dear or n_p == 4 for (_, n_p), (d, _) in fleets]  # type: ignore[attr-defined]
+
+    search = Search(Limits({}))
+    front, *back = (Bounded(each, 1, np.inf) for each in (prefill, cheap, dear))
+    search_two_pools([front], back, AskPairs(holds), search, serial, lambda: False)
+    assert search.value == 5.0 and search.best == ((prefill, 4), (cheap, 1))
+
+
 def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
     """Nothing ever holds: the count that the refutation names is one that was asked for."""
     asked: set[int] = set()
