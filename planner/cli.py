@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +59,7 @@ from planner.units import show_s
 
 if TYPE_CHECKING:
     from planner.documents.task import Task
-    from planner.plan import Plan
+    from planner.search.plan import Plan
     from planner.studies.whatif import Study
 
 LONGEST_MESSAGE = 2000
@@ -120,6 +120,7 @@ def main() -> None:
                     "kind": error.kind,
                     "constraint": error.constraint,
                     "relaxation": error.relaxation,
+                    "ways": [list(map(asdict, way)) for way in error.ways],
                     "message": str(error),
                 }
             )
@@ -275,12 +276,13 @@ def _explained(found: Plan, task: Task, study: Study) -> Plan:
 
     if found.throughput is not None:
         task = replace(task, objective="cost", rate_rps=found.throughput.rate_rps)
-    sentences = whatif.explain(study, task, found.fleet)
-    certificate = replace(found.certificate, binding=(*found.certificate.binding, *sentences))
+    costs = whatif.explain(study, task, found.fleet)
+    certificate = replace(found.certificate, binding=(*found.certificate.binding, *costs))
     return replace(found, certificate=certificate)
 
 
 def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool) -> None:
+    from planner.reports.facts import alternative_note, sentence, sentences
     from planner.reports.words import answer, excluded_text, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
@@ -325,11 +327,12 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
     if not certificate.level0_exact:
         fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
         console.print(f"  {fails}; --prove simulates the others", markup=False)
-        for sentence in certificate.assumed:
-            console.print(f"  {sentence}", markup=False)
+        for said in sentences(certificate.assumed):
+            console.print(f"  {said}", markup=False)
     for alternative in found.alternatives:
         value = unpriced(alternative, certificate.unit) or (
-            f"{alternative.objective:.6g} {certificate.unit} ({alternative.note})"
+            f"{alternative.objective:.6g} {certificate.unit} "
+            f"({alternative_note(alternative, certificate.value)})"
         )
         console.print(f"  {alternative.label}: {value}", markup=False)
     for pool in found.prefixes:
@@ -355,11 +358,13 @@ def _print_plan(found: Any, out: Path, written: Iterable[str], *, explain: bool)
     )
     for repeats in certificate.repeats:
         if repeats.kept == repeats.runs or repeats.decision == "holds":  # else it is among the warnings
-            console.print(repeats.sentence(), markup=False)
+            console.print(sentence(repeats), markup=False)
     if explain:
-        print_rows([{"what binds, and what limits cost": line} for line in certificate.binding], "")
-    for warning in found.warnings:
-        console.print(f"warning: {warning}", markup=False)
+        print_rows(
+            [{"what binds, and what limits cost": line} for line in sentences(certificate.binding)], ""
+        )
+    for said in sentences(found.warnings):
+        console.print(f"warning: {said}", markup=False)
     names = dict.fromkeys(f"{head}{slash}" for head, slash, _ in (name.partition("/") for name in written))
     console.print(f"written to {out}: {', '.join(names)}", markup=False)
 

@@ -167,3 +167,23 @@ class Slo:
 
     limits: tuple[Limit, ...]
     attainment_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimit:
+    """What all workers of a fleet may take together; `gpu` is of a stock alone."""
+
+    of: Literal["stock", "power", "cost", "gpus"]
+    gpu: str = ""
+
+    @property
+    def name(self) -> str:
+        """In files and messages, for instance 'stock of h100-80g'."""
+        return f"stock of {self.gpu}" if self.of == "stock" else "GPUs" if self.of == "gpus" else self.of
+
+    @property
+    def unit(self) -> str:
+        return {"power": "W", "cost": "USD/h"}.get(self.of, "GPUs")
+
+
+POWER, COST, GPUS = FleetLimit("power"), FleetLimit("cost"), FleetLimit("gpus")

@@ -12,6 +12,12 @@ A message says what was asked, what was found and what to change, in one line. A
 `PlannerError` is our own mistake and keeps its traceback; `BoundError` is one of these with a name.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
 
 class PlannerError(Exception):
     """Base of every error a user can mend."""
@@ -41,23 +47,75 @@ class OutOfTimeError(PlannerError):
     exit_code = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A limit that would have to move: what there is, and what was found to be enough.
+
+    `limit` is the name of a `domain.FleetLimit` or of a `domain.Limit`, `unit` GPUs, W, USD/h or s.
+    """
+
+    limit: str
+    present: float
+    enough: float
+    unit: str
+
+    def __str__(self) -> str:
+        if self.unit == "s":
+            return f"{self.limit} >= {self.enough:.9g} s"
+        unit = "" if self.unit == "GPUs" else f" {self.unit}"  # a stock's name says what is counted
+        return f"{self.limit} from {self.present:g} to {self.enough:g}{unit}"
+
+
 class InfeasibleError(PlannerError):
     """No fleet meets the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
 
-    `kind` is "latency" (no number of workers cures it) or "capacity" (stock, power or budget runs out);
-    `constraint` names what binds and `relaxation` the smallest change that helps.
+    `kind` is "latency" (no number of workers cures it) or "capacity" (stock, power or budget runs out).
+    `constraint` names what binds, one limit or several. Each of `ways` is enough, all of its changes made
+    together; `relaxation` says the same in a line, or what may help where no figures are known.
     """
 
     exit_code = 3
 
     def __init__(
-        self, message: str, *, kind: str, constraint: str, relaxation: str, is_proved: bool = True
+        self,
+        message: str,
+        *,
+        kind: Literal["latency", "capacity"],
+        constraint: str | Sequence[str],
+        relaxation: str = "",
+        ways: Sequence[Sequence[Change]] = (),
+        is_proved: bool = True,
     ) -> None:
         super().__init__(message)
-        self.kind, self.constraint, self.relaxation = kind, constraint, relaxation
+        self.kind: Literal["latency", "capacity"] = kind
+        names = (constraint,) if isinstance(constraint, str) else constraint
+        self.constraints = tuple(dict.fromkeys(names))
+        self.ways = tuple(dict.fromkeys(tuple(way) for way in ways))
+        self.relaxation = relaxation or ways_text(self.ways)  # the smallest changes that help, in a line
         self.is_proved = is_proved
         if not is_proved:
             self.exit_code = 4
+
+    @property
+    def constraint(self) -> str:
+        """What binds, in a line."""
+        return ", ".join(self.constraints)
+
+    def of(self, who: str) -> InfeasibleError:
+        """The same error, of one of several LLMs."""
+        return InfeasibleError(
+            f"{who}: {self}",
+            kind=self.kind,
+            constraint=self.constraints,
+            relaxation=self.relaxation,
+            ways=self.ways,
+            is_proved=self.is_proved,
+        )
+
+
+def ways_text(ways: Iterable[Iterable[Change]]) -> str:
+    """For instance 'stock of h100-80g from 4 to 8, or power from 2000 to 5600 W'."""
+    return ", or ".join(dict.fromkeys(" and ".join(map(str, way)) for way in ways))
 
 
 class BoundError(AssertionError):

@@ -34,12 +34,13 @@ from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import PlannerError
 from planner.io import files
-from planner.plan import Plan
 from planner.reports import charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
+from planner.reports.facts import sentences
 from planner.search import certify
 from planner.search.oracle import Answers
+from planner.search.plan import Plan
 from planner.search.problem import Conditions
 from planner.search.together import plan_together
 from planner.simulator.replay import Simulation
@@ -219,7 +220,7 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
         "answer": together.answer(found),
         "headline": together.figures_of(found),
         "proof": together.proof_lines(found),
-        "assumptions": found.assumptions,
+        "assumptions": sentences(found.assumptions),
         "tables": {
             "fleets": together.fleet_rows(found),
             "limits": together.limit_rows(found),

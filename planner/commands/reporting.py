@@ -35,10 +35,10 @@ def write_report(
 
     plan report out/ --png
     """
-    from planner.documents.plan import read_plan
     from planner.io import files
     from planner.reports import figures, output
     from planner.reports.report import render
+    from planner.search.written_plan import read_plan
 
     folder = out or (plan if plan.is_dir() else plan.parent)
     files.check_output_directory(folder)

@@ -60,6 +60,7 @@ def plan_together(
 
 
 def _print(found: SharedPlan, out: Path) -> None:
+    from planner.reports.facts import sentences
     from planner.reports.together import answer, fleet_rows, limit_rows, proof_lines
 
     console = stdout_console(soft_wrap=True)
@@ -67,10 +68,10 @@ def _print(found: SharedPlan, out: Path) -> None:
     for title, (head, rows) in (("fleets", fleet_rows(found)), ("shared limits", limit_rows(found))):
         if rows:
             print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
-    for line in (*found.binding, *proof_lines(found)):
+    for line in (*sentences(found.binding), *proof_lines(found)):
         console.print(line, markup=False)
-    for warning in found.warnings:
-        console.print(f"warning: {warning}", markup=False)
+    for said in sentences(found.warnings):
+        console.print(f"warning: {said}", markup=False)
     folders = ", ".join(f"{name}/" for name in found.plans)
     console.print(
         f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",

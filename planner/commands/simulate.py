@@ -110,7 +110,7 @@ def simulate(
 
 
 def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) -> None:
-    from planner.reports.words import queue_text
+    from planner.reports.facts import queue_text
 
     rows = []
     for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s"):

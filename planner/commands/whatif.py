@@ -101,6 +101,7 @@ def sensitivity(
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
     from planner.documents.task import read_task
     from planner.io.values import share
+    from planner.reports.facts import sentence
     from planner.studies import whatif
 
     by_frac = share(by, "--by")
@@ -118,7 +119,7 @@ def sensitivity(
         print_json(document, study.trace.warnings)
     else:
         print_moves(before, moves)
-        stdout_console(soft_wrap=True).print(room.sentence(), markup=False)
+        stdout_console(soft_wrap=True).print(sentence(room), markup=False)
         stdout_console(soft_wrap=True).print(robustness(before, moves, by_frac), markup=False)
 
 
@@ -126,7 +127,13 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
     """Is the plan robust, and what would a robust one cost?"""
     from planner.studies.whatif import difference
 
-    worst = next(moved for moved in moves if moved.label.startswith("steps") and " and " in moved.label)
+    was = before.problem.task.robust
+    worst = next(
+        moved
+        for moved in moves
+        if moved.task.robust.step_times_frac > was.step_times_frac
+        and moved.task.robust.traffic_frac > was.traffic_frac
+    )
     percent = f"{100 * by_frac:g} %"
     if worst.kept:
         return f"robust: it also holds with steps {percent} longer and up to {percent} more traffic at once"

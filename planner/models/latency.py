@@ -65,6 +65,11 @@ class StepLatency:
         if self.uncertainty_frac is not None and not self.uncertainty_frac >= 0:
             raise InputError(f"step latency: uncertainty_frac is {self.uncertainty_frac}, must be >= 0")
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether steps or kernels were measured, by the first word of `basis`; else they are a guess."""
+        return self.basis.startswith(("silicon", "measured"))
+
     def step_s(
         self,
         tokens: float | Array,

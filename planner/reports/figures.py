@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from planner.domain import Metric
-from planner.plan import Plan
 from planner.reports import charts
 from planner.reports.curves import distribution
 from planner.reports.drawing import Figure
+from planner.search.plan import Plan
 from planner.units import show_s
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from planner import manifests
+from planner.documents.certificate import certificate_document, fact_document, facts_document
 from planner.documents.fleet import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
 from planner.domain import Slo
 from planner.fleet import Fleet, Policies
@@ -23,12 +24,13 @@ from planner.io.files import to_yaml
 from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
 from planner.manifests.engine import image as image_of
 from planner.models.latency import StepLatency
-from planner.plan import Plan
 from planner.reports import figures
 from planner.reports.curves import spread
 from planner.reports.drawing import Figure, chart_png
+from planner.reports.facts import alternative_note, prices_text, sentence, sentences
 from planner.reports.prefixes import pool_document, warm_up_json
 from planner.reports.report import render as render_report
+from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
@@ -124,7 +126,7 @@ def plan_yaml(plan: Plan) -> str:
             {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
             for pool in running(fleet)
         ],
-        "prices_note": plan.prices_note,
+        "prices_note": prices_text(plan.prices),
         "placement": placement_document(plan.placement),
         **_prefixes(plan),
     }
@@ -274,7 +276,8 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
     trace, simulation = plan.trace, plan.simulation
     document = {
         "status": plan.status,
-        "certificate": _certificate(plan),
+        "certificate": certificate_document(plan.certificate, sentence),
+        "facts": _facts(plan),
         "fleet": _fleet_summary(plan.fleet),
         "power": power_document(plan.power),
         "usd_per_million": _per_million(plan),
@@ -295,8 +298,8 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
             "measured_window_s": simulation.window_s,
         },
         "latency": {pool.name: _latency_document(pool.type.latency) for pool in running(plan.fleet)},
-        "prices": plan.prices_note,
-        "warnings": plan.warnings,
+        "prices": prices_text(plan.prices),
+        "warnings": sentences(plan.warnings),
         "engine": {"name": "vllm", "version": VLLM_VERSION},
         "max_model_len": plan.max_model_len,
         "command": command,
@@ -321,11 +324,12 @@ def to_json(plan: Plan) -> Document:
             **_prefixes(plan),
             **_fleet_summary(fleet),
             "slo": slo_document(plan.slo),
-            "certificate": _certificate(plan),
+            "certificate": certificate_document(plan.certificate, sentence),
+            "facts": _facts(plan),
             "alternatives": _alternatives(plan),
             "traffic": plan.traffic_note,
-            "prices": plan.prices_note,
-            "warnings": plan.warnings,
+            "prices": prices_text(plan.prices),
+            "warnings": sentences(plan.warnings),
             "max_model_len": plan.max_model_len,
             "simulation": simulation_summary(plan.simulation, plan.verdict),
         }
@@ -443,13 +447,16 @@ def _csv_field(text: str) -> str:
     return line.getvalue()
 
 
-def _certificate(plan: Plan) -> Document:
-    certificate = plan.certificate
-    return dataclasses.asdict(certificate) | {
-        "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
-        "gap_frac": certificate.gap_frac,
-        "level0_gap_frac": certificate.level0_gap_frac,
-    }
+def _facts(plan: Plan) -> Document:
+    """What is said in sentences, as values."""
+    proof = plan.certificate
+    return facts_document(
+        binding=proof.binding,
+        assumptions=proof.assumptions,
+        assumed=proof.assumed,
+        warnings=plan.warnings,
+        prices=plan.prices,
+    )
 
 
 def _alternatives(plan: Plan) -> list[Document]:
@@ -460,7 +467,8 @@ def _alternatives(plan: Plan) -> list[Document]:
             "objective": alternative.objective if alternative.is_priced else None,
             "at_least": alternative.at_least,
             "bound": alternative.objective if alternative.at_least else None,
-            "note": alternative.note,
+            "note": alternative_note(alternative, plan.certificate.value),
+            "notes": [fact_document(note) for note in alternative.notes],
         }
         for alternative in plan.alternatives
     ]

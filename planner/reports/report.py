@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner.plan import Plan
 from planner.reports import figures, rows, words
+from planner.reports.facts import percent, sentence, sentences
 from planner.reports.page import bullets, chart, charts, headline, page, section, table
 from planner.reports.words import counted
+from planner.search.plan import Plan
 
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
@@ -20,7 +21,10 @@ def render(plan: Plan, *, command: str = "") -> str:
             f"<header><p class=eyebrow>Fleet plan · {escape(plan.fleet.llm.name)}</p>",
             f"<h1>{escape(words.answer(plan))}</h1>",
             f"<p class=lead>{escape(words.promise(plan))}</p>",
-            *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
+            *(
+                f"<p class=lead><strong>Mind:</strong> {escape(said)}.</p>"
+                for said in sentences(plan.warnings)
+            ),
             "</header>",
             headline(words.headline(plan)),
             section("Fleet", _fleet(plan)),
@@ -32,7 +36,7 @@ def render(plan: Plan, *, command: str = "") -> str:
                 table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,)),
             ),
             section("What else it could be", _alternatives(plan)),
-            section("What binds", bullets(plan.certificate.binding, "No single limit binds.")),
+            section("What binds", bullets(sentences(plan.certificate.binding), "No single limit binds.")),
             section("What was found, and what bounds it", _proof(plan)),
             section("Where the figures come from", _sources(plan)),
             section("Do it again", _again(command)),
@@ -57,7 +61,7 @@ def _fleet(plan: Plan) -> str:
     fewest = "no placement needs fewer" if count == placement.bound else f"at least {placement.bound}"
     note = f"On {counted(count, 'node')} ({fewest})."
     if placement.cross_frac is not None:
-        note += f" {words.percent(placement.cross_frac)} of the KV blocks go from one node to another."
+        note += f" {percent(placement.cross_frac)} of the KV blocks go from one node to another."
     nodes = table(*rows.node_rows(plan), caption="Workers on nodes", numeric=(1, 3))
     return f"{text}<div class=below>{nodes}</div><p class=note>{escape(note)}</p>"
 
@@ -92,9 +96,9 @@ def _alternatives(plan: Plan) -> str:
 def _proof(plan: Plan) -> str:
     certificate = plan.certificate
     neighbours = table(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
-    ruled_out = [(refuted.label, refuted.reason) for refuted in certificate.refuted]
+    ruled_out = [(refuted.label, sentence(refuted.because)) for refuted in certificate.refuted]
     refuted = table(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
-    assumed = bullets(certificate.assumptions, "Nothing beyond the simulator's rules.")
+    assumed = bullets(sentences(certificate.assumptions), "Nothing beyond the simulator's rules.")
     return (
         bullets(words.proof_lines(plan))
         + (f"<h3>Neighbours</h3>{neighbours}" if certificate.neighbours else "")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, SPOT
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine import VLLM_VERSION, running
-from planner.plan import Alternative, Plan, served_s
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
+from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence
 from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
@@ -16,12 +17,12 @@ from planner.reports.words import (
     counted,
     describe,
     limit_text,
-    percent,
     seconds_text,
     unpriced,
     usd,
     value_text,
 )
+from planner.search.plan import Plan, served_s
 from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import Line, measured
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
@@ -232,7 +233,7 @@ def repeat_rows(plan: Plan) -> Rows:
     says = {"holds": f"✓\u00a0more than {few}", "fails": f"✗\u00a0less than {most}", "open": "undecided"}
     found: list[tuple[str, ...]] = [
         (
-            each.what,
+            drawn_text(each),
             f"{each.kept} of {each.runs}",
             says[each.decision],
             *(_over_runs(each.limits[name]) if name in each.limits else "–" for name in names),
@@ -290,7 +291,7 @@ def alternative_rows(plan: Plan) -> Rows:
             _fleet_of(alternative),
             _objective(alternative, certificate.unit),
             _difference(alternative, certificate.value),
-            unpriced(alternative, certificate.unit) or alternative.note,
+            unpriced(alternative, certificate.unit) or alternative_note(alternative, certificate.value),
         )
         for alternative in plan.alternatives
     ]
@@ -318,7 +319,7 @@ def neighbour_rows(plan: Plan) -> Rows:
     """Every fleet with one worker fewer, and why it fails."""
     head = ("One worker fewer of", "Type", "Holds", "Why")
     return head, [
-        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", n.reason)
+        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", sentence(n))
         for n in plan.certificate.neighbours
     ]
 
@@ -339,7 +340,7 @@ def source_rows(plan: Plan) -> Rows:
     memory = "the catalog's GPU memory less weights and activations, in blocks of 16"
     found: list[tuple[str, ...]] = [
         ("Traffic", "given", traffic),
-        ("Prices", "catalog, or your own", plan.prices_note),
+        ("Prices", "catalog, or your own", prices_text(plan.prices)),
         *(_step_times(pool) for pool in running(plan.fleet)),
         ("KV tokens of a worker", "computed", memory),
         ("Latencies, shares, load", "simulated", simulated),

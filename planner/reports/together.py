@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from html import escape
 
+from planner.documents.certificate import facts_document
 from planner.io.files import to_yaml
 from planner.reports import charts, figures, output
 from planner.reports.drawing import Figure
+from planner.reports.facts import percent, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, chart, headline, page, section, table
 from planner.reports.words import (
@@ -19,7 +21,6 @@ from planner.reports.words import (
     describe,
     level0_proof,
     listed,
-    percent,
     promise,
     usd,
 )
@@ -76,9 +77,9 @@ def summary(plan: SharedPlan) -> Document:
             "level0": plan.level0,
             "level0_bound": plan.level0_bound,
         },
-        "limits": {used.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
-        "binding": plan.binding,
-        "warnings": plan.warnings,
+        "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": sentences(plan.binding),
+        "warnings": sentences(plan.warnings),
         "placement": output.placement_document(plan.placement),
     }
     plain: Document = output.plain(document)
@@ -121,10 +122,11 @@ def _certificate(plan: SharedPlan) -> Document:
             name: {"value": one.certificate.value, "alone": plan.alone[name]}
             for name, one in plan.plans.items()
         },
-        "limits": {used.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
-        "binding": plan.binding,
-        "assumptions": plan.assumptions,
-        "warnings": plan.warnings,
+        "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": sentences(plan.binding),
+        "assumptions": sentences(plan.assumptions),
+        "warnings": sentences(plan.warnings),
+        "facts": facts_document(binding=plan.binding, assumptions=plan.assumptions, warnings=plan.warnings),
         "rounds": plan.rounds,
         "simulations": plan.simulations,
         "seed": plan.seed,
@@ -219,9 +221,8 @@ def fleet_rows(plan: SharedPlan) -> Rows:
 
 def limit_rows(plan: SharedPlan) -> Rows:
     """Limit, used, of how much; stocks and GPUs are counts, power is in W and cost in USD/h."""
-    units = {"power": " W", "cost": " USD/h"}
     return ("Limit", "Used", "Of"), [
-        (each.name, *(f"{value:,.6g}{units.get(each.name, ' GPUs')}" for value in (each.used, each.amount)))
+        (each.limit.name, *(f"{value:,.6g} {each.limit.unit}" for value in (each.used, each.amount)))
         for each in plan.limits
     ]
 
@@ -243,7 +244,7 @@ def _report(plan: SharedPlan) -> str:
     body = [
         f"<header><p class=eyebrow>Fleet plan for {counted(len(plan.plans), 'LLM')} on one stock</p>",
         f"<h1>{escape(answer(plan))}</h1>",
-        *(f"<p class=lead><strong>Mind:</strong> {escape(warning)}.</p>" for warning in plan.warnings),
+        *(f"<p class=lead><strong>Mind:</strong> {escape(said)}.</p>" for said in sentences(plan.warnings)),
         "</header>",
         headline(figures_of(plan)),
         section(
@@ -255,11 +256,11 @@ def _report(plan: SharedPlan) -> str:
         section(
             "Shared limits",
             table(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))
-            + f"<div class=below>{bullets(plan.binding)}</div>",
+            + f"<div class=below>{bullets(sentences(plan.binding))}</div>",
         ),
         section(
             "What was found, and what bounds it",
-            bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(plan.assumptions),
+            bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(sentences(plan.assumptions)),
         ),
         *([section("Nodes", table(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
     ]

@@ -7,11 +7,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from planner.documents.certificate import Alternative, Certificate
 from planner.domain import Limit
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine import is_capped, running
-from planner.plan import Alternative, Certificate, Plan
-from planner.simulator.metrics import STEADY_FRAC, Line
+from planner.reports.facts import percent, queue_text, sentences
+from planner.search.plan import Plan
+from planner.simulator.metrics import Line
 from planner.units import show_s
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -153,17 +155,6 @@ def measured_line(plan: Plan) -> str:
     return steady + rejected + window
 
 
-def queue_text(patient_frac: float, patience_s: float) -> str:
-    """What the backlog test found (`Verdict`), in the same words wherever it is told."""
-    found = (
-        f"of the requests that arrived in the last tenth of the run {percent(patient_frac)} waited no longer "
-        f"than {show_s(patience_s)}, {percent(STEADY_FRAC)} must"
-    )
-    if patient_frac >= STEADY_FRAC:
-        return f"the backlog test holds: {found}"
-    return f"the backlog grows: {found}"
-
-
 def excluded_text(cheaper: int | None, simulated: int) -> str:
     """How many cheaper fleets of level 0 there are and how many of them were simulated; None: without end."""
     if cheaper is None:
@@ -205,7 +196,7 @@ def proof_lines(plan: Plan) -> list[str]:
     lines = [
         f"Plan: {value} {unit}. Status: {plan.status}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
-        *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in certificate.assumed),
+        *(f"{said[0].upper()}{said[1:]}." for said in sentences(certificate.assumed)),
         "Fleets of several types per pool: "
         + (
             "every cheaper one was simulated and fails."
@@ -238,7 +229,7 @@ def unpriced(alternative: Alternative, unit: str) -> str:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)
     least = f", at least {amount(alternative.objective, unit)} {unit}" if is_bounded else ""
-    return f"not priced{least}" + (f": {alternative.note}" if alternative.note else "")
+    return f"not priced{least}" + (f": {note}" if (note := "; ".join(sentences(alternative.notes))) else "")
 
 
 def listed(parts: Sequence[str]) -> str:
@@ -247,13 +238,6 @@ def listed(parts: Sequence[str]) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def percent(share: float) -> str:
-    """0.9 -> '90 %', 0.9987 -> '99.87 %'; never rounds up to 100 %."""
-    if share == share and share < 1 and f"{share * 100:.4g}" == "100":
-        return "> 99.99 %"
-    return f"{share * 100:.4g} %"
 
 
 def usd(dollars: float) -> str:

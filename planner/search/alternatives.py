@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from planner.plan import Alternative
-from planner.search.evidence import costs_more
+from planner.documents.certificate import Alternative
+from planner.documents.facts import NoneUpTo, Note, Remarked
 from planner.search.fleets import Counts, largest_below
 from planner.search.level0 import Level0
 from planner.search.one_pool import least_that_holds
@@ -57,20 +57,18 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         if counts == best:
             continue
         if counts is None:
-            note = "none of one worker type per pool was found; mixes of several were not searched for it"
-            rows.append(Alternative(label, None, math.inf, note))
+            rows.append(Alternative(label, None, math.inf, (Remarked("not-searched"),)))
         elif oracle.holds([counts])[0]:
-            rows.append(Alternative(label, oracle.fleet(counts), cost, costs_more(cost, value)))
+            rows.append(Alternative(label, oracle.fleet(counts), cost))
         else:
-            note = "its best fails on another draw or rate of the traffic"
-            rows.append(Alternative(label, None, cost, note, at_least=True))
+            fails = Remarked("fails-on-other-draw")
+            rows.append(Alternative(label, None, cost, (fails,), at_least=True))
     for gpu, found in alone.items():
         label = f"{gpu}, mixed"
         if found.counts is None:
-            rows.append(Alternative(label, None, found.least, found.note, at_least=True))
+            rows.append(Alternative(label, None, found.least, found.notes, at_least=True))
         elif found.counts != best:
-            note = "; ".join(filter(None, (costs_more(found.cost, value), found.note)))
-            rows.append(Alternative(label, oracle.fleet(found.counts), found.cost, note))
+            rows.append(Alternative(label, oracle.fleet(found.counts), found.cost, found.notes))
     return tuple(rows)
 
 
@@ -81,7 +79,7 @@ class _Alone:
     counts: Counts | None
     cost: float
     least: float
-    note: str
+    notes: tuple[Note, ...]
 
 
 def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -> dict[str, _Alone]:
@@ -116,7 +114,8 @@ def _cheapest_mixed(
         for option in options
     }
     counts: Counts | None = None
-    ceiling, note = ALONE_TIMES * value, ""
+    ceiling = ALONE_TIMES * value
+    notes: tuple[Note, ...] = ()
 
     def holds(option: Option, count: int) -> bool:
         nonlocal left
@@ -158,17 +157,17 @@ def _cheapest_mixed(
         if not (count := most(option, ceiling)):
             continue
         if has_stopped():
-            note = "perhaps not the cheapest, as not all of its settings were tried"
+            notes = (Remarked("perhaps-not-cheapest"),)
             break
         item = level0.bounded[option.name]
         found = least_that_holds(partial(holds, option), failed[option.name] + 1, count, item)
         if found is not None:
             counts, ceiling = ((option, found),), found * option.objective
     if counts is not None:
-        return _Alone(counts, ceiling, 0.0, note)
+        return _Alone(counts, ceiling, 0.0, notes)
     least = max(_least(options, failed), search.value if search.is_exhausted else 0.0)
-    note = "the effort ended" if has_stopped() else _none_alone(level0, options, failed)
-    return _Alone(None, math.inf, least, note)
+    why = Remarked("effort-ended") if has_stopped() else _none_alone(level0, options, failed)
+    return _Alone(None, math.inf, least, (why,))
 
 
 def _least(options: Sequence[Option], failed: Mapping[str, int]) -> float:
@@ -176,7 +175,7 @@ def _least(options: Sequence[Option], failed: Mapping[str, int]) -> float:
     return min((failed[option.name] + 1) * option.objective for option in options)
 
 
-def _none_alone(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> str:
+def _none_alone(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> Note:
     if all(failed[option.name] >= level0.bounded[option.name].most for option in options):
-        return "all that are in stock or within the limits are too few"
-    return f"none holds up to {ALONE_TIMES:g} times the plan"
+        return Remarked("all-too-few")
+    return NoneUpTo(ALONE_TIMES)

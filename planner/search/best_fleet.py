@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.documents import facts
 from planner.domain import Gpu
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
@@ -156,4 +157,4 @@ def _check_minimal(search: Search, oracle: Oracle) -> None:
     if objective(smaller) < search.value * (1 - 1e-9):
         search.offer(smaller)
         search.is_exhausted = False
-        search.refuted["monotonicity"] = "a fleet holds although a larger one of its kind does not"
+        search.refuted["monotonicity"] = facts.SmallerHolds()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from planner.domain import FleetLimit
 from planner.errors import BoundError
 from planner.search.options import by_hardware, decode_options, mixed_options, prefill_options
 from planner.search.problem import Problem
@@ -61,7 +62,7 @@ def checked_bound(lower: float | None, value: float) -> float:
     return min(lower, value)  # above by no more than the solver rounds
 
 
-def shadow_prices(problem: Problem) -> dict[str, float]:
+def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
     """By how much a GPU, Watt or USD/h more of each limit lowers that bound, without bursts or integers.
 
     Empty where there is no time left to find out.

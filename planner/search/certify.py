@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from planner.documents.catalog import Catalog
+from planner.documents.certificate import Certificate, Throughput
+from planner.documents.facts import Finding, OfTraffic, Refuted
 from planner.documents.task import Task
-from planner.plan import Certificate, Plan, Refuted, Throughput
 from planner.search import assumed, draws, evidence
 from planner.search.alternatives import alternatives
 from planner.search.asked import Asked
@@ -19,6 +20,7 @@ from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.most_traffic import at_rate, most_traffic
 from planner.search.options import OBJECTIVE_UNITS
+from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Conditions, Problem, on_all_draws
@@ -102,7 +104,7 @@ def certified(
     asked = on_all_draws(problem)  # the search asked of as few draws as would do
     neighbours, binding = evidence.neighbours(asked, best, clock)
     one_more, one_more_warnings = evidence.one_more(asked, best, clock)
-    if_longer, is_robust = evidence.if_steps_take_longer(problem, fleet, clock)
+    if_longer = evidence.if_steps_take_longer(problem, fleet, clock)
     insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
     spot, spot_warnings = evidence.on_spot(problem, found, clock)
     progress("simulating the plan on other draws of its traffic")
@@ -114,7 +116,7 @@ def certified(
         )
     if oracle.spot and clock.allows(draws.HISTORIES):
         repeats.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
-    prices = shadow_prices(replace(problem, deadline=deadline))
+    of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
     certificate = Certificate(
         objective=task.objective,
@@ -126,33 +128,35 @@ def certified(
         beyond_exact=found.beyond_exact,
         universe=tuple(option.name for option in level0.options),
         refuted=(
-            *(Refuted(item.name, item.reason) for item in problem.left),
-            *(Refuted(name, reason) for name, reason in sorted(level0.search.refuted.items())),
+            *(Refuted(item.name, item.because) for item in problem.left),
+            *(Refuted(name, because) for name, because in sorted(level0.search.refuted.items())),
         ),
         neighbours=neighbours,
         binding=(
             *binding,
             *evidence.used_up(problem.limits, best),
-            *evidence.duals(prices, task.objective),
+            *evidence.bound_prices(of_limits, task.objective),
             *([if_longer] if if_longer else []),
             *insured,
             *spot,
             *evidence.prefix_savings(searched),
             *one_more,
-            *(each.sentence() for each in repeats if each is not None),
-            *([draws.SAME] if is_drawn and repeats[0] is None else []),
+            *(each for each in repeats if each is not None),
+            *([Finding("nothing-drawn")] if is_drawn and repeats[0] is None else []),
         ),
-        assumptions=assumptions(problem, simulation, level0.search),
+        assumptions=assumptions(problem, simulation),
         simulations=sum(each.oracle.simulations for each, _ in searched)
         + (0 if asked is problem else asked.oracle.simulations),
         cuts=found.cuts,
         seed=seed,
-        shadow_prices=prices,
+        shadow_prices={limit.name: price for limit, price in of_limits.items()},
         repeats=tuple(each for each in repeats if each is not None),
         level0_exhausted=is_exhausted,
         cheaper=simplest.cheaper,
         cheaper_simulated=simplest.cheaper_simulated,
-        assumed=assumed.sentences(set().union(*(search.assumed for search in searches)), problem.oracle.told),
+        assumed=assumed.with_counts(
+            set().union(*(search.assumed for search in searches)), problem.oracle.told
+        ),
     )
     return Plan(
         status="certified" if is_exhausted else "best found",
@@ -165,12 +169,12 @@ def certified(
         certificate=certificate,
         alternatives=(*alternatives(problem, level0, best, found.value), *other_policies, *insurance),
         max_model_len=problem.longest_tokens,
-        prices_note=evidence.prices_note(task, catalog, problem.gpus),
+        prices=evidence.prices(task, catalog, problem.gpus),
         warnings=(
-            *trace.warnings,
+            *map(OfTraffic, trace.warnings),
             *evidence.warnings(fleet, simulation, problem.slo, verdict),
             *clock.warnings(),
-            *([] if is_robust else [if_longer]),
+            *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
             *spot_warnings,
             *draws.warnings(certificate.repeats),
             *evidence.shared_copies(problem),

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.domain import FleetLimit
 from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
 from planner.search.fleets import count_below
 from planner.search.one_pool import WAVE, StoppedError
@@ -42,9 +43,9 @@ LOOK = 4 * WAVE  # corners of one LLM among which the next questions are found
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit on what the workers of all LLMs take together."""
+    """A limit on what the workers of all LLMs take together; on their value where `limit` is None."""
 
-    name: str
+    limit: FleetLimit | None
     amount: float
     use: Weigh
 
@@ -52,10 +53,10 @@ class SharedLimit:
 def shared_limits(limits: Limits) -> tuple[SharedLimit, ...]:
     """Every limit that is set."""
 
-    def limit(name: str, amount: float) -> SharedLimit:
-        return SharedLimit(name, amount, lambda option: limits.use(name, option.type))
+    def shared(limit: FleetLimit, amount: float) -> SharedLimit:
+        return SharedLimit(limit, amount, lambda option: limits.use(limit, option.type))
 
-    return tuple(limit(name, amount) for name, amount in limits.rows())
+    return tuple(shared(limit, amount) for limit, amount in limits.rows())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from planner.documents import facts
+from planner.documents.facts import Shortcut
 from planner.search import assumed
 from planner.search.fleets import Counts, Told, count_below
 from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
@@ -51,7 +53,9 @@ class Pool:
     `alone` asks for it; None: it cannot be asked for.
     """
 
-    def __init__(self, item: Bounded, search: Search, alone: Holds | None = None, assumption: str = ""):
+    def __init__(
+        self, item: Bounded, search: Search, alone: Holds | None = None, assumption: Shortcut | None = None
+    ):
         self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
         self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
         self.designs: list[Design] = []  # that it is part of
@@ -81,11 +85,8 @@ def explain(item: Bounded, search: Search) -> None:
     if search.best is not None and option in [each for each, _ in search.best]:
         search.refuted.pop(option.name, None)
     elif failed >= item.least:
-        search.refuted[option.name] = (
-            f"{failed} workers miss TTFT even with unlimited decode"
-            if option.role == "prefill"
-            else f"{failed} workers fall behind even with instant prefill"
-        )
+        role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
+        search.refuted[option.name] = facts.AloneFails(role, failed)
     elif (failed + 1) * option.objective >= search.value or item.least > item.most:
         search.refuted[option.name] = by_bound(item, search.value)
 
@@ -116,6 +117,7 @@ class PoolQuestion:
         pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
         for design in pool.designs:
             design.version += 1
+        assert pool.assumption is not None
         pool.search.assumed.add(pool.assumption)
         if self.answer:
             learned.held = min(learned.held, self.count)
@@ -238,13 +240,10 @@ class RowQuestion:
             design.version += 1
             design.leap = math.ceil(LEAP * p)
             if design.leap > design.pools[0].item.too_many:
-                search.refuted[label] = f"fails with {p} prefill workers and more were not tried"
+                search.refuted[label] = facts.PairFails(p)
                 return
         if len(design.pools) == 2:
-            search.refuted[label] = (
-                f"no count of decode workers below the best fleet's objective holds beside {p} "
-                "prefill workers or, where TTFT is kept, fewer"
-            )
+            search.refuted[label] = facts.NoDecodeBeside(p)
 
 
 def learn_from(designs: Iterable[Design], told: Told) -> None:

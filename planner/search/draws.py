@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
+from planner.documents.facts import MissedOnDraws
 from planner.documents.task import Spot
 from planner.fleet import Disturbance, Fleet
 from planner.search.asked import asked_traffic
@@ -36,15 +38,11 @@ RUNS_LEAST = 3
 
 DRAWING_ROUTINGS = ("power-of-two",)  # of those that a plan may choose
 
-OTHER_DRAWS = "other draws of this traffic"
+OTHER_DRAWS: Literal["other-draws"] = "other-draws"
 
-MORE_DRAWS = "more draws of this traffic"
+MORE_DRAWS: Literal["more-draws"] = "more-draws"
 
-HISTORIES = "histories of interruptions, drawn at random"
-
-LOSSES = "with all workers and after the losses it must survive (the figures are with all workers)"
-
-SAME = "nothing is drawn here: the trace is replayed as it is, so other seeds give the same run"
+HISTORIES: Literal["histories"] = "histories"
 
 
 def on_other_draws(
@@ -66,8 +64,8 @@ def on_other_draws(
         verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
         return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 
-    what = f"{OTHER_DRAWS}, {LOSSES}" if problem.oracle.has_losses else OTHER_DRAWS
-    return until_sure(what, run, _most(problem), goes_on)
+    found = until_sure(OTHER_DRAWS, run, _most(problem), goes_on)
+    return replace(found, after_losses=problem.oracle.has_losses)
 
 
 def on_histories(
@@ -113,15 +111,8 @@ def _most(problem: Problem) -> int:
     return int(np.clip(RUN_REQUESTS // len(problem.trace), RUNS_LEAST, RUNS_MOST))
 
 
-def warnings(repeats: Sequence[Repeats]) -> tuple[str, ...]:
+def warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
     """What a reader must know of runs that missed the SLO."""
     return tuple(
-        each.sentence()
-        + (
-            "; ask for a fleet that keeps it on several draws with traffic: {draws: 8}"
-            if each.what.startswith(OTHER_DRAWS)
-            else ""
-        )
-        for each in repeats
-        if each.decision != "holds" and each.kept < each.runs
+        MissedOnDraws(each) for each in repeats if each.decision != "holds" and each.kept < each.runs
     )

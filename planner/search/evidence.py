@@ -1,4 +1,4 @@
-"""What a plan says for itself: neighbours that fail, alternatives, what binds, what is assumed."""
+"""What speaks for a plan: neighbours that fail, alternatives, what binds; as facts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.documents import facts
 from planner.documents.catalog import Catalog
+from planner.documents.certificate import Alternative
+from planner.documents.facts import (
+    At,
+    Attainment,
+    Backlog,
+    Binding,
+    LeftOut,
+    LongestTtft,
+    MeasuredWindow,
+    Neighbour,
+    Outcome,
+    Price,
+    Warned,
+)
 from planner.documents.task import Robust, Task
-from planner.domain import SPOT, Gpu, Slo
+from planner.domain import SPOT, FleetLimit, Gpu, Slo
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Disturbance, Fleet
-from planner.plan import Alternative, Neighbour
-from planner.reports.words import queue_text
 from planner.search.asked import rates_frac
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.fleets import Counts, counts_of, objective
@@ -28,7 +41,6 @@ from planner.simulator.replay import Simulation
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement, place
 from planner.traffic.trace import Trace
-from planner.units import show_s
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
 
@@ -49,19 +61,17 @@ class Clock:
     """
 
     deadline: float = math.inf
-    missed: list[str] = field(default_factory=list)
+    missed: list[LeftOut] = field(default_factory=list)
 
-    def allows(self, what: str) -> bool:
+    def allows(self, what: LeftOut) -> bool:
         if time.monotonic() <= self.deadline:
             return True
         if what not in self.missed:
             self.missed.append(what)
         return False
 
-    def warnings(self) -> tuple[str, ...]:
-        if not self.missed:
-            return ()
-        return (f"not simulated, out of time: {'; '.join(self.missed)}; raise --time-limit",)
+    def warnings(self) -> tuple[Warned, ...]:
+        return (facts.NotSimulated(tuple(self.missed)),) if self.missed else ()
 
 
 def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tuple[Alternative, ...]:
@@ -75,12 +85,7 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
             policies_label(problem.oracle.policies, choices),
             problem.oracle.fleet(other.best),
             other.value,
-            costs_more(other.value, found.value)
-            + (
-                f", longest TTFT {_longest_ttft(problem, other.best)}"
-                if clock.allows("the longest TTFT of other policies")
-                else ""
-            ),
+            (LongestTtft(_longest_ttft_s(problem, other.best)),) if clock.allows("longest-ttft") else (),
         )
         for problem, other in answers
         if problem is not chosen
@@ -90,7 +95,7 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
     return rows
 
 
-def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[str, ...]:
+def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[Binding, ...]:
     """What prefix caches save at the same SLO, both fleets certified by simulation."""
     problem, found = best_of(answers)
     if problem.hits is None:
@@ -98,29 +103,30 @@ def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[str, ...]:
     policies, unit = problem.oracle.policies, OBJECTIVE_UNITS[problem.task.objective]
     plain = [(other, each) for other, each in answers if not other.oracle.policies.prefix_cache]
     if not policies.prefix_cache:
-        return ("prefix caches save nothing here: the plan counts on no hit",)
-    now = f"with prefix caching and {policies.routing} routing {found.value:.4g} {unit}"
+        return (facts.Finding("caches-unused"),)
+    gpus = problem.oracle.fleet(found.best).gpus
     if not plain:
-        return (f"{now}; without, no fleet within the limits keeps the SLO",)
+        return (facts.CachesSave(policies.routing, found.value, gpus, None, None, unit),)
     other, each = best_of(plain)
-    gpus = [one.oracle.fleet(best.best).gpus for one, best in ((problem, found), (other, each))]
-    return (f"{now} instead of {each.value:.4g}, {gpus[0]} GPUs instead of {gpus[1]}",)
+    gpus_without = other.oracle.fleet(each.best).gpus
+    return (facts.CachesSave(policies.routing, found.value, gpus, each.value, gpus_without, unit),)
 
 
-def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
     """With prefix caches one worker more may spread prefixes too thin: is the SLO kept then? And warnings."""
     if not problem.oracle.policies.prefix_cache:
         return (), ()
-    sentences, warnings = [], []
+    found: list[Binding] = []
+    warnings: list[Warned] = []
     for i, (option, count) in enumerate(best):
         more = (*best[:i], (option, count + 1), *best[i + 1 :])
-        if not clock.allows("fleets with one worker more"):
+        if not clock.allows("one-more"):
             break
-        verdict = _on_every_draw(problem, problem.oracle.fleet(more))
+        outcome = outcome_of(_on_every_draw(problem, problem.oracle.fleet(more)), problem.slo)
         pool = problem.oracle.fleet(best).pools[i].name
-        sentences.append(f"with one worker more in the {pool} pool: {_why(verdict, problem.slo)}")
-        warnings += [] if verdict.holds else [f"{sentences[-1]}; do not scale it up without a new plan"]
-    return tuple(sentences), tuple(warnings)
+        found.append(facts.WorkerMore(pool, outcome))
+        warnings += [] if outcome.holds else [facts.WorkerMoreFails(pool, outcome)]
+    return tuple(found), tuple(warnings)
 
 
 def _shortest_first(problem: Problem, found: Found, clock: Clock) -> tuple[Alternative, ...]:
@@ -128,46 +134,44 @@ def _shortest_first(problem: Problem, found: Found, clock: Clock) -> tuple[Alter
     has_queue = any(limit.metric in ("ttft", "e2e") for limit in problem.slo.limits)
     if not has_queue or sum(count for _, count in found.best) < 2:
         return ()
-    if not clock.allows("what shortest prompts first would save"):
+    if not clock.allows("shortest-first"):
         return ()
     other = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
     fewer = stripped(found.best, other.oracle) if other.oracle.holds([found.best])[0] else found.best
     value = objective(fewer)
     if value >= found.value:
         return ()
-    note = (
-        f"{costs_more(value, found.value)}; longest TTFT {_longest_ttft(other, fewer)} instead of "
-        f"{_longest_ttft(problem, found.best)}; ask for it with policies: {{queue: [fcfs, sjf]}}"
-    )
-    return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, note),)
+    longest = LongestTtft(_longest_ttft_s(other, fewer), _longest_ttft_s(problem, found.best))
+    return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, (longest,)),)
 
 
-def _longest_ttft(problem: Problem, counts: Counts) -> str:
+def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
     simulation, _ = problem.oracle.verdict(problem.oracle.fleet(counts), record=False)
-    return show_s(float(np.nanmax(simulation.ttft_s)))
+    return float(np.nanmax(simulation.ttft_s))
 
 
-def neighbours(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Neighbour, ...], tuple[str, ...]]:
+def neighbours(
+    problem: Problem, best: Counts, clock: Clock
+) -> tuple[tuple[Neighbour, ...], tuple[Binding, ...]]:
     """Every fleet with one worker fewer, simulated to the end; and what relaxing its failing limit saves."""
-    neighbours, sentences = [], []
+    neighbours: list[Neighbour] = []
+    binding: list[Binding] = []
     for i, (option, count) in enumerate(best):
         pool = problem.oracle.fleet(best).pools[i].name
         fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
-        if not clock.allows("fleets with one worker fewer"):
+        if not clock.allows("neighbours"):
             break
         failing_loss = problem.oracle.failing_loss(fewer)
         holds, (oracle, lost) = failing_loss is None, failing_loss or (problem.oracle, fewer)
-        after = "" if oracle is problem.oracle else "on another draw or rate of the traffic, "
-        if sum(n for _, n in lost) < sum(n for _, n in fewer):
-            after += "after the losses it must survive, "
+        is_other_draw = oracle is not problem.oracle
+        after_losses = sum(n for _, n in lost) < sum(n for _, n in fewer)
         roles = {o.role for o, n in lost if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
-            reason = f"{after}no worker of this role is left"
-            neighbours.append(Neighbour(pool, option.type.name, False, reason))
+            neighbours.append(Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses))
             continue
         _, verdict = oracle.verdict(oracle.fleet(lost), record=True)
-        why = after + _why(verdict, problem.slo)
-        neighbours.append(Neighbour(pool, option.type.name, holds, why))
+        outcome = outcome_of(verdict, problem.slo)
+        neighbours.append(Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses))
         failing = [line for line in verdict.lines if not line.holds]
         if (
             len(failing) == 1
@@ -178,52 +182,46 @@ def neighbours(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Neig
         ):
             line = failing[0]
             if line.value_s <= _NEAR * line.limit.limit_s:
-                sentences.append(
-                    f"{line.limit.name} binds the {pool} pool: at {show_s(line.value_s)} instead of "
-                    f"{show_s(line.limit.limit_s)} one worker of {option.type.name} fewer would do, which "
-                    f"saves {option.objective:.4g} {OBJECTIVE_UNITS[problem.task.objective]}"
+                unit = OBJECTIVE_UNITS[problem.task.objective]
+                binding.append(
+                    facts.LimitBinds(line.limit, pool, option.type.name, line.value_s, option.objective, unit)
                 )
                 continue
         if not holds:
-            sentences.append(f"capacity binds the {pool} pool: with one worker fewer, {why}")
-    return tuple(neighbours), tuple(sentences)
+            binding.append(facts.CapacityBinds(neighbours[-1]))
+    return tuple(neighbours), tuple(binding)
 
 
-def if_steps_take_longer(problem: Problem, fleet: Fleet, clock: Clock) -> tuple[str, bool]:
-    """What happens if the fits err to the bad side, all steps longer by their error at once; is it kept?"""
+def if_steps_take_longer(problem: Problem, fleet: Fleet, clock: Clock) -> facts.LongerSteps | None:
+    """What happens if the fits err to the bad side, all steps longer by their error at once."""
     latencies = [pool.type.latency for pool in fleet.pools]
     shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
-    if not any(shares) or not clock.allows("the plan with longer steps"):
-        return "", True
+    if not any(shares) or not clock.allows("longer-steps"):
+        return None
     pools = tuple(
         replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(share)))
         for pool, share in zip(fleet.pools, shares, strict=True)
     )
     verdict = _on_every_draw(problem, replace(fleet, pools=pools))
-    share = f"{100 * max(shares):.2g} %"
-    sentence = f"if every step took {share} longer, the error of the fits: {_why(verdict, problem.slo)}"
-    return sentence, verdict.holds
+    return facts.LongerSteps(max(shares), outcome_of(verdict, problem.slo))
 
 
 def insurance(
     problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int, clock: Clock
-) -> tuple[tuple[Alternative, ...], tuple[str, ...], tuple[str, ...]]:
+) -> tuple[tuple[Alternative, ...], tuple[Binding, ...], tuple[Warned, ...]]:
     """What a robust plan costs more than one for what is expected, and how it does then; and warnings.
 
     Both searches leave the exact world beyond level 0, so the fleet of the stricter question, where it holds,
     is offered to the weaker one: what is expected never costs more than what is robust.
     """
     task = problem.task
-    if task.robust == Robust() or not clock.allows("the plan for what is expected, to price the insurance"):
+    if task.robust == Robust() or not clock.allows("expected"):
         return (), (), ()
     problem.progress("the plan for what is expected, to price the insurance")
     robust, unit = problem.oracle.fleet(found.best), OBJECTIVE_UNITS[task.objective]
-    planned = (
-        f"planned for steps {100 * task.robust.step_times_frac:g} % longer and all traffic up to "
-        f"{100 * task.robust.traffic_frac:g} % more than expected"
-    )
-    if task.robust.traffic_frac != task.robust.traffic_from_frac:
-        planned += f", sampled at {len(rates_frac(task, problem.trace))} rates"
+    is_range = task.robust.traffic_frac != task.robust.traffic_from_frac
+    rates = len(rates_frac(task, problem.trace)) if is_range else None
+    planned = facts.Robustness(task.robust.step_times_frac, task.robust.traffic_frac, rates)
     try:
         asked = pose(
             replace(task, robust=Robust()),
@@ -234,28 +232,25 @@ def insurance(
         )
         expected, plain = best_of(search_policies(asked, (robust,)))
     except InfeasibleError as error:
-        missed = f"{planned}, but for what is expected no fleet was found: {error}"
-        return (), (missed,), (missed,)
+        none = facts.NoneForExpected(planned, str(error))
+        return (), (none,), (none,)
     except PlannerError:
-        return (), (f"{planned}; what that costs was not found in time",), ()
+        return (), (facts.InsuranceCosts(planned, found.value, None, unit),), ()
     cheapest, value = expected.oracle.fleet(plain.best), plain.value
     same_way = on_all_draws(with_policies(asked, robust.policies))
     counts = counts_of(robust, plain.level0.options)
     held = counts is not None and same_way.oracle.holds([counts])[0]
     if counts is not None and held and found.value < value:
         cheapest, value = same_way.oracle.fleet(counts), found.value
-    row = Alternative(
-        "not insured: step times and traffic as expected", cheapest, value, costs_more(value, found.value)
-    )
+    row = Alternative("not insured: step times and traffic as expected", cheapest, value)
     if counts is None or not held:
         verdict = None if counts is None else _on_every_draw(same_way, same_way.oracle.fleet(counts))
-        missed = f"{planned}, but if all comes as expected it misses the SLO"
-        missed += "" if verdict is None else f": {_why(verdict, problem.slo)}"
+        outcome = None if verdict is None else outcome_of(verdict, problem.slo)
+        missed = facts.ExpectedMissed(planned, outcome)
         return (row,), (missed,), (missed,)
     verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
-    values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in verdict.lines)
-    costs = f"this insurance costs {found.value - value:.4g} {unit} ({costs_more(found.value, value)})"
-    return (row,), (f"{planned}; {costs}", f"if all comes as expected, {values}"), ()
+    values = tuple(At(line.limit, line.value_s, line.kept_frac) for line in verdict.lines)
+    return (row,), (facts.InsuranceCosts(planned, found.value, value, unit), facts.AsExpected(values)), ()
 
 
 def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | None:
@@ -272,21 +267,20 @@ def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | No
         return None
 
 
-def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
     """What the plan takes for granted of its spot workers, and a run in which they are taken away at once."""
     fleet, oracle = problem.oracle.fleet(found.best), problem.oracle
     first = 0
-    sentences: list[str] = []
+    said: list[Binding] = []
     events: list[Disturbance] = []
     middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
     for pool, (option, count) in zip(fleet.pools, found.best, strict=True):
         if terms := oracle.spot.get(option.type.gpu.name):
             down = oracle.spot_down(option, count)
-            sentences.append(
-                f"{pool.name}: of {count} spot workers {down} may be down at once, more are so in "
-                f"{100 * SPOT_RISK_FRAC:g} % of the time at most ({terms.interruptions_per_h:g} "
-                f"interruptions per worker and hour, back after {show_s(terms.restart_s)}, each on its own); "
-                "the SLO holds without them"
+            said.append(
+                facts.SpotSpare(
+                    pool.name, count, down, SPOT_RISK_FRAC, terms.interruptions_per_h, terms.restart_s
+                )
             )
             for worker in range(first, first + down):
                 events += [
@@ -294,19 +288,16 @@ def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[str, ..
                     Disturbance(middle_s + terms.restart_s, "up", worker),
                 ]
         first += pool.count
-    if not sentences:
+    if not said:
         return (), ()
-    warnings = ["spot workers need nodes of your cloud's spot market: no manifest asks for them"]
-    if events and clock.allows("spot workers that go all at once"):
+    warnings: list[Warned] = [facts.Cautioned("spot-nodes")]
+    if events and clock.allows("spot-gone"):
         verdict = _on_every_draw(problem, replace(fleet, disturbances=tuple(events)))
-        sentence = (
-            f"if they go at once in the middle of the trace, their requests begin anew: "
-            f"{_why(verdict, problem.slo)}"
-        )
-        sentences.append(sentence)
+        gone = facts.SpotGone(outcome_of(verdict, problem.slo))
+        said.append(gone)
         if not verdict.holds:
-            warnings.append(sentence)
-    return tuple(sentences), tuple(warnings)
+            warnings.append(gone)
+    return tuple(said), tuple(warnings)
 
 
 def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
@@ -321,69 +312,48 @@ def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
     return first
 
 
-def _why(verdict: Verdict, slo: Slo) -> str:
-    """Why a fleet fails, in words."""
-    reasons = [
-        f"{line.limit.name} is {show_s(line.value_s)}, {100 * line.kept_frac:.2f} % within "
-        f"{show_s(line.limit.limit_s)} ({100 * line.limit.percentile_frac:g} % needed)"
-        for line in verdict.lines
-        if not line.holds
-    ]
-    if not verdict.attainment_holds:
-        reasons.append(
-            f"{100 * verdict.attainment_frac:.2f} % of requests keep all limits "
-            f"({100 * (slo.attainment_frac or 1):g} % needed)"
-        )
-    if not verdict.is_steady:
-        reasons.append(queue_text(verdict.patient_frac, verdict.patience_s))
-    return "; ".join(reasons) or "keeps the SLO"
+def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
+    """What a fleet misses."""
+    missed = tuple(At(line.limit, line.value_s, line.kept_frac) for line in verdict.lines if not line.holds)
+    return Outcome(
+        missed,
+        None if verdict.attainment_holds else Attainment(verdict.attainment_frac, slo.attainment_frac or 1.0),
+        None if verdict.is_steady else Backlog(verdict.patient_frac, verdict.patience_s),
+    )
 
 
-def used_up(limits: Limits, best: Counts) -> tuple[str, ...]:
+def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
     """Limits of which nothing (or less than one worker) is left."""
-    sentences = []
-    for name, amount in limits.rows():
-        used = sum(limits.use(name, option.type) * count for option, count in best)
+    found = []
+    for limit, amount in limits.rows():
+        used = sum(limits.use(limit, option.type) * count for option, count in best)
         smallest = min(
-            (limits.use(name, option.type) for option, _ in best if limits.use(name, option.type)), default=0
+            (limits.use(limit, option.type) for option, _ in best if limits.use(limit, option.type)),
+            default=0,
         )
         if smallest and amount - used < smallest:
-            sentences.append(f"{name} is used up: {used:g} of {amount:g}")
-    return tuple(sentences)
+            found.append(facts.UsedUp(limit, used, amount))
+    return tuple(found)
 
 
-def duals(prices: Mapping[str, float], wanted: str) -> tuple[str, ...]:
+def bound_prices(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[Binding, ...]:
     """What `bounds.shadow_prices` say, largest first. Nothing for limits that cost the bound nothing."""
     unit = OBJECTIVE_UNITS[wanted]
-    steps = {
-        "power": (1e3, "one more kW"),
-        "cost": (1.0, "one more USD/h allowed"),
-        "GPUs": (1.0, "one more GPU"),
-    }
-    sentences = []
-    for name, price in sorted(prices.items(), key=lambda item: -item[1]):
-        size, step = steps.get(name, (1.0, f"one more {name.removeprefix('stock of ')}"))
-        if price * size > 1e-6:
-            sentences.append(
-                f"{step} lowers the policy-free bound, workers not being whole, by {price * size:.3g} {unit} "
-                "(a dual: of the bound, not of the plan)"
-            )
-    return tuple(sentences)
+    steps = {limit: 1e3 if limit.of == "power" else 1.0 for limit in prices}
+    return tuple(
+        facts.BoundPrice(limit, steps[limit], price * steps[limit], unit)
+        for limit, price in sorted(prices.items(), key=lambda item: -item[1])
+        if price * steps[limit] > 1e-6
+    )
 
 
-def costs_more(cost: float, value: float) -> str:
-    if not math.isfinite(cost) or value <= 0:
-        return "not found"
-    return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
-
-
-def residences(simulation: Simulation) -> tuple[float, float]:
+def window_of(simulation: Simulation) -> MeasuredWindow:
     """Seconds of the measured window, and how many mean residence times of a request they are."""
     window_s = simulation.window_s[1] - simulation.window_s[0]
-    return window_s, window_s / float(np.nanmean(simulation.e2e_s))
+    return MeasuredWindow(window_s, window_s / float(np.nanmean(simulation.e2e_s)))
 
 
-def few_keep_all(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[str, ...]:
+def few_keep_all(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[Warned, ...]:
     """A warning where every line holds, but FEW_KEEP times the lowest percentile is more than keep them all.
 
     Each percentile lets other requests go, and one of all gaps lets go who waits long for a single token.
@@ -396,68 +366,46 @@ def few_keep_all(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[st
     first_s, gap_s = (
         float(np.nanmax(each[counted], initial=0.0)) for each in (simulation.ttft_s, simulation.tbt_max_s)
     )
-    return (
-        f"only {100 * share:.1f} % of the requests keep all limits at once, though every line holds: "
-        f"one waits {show_s(first_s)} for its first token, one {show_s(gap_s)} between two tokens; if more "
-        "must, ask for it with slo: {attainment: 0.9}",
-    )
+    return (facts.FewKeepAll(share, first_s, gap_s),)
 
 
-def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[str, ...]:
+def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[Warned, ...]:
     """What the reader must know first: few requests are served as promised, too short a trace, step times
     that nobody measured.
     """
-    window_s, times = residences(simulation)
-    sentences = [*few_keep_all(slo, verdict, simulation)]
-    if times < FEW_RESIDENCES:
-        sentences.append(
-            f"the trace is short: {show_s(window_s)} measured, {times:.1f} times a request's mean "
-            f"residence where {FEW_RESIDENCES} make a steady state; plan on a longer trace"
-        )
+    window = window_of(simulation)
+    found = [*few_keep_all(slo, verdict, simulation)]
+    if window.residences < FEW_RESIDENCES:
+        found.append(facts.ShortTrace(window, FEW_RESIDENCES))
     for pool in fleet.pools:
-        if not pool.type.latency.basis.startswith(("silicon", "measured")):
-            sentences.append(
-                f"step times of {pool.type.gpu.name} tp{pool.type.tp}: {pool.type.latency.basis}"
-            )
-    return tuple(dict.fromkeys(sentences))
+        if not pool.type.latency.is_measured:
+            found.append(facts.GuessedSteps(pool.type.gpu.name, pool.type.tp, pool.type.latency.basis))
+    return tuple(dict.fromkeys(found))
 
 
-def shared_copies(problem: Problem) -> tuple[str, ...]:
+def shared_copies(problem: Problem) -> tuple[Warned, ...]:
     """A warning where users were made up who ask what others asked."""
-    is_superposed = any("copies share their prefixes" in note for note in problem.trace.notes)
-    if not (is_superposed and problem.oracle.policies.prefix_cache):
+    if not (problem.trace.copies_share_prefixes and problem.oracle.policies.prefix_cache):
         return ()
-    return (
-        "superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
-        "thin or compress, or plan on a trace of that rate",
-    )
+    return (facts.Cautioned("copies-share-prefixes"),)
 
 
-def dying_away(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
+def dying_away(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
     """A warning where sessions run on for long while no new one begins."""
     if not problem.trace.after.size:
         return ()
     late_frac = float((simulation.arrival_s > problem.trace.arrival_s[-1]).mean())
-    if late_frac <= LATE_FRAC:
-        return ()
-    return (
-        f"{100 * late_frac:.0f} % of the requests arrive later than any would if answers took no time: "
-        "sessions run on while none begins, so the fleet is judged on a load that dies away; plan on a "
-        "longer trace",
-    )
+    return (facts.DyingAway(late_frac),) if late_frac > LATE_FRAC else ()
 
 
-def prices_note(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> str:
-    prices = []
+def prices(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ...]:
+    """What each GPU costs, and who says so."""
+    found = []
     for gpu in gpus:
         provenance = catalog.provenance.get(gpu.name)
         is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
-        origin = (
-            "from slo.yaml"
-            if is_own
-            else f"{provenance.price_source}, {provenance.price_date}"
-            if provenance
-            else ""
+        source, date = (
+            ("", "") if is_own or provenance is None else (provenance.price_source, provenance.price_date)
         )
-        prices.append(f"{gpu.name} {gpu.price_usd_per_h:g} USD/h ({origin})")
-    return "; ".join(prices)
+        found.append(Price(gpu.name, gpu.price_usd_per_h, "slo.yaml" if is_own else source, date))
+    return tuple(found)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import Limit, Llm
-from planner.errors import InfeasibleError
+from planner.domain import COST, Limit, Llm
+from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.beyond import Beyond, search_beyond
 from planner.search.fleets import Counts
 from planner.search.level0 import Level0, search_level0
-from planner.search.options import floor_s
+from planner.search.options import Left, floor_s
 from planner.search.problem import Problem, on_all_draws, with_policies
+from planner.search.reasons import reason_text
 from planner.solvers.master import Limits
 from planner.solvers.required_work import obliged
 from planner.units import show_s
@@ -24,8 +25,8 @@ RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below
 RELAX_S = 20.0  # for so long at most
 
 
-def no_room(llm: Llm, left: Sequence[object]) -> InfeasibleError:
-    reasons = "; ".join(f"{getattr(item, 'name', '')}: {getattr(item, 'reason', '')}" for item in left[-4:])
+def no_room(llm: Llm, left: Sequence[Left]) -> InfeasibleError:
+    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left[-4:])
     return InfeasibleError(
         f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
         "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)",
@@ -57,13 +58,15 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
         if best_s > limit.limit_s
         else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
     )
-    changes = [f"{other} >= {limit_s:.9g} s" for other, limit_s in found_s.items()]
+    asked_s = {other.name: other.limit_s for other in problem.slo.limits}
+    changes = [Change(other, asked_s[other], limit_s, "s") for other, limit_s in found_s.items()]
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
         "or add a faster GPU",
         kind="latency",
         constraint=limit.name,
-        relaxation=" and ".join(changes) or f"{limit.name} > {best_s:.6g} s, how much more is unknown",
+        relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
+        ways=[changes] if changes else [],
     )
 
 
@@ -121,19 +124,18 @@ def infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleEr
     plan. Proved is what the bound over all fleets proves; else the searches say it that came to their end.
     """
     rows = problem.limits.rows()
-    names = ", ".join(name for name, _ in rows)
+    names = ", ".join(limit.name for limit, _ in rows)
     is_proved = problem.lower is None
     has_ended = level0.search.is_exhausted and (
         beyond.is_exact
         # what a fleet carries after a loss, the master does not know
         or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
     )
-    ways, constraints = _relaxations(problem) if is_proved or has_ended else ([], [])
+    ways = _relaxations(problem) if is_proved or has_ended else []
     if not ways:
         if not is_proved and not beyond.is_exact:
             return _not_found(problem, level0, names)
         return out_of_reach(problem, _floors(problem))
-    relaxation = ", or ".join(dict.fromkeys(ways))
     how = (
         "not even the least work that the SLO obliges fits within the limits"
         if is_proved
@@ -143,10 +145,10 @@ def infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleEr
         "pool and of several"
     )
     return InfeasibleError(
-        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {relaxation}",
+        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {ways_text(ways)}",
         kind="capacity",
-        constraint=", ".join(dict.fromkeys(constraints)),
-        relaxation=relaxation,
+        constraint=[change.limit for way in ways for change in way],
+        ways=ways,
     )
 
 
@@ -156,49 +158,48 @@ def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
     if problem.out_of_time():
         why, help_ = "the time limit came first", "raise --time-limit"
     else:
-        failing = "; ".join(f"{name}: {reason}" for name, reason in list(level0.search.refuted.items())[:3])
+        first = list(level0.search.refuted.items())[:3]
+        failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
         why = f"nothing proves that there is none ({failing})"
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     return InfeasibleError(
         f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
         f"{why}; {help_}",
         kind="capacity" if names else "latency",
-        constraint=names or ", ".join(limit.name for limit in problem.slo.limits),
+        constraint=[limit.name for limit, _ in problem.limits.rows()]
+        or [limit.name for limit in problem.slo.limits],
         relaxation=f"unknown: {help_}",
         is_proved=False,
     )
 
 
-def _relaxations(problem: Problem) -> tuple[list[str], list[str]]:
-    """The least more of each limit alone, else of all, with which a fleet was found; and which limits."""
+def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
+    """The least more of each limit alone, else of all, with which a fleet was found."""
     rows = problem.limits.rows()
-    lifted = [(problem.limits.without(name), name) for name, _ in rows]
+    lifted = [(problem.limits.without(limit), limit) for limit, _ in rows]
     if len(rows) > 1:
-        lifted.append((Limits({name: None for name in problem.limits.stock}), "cost"))
-    ways: list[str] = []
-    constraints: list[str] = []
-    for limits, name in lifted:
+        lifted.append((Limits({gpu: None for gpu in problem.limits.stock}), COST))
+    ways: list[tuple[Change, ...]] = []
+    for limits, limit in lifted:
         if (ways and limits.rows() == []) or problem.out_of_time():
             break
         problem.progress("infeasible; looking for the smallest relaxation")
-        wanted: Objective = "power" if name == "power" else "cost" if name == "cost" else "gpus"
+        wanted: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
         wider = replace(problem, limits=limits, task=replace(problem.task, objective=wanted))
         level0 = search_level0(wider)
         best = search_beyond(wider, level0).best
         if best is None:
             continue
-        broken = _beyond_limits(problem.limits, best)
-        constraints += [limit for limit, _ in broken]
-        ways.append(" and ".join(change for _, change in broken))
-    return ways, constraints
+        ways.append(_exceeded(problem.limits, best))
+    return ways
 
 
-def _beyond_limits(limits: Limits, best: Counts) -> list[tuple[str, str]]:
-    """The limits that a fleet exceeds: their names, and "power from 2000 to 5600 W"."""
-    changes = []
-    for name, amount in limits.rows():
-        used = sum(limits.use(name, option.type) * count for option, count in best)
-        if used > amount:
-            unit = {"power": " W", "cost": " USD/h"}.get(name, "")
-            changes.append((name, f"{name} from {amount:g} to {used:g}{unit}"))
-    return changes
+def _exceeded(limits: Limits, best: Counts) -> tuple[Change, ...]:
+    """The limits that a fleet exceeds, and what it takes of them."""
+    uses = [
+        (limit, amount, sum(limits.use(limit, option.type) * count for option, count in best))
+        for limit, amount in limits.rows()
+    ]
+    return tuple(
+        Change(limit.name, amount, used, limit.unit) for limit, amount, used in uses if used > amount
+    )

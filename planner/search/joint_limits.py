@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.errors import InfeasibleError
+from planner.documents.facts import Binding, MoreSaves, MoreSavesNothing
+from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.cheapest import Cheapest, SharedLimit, Weigh, cheapest
 from planner.search.designs import Design
 from planner.search.oracle import side_by_side
 
 CHEAPER_FRAC = 1e-6  # a saving of less is none
-
-LEVEL0 = "with one worker type per pool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +49,30 @@ class Asking:
         )
 
 
-def prices(ask: Asking, rows: Sequence[SharedLimit], value: float, unit: str) -> tuple[str, ...]:
+def prices(ask: Asking, rows: Sequence[SharedLimit], value: float, unit: str) -> tuple[Binding, ...]:
     """Of each limit, the least more (of it alone) with fleets below `value`, and what they save.
 
     Over fleets with one worker type per pool, as all that is asked here.
     """
-    sentences = []
+    found: list[Binding] = []
     below = value * (1 - CHEAPER_FRAC)
     for row in rows:
-        ask.progress(f"what more {_what(row)} would save")
+        assert row.limit is not None
+        ask.progress(f"what more {row.limit.gpu or row.limit.name} would save")
         others = [other for other in rows if other is not row]
         lifted = ask.cheapest(others, below=below)
         if lifted.best is None:
-            sentences.append(
-                f"{LEVEL0}, more {_what(row)} alone saves nothing"
-                if lifted.is_exact
-                else f"what more {_what(row)} would save was not found within the time limit"
-            )
+            found.append(MoreSavesNothing(row.limit, is_known=lifted.is_exact))
             continue
-        least = ask.least([*others, SharedLimit("value", below, lambda option: option.objective)], row.use)
+        least = ask.least([*others, SharedLimit(None, below, lambda option: option.objective)], row.use)
         amount = least.value if least.best is not None else _used(row, lifted)
         then = ask.cheapest([*others, replace(row, amount=amount)], below=below)
         if then.best is not None:
-            less = "less saves nothing" if least.is_exact else "less was not tried in time"
-            sentences.append(
-                f"{LEVEL0}, {_more(row, amount)} would save {value - then.value:.4g} {unit}; {less}, and any "
-                f"amount {value - lifted.value:.4g} {unit}"
+            saves, saves_most = value - then.value, value - lifted.value
+            found.append(
+                MoreSaves(row.limit, row.amount, amount, saves, saves_most, unit, is_least=least.is_exact)
             )
-    return tuple(sentences)
+    return tuple(found)
 
 
 def infeasible(
@@ -87,45 +82,43 @@ def infeasible(
 
     Only one worker type per pool was looked at, so that nothing would do is seldom proved.
     """
-    names = ", ".join(row.name for row in rows)
+    limits = [row.limit.name for row in rows if row.limit is not None]
+    names = ", ".join(limits)
     if not is_exact:
         return InfeasibleError(
             f"no fleets of all LLMs within the limits they share ({names}) were found within the time limit; "
             "raise --time-limit",
             kind="capacity",
-            constraint=names,
+            constraint=limits,
             relaxation="unknown: raise --time-limit",
             is_proved=False,
         )
-    ways: dict[str, str] = {}
-    for row in rows:
-        ask.progress(f"infeasible; looking for the least {row.name} that would do")
+    ways: list[list[Change]] = []
+    for row, name in zip(rows, limits, strict=True):
+        ask.progress(f"infeasible; looking for the least {name} that would do")
         found = ask.least([other for other in rows if other is not row], row.use)
         is_exact &= found.is_exact
         if found.best is not None:
-            ways[row.name] = _raised(row, found.value)
+            ways.append([_raised(row, found.value)])
     if not ways and is_exact:
         free = ask.cheapest((), below=float("inf"))
         over = [row for row in rows if _used(row, free) > row.amount * (1 + CHEAPER_FRAC)]
-        ways[", ".join(row.name for row in over)] = " and ".join(
-            _raised(row, _used(row, free)) for row in over
-        )
+        ways.append([_raised(row, _used(row, free)) for row in over])
     if not ways:
         return InfeasibleError(
             f"capacity: the LLMs do not fit together within the limits they share ({names}), and the time "
             "limit left no room to find out what would do; raise --time-limit",
             kind="capacity",
-            constraint=names,
+            constraint=limits,
             relaxation="unknown: raise --time-limit",
             is_proved=is_proved,
         )
-    relaxation = ", or ".join(ways.values())
     return InfeasibleError(
         "capacity: each LLM can be served alone, but no fleets of one worker type per pool serve all of them "
-        f"within the limits they share. Raise {relaxation}",
+        f"within the limits they share. Raise {ways_text(ways)}",
         kind="capacity",
-        constraint=", ".join(ways),
-        relaxation=relaxation,
+        constraint=[change.limit for way in ways for change in way],
+        ways=ways,
         is_proved=is_proved,
     )
 
@@ -136,19 +129,6 @@ def _used(row: SharedLimit, shared: Cheapest) -> float:
     return sum(row.use(option) * count for counts in chosen for option, count in counts)
 
 
-def _raised(row: SharedLimit, amount: float) -> str:
-    return f"{row.name} from {row.amount:g} to {amount:g}{_unit(row)}"
-
-
-def _more(row: SharedLimit, amount: float) -> str:
-    """For instance '4 more h100-80g (16 instead of 12)'."""
-    more = f"{amount - row.amount:.6g}{_unit(row)} more {_what(row)}"
-    return f"{more} ({amount:.6g} instead of {row.amount:.6g})"
-
-
-def _what(row: SharedLimit) -> str:
-    return row.name.removeprefix("stock of ")
-
-
-def _unit(row: SharedLimit) -> str:
-    return {"power": " W", "cost": " USD/h"}.get(row.name, "")
+def _raised(row: SharedLimit, amount: float) -> Change:
+    assert row.limit is not None
+    return Change(row.limit.name, row.amount, amount, row.limit.unit)

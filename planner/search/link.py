@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents.facts import LinkTooSlow
 from planner.domain import KV_BLOCK_TOKENS
 from planner.search.problem import Problem
 from planner.solvers.required_work import due, steady
 
 
-def too_slow(problem: Problem) -> str | None:
+def too_slow(problem: Problem) -> LinkTooSlow | None:
     """Whether the link cannot carry the KV blocks of those requests that the SLO obliges pairs to decode.
 
     Of all measured ones until their whole work must be done; of half of the last tenth (the backlog test)
@@ -28,14 +29,11 @@ def too_slow(problem: Problem) -> str | None:
     for those, least, seconds in needs:
         bytes_per_s = _least_bytes(problem, those, least) / seconds
         if bytes_per_s > bandwidth * (1 + 1e-9):
-            return (
-                f"KV blocks need at least {bytes_per_s / 1e9:.4g} GB/s on the link, fleet.network.bandwidth "
-                f"is {bandwidth / 1e9:g} GB/s"
-            )
+            return LinkTooSlow(bytes_per_s, bandwidth, earlier=False)
     return None
 
 
-def falls_behind(problem: Problem) -> str | None:
+def falls_behind(problem: Problem) -> LinkTooSlow | None:
     """Whether the link is still busy with earlier hand-offs when the last tenth of the requests hands over.
 
     Those whose limit on TTFT ends before, and that keep it, are prefilled before any of the last tenth, half
@@ -56,10 +54,7 @@ def falls_behind(problem: Problem) -> str | None:
         kept = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
         bytes_per_s = _least_bytes(problem, before, kept) / until_s
         if bytes_per_s > network.bandwidth_bytes_per_s:
-            return (
-                f"earlier KV blocks need {bytes_per_s / 1e9:.4g} GB/s on the link until the last tenth hands "
-                f"over, fleet.network.bandwidth is {network.bandwidth_bytes_per_s / 1e9:g} GB/s"
-            )
+            return LinkTooSlow(bytes_per_s, network.bandwidth_bytes_per_s, earlier=True)
     return None
 
 

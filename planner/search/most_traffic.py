@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from planner.documents.catalog import Catalog
+from planner.documents.certificate import Throughput
 from planner.documents.task import Task
 from planner.errors import InfeasibleError, PlannerError
-from planner.plan import Throughput
 from planner.search.asked import asked_traffic
 from planner.search.level0 import search_level0
 from planner.search.pose import pose

@@ -18,8 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from planner.documents import facts
+from planner.documents.facts import Reason, Shortcut
 from planner.search import assumed
 from planner.search.fleets import Counts, largest_below, objective
 from planner.solvers.master import Limits, Option
@@ -74,13 +76,13 @@ class Search:
     limits: Limits
     best: Counts | None = None
     value: float = math.inf
-    refuted: dict[str, str] = field(default_factory=dict)
+    refuted: dict[str, Reason] = field(default_factory=dict)
     smallest: dict[str, int] = field(default_factory=dict)  # option name -> least count known to hold (lead)
     beyond: dict[str, int] = field(default_factory=dict)  # option name -> largest count known to fail
     learned: dict[str, Learned] = field(default_factory=dict)  # option name -> of its pool alone
     is_exhausted: bool = True
     is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
-    assumed: set[str] = field(default_factory=set)  # what was taken for granted (search/assumed.py)
+    assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/assumed.py)
     cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
     cheaper_simulated: int = 0  # of those
 
@@ -175,13 +177,14 @@ def search_one_pool(
             if least is None:
                 simulated = int(most) if math.isfinite(most) else item.too_many
                 search.beyond[name] = max(start - 1, simulated)
-                search.refuted[name] = f"{search.beyond[name]} workers fail in simulation"
-                if not math.isfinite(most):
-                    search.refuted[name] += ", more were not tried"
-                elif most == item.most:
-                    search.refuted[name] += ", more are not available"
-                else:
-                    search.refuted[name] += ", one more costs as much as the best fleet"
+                more: Literal["not-tried", "not-available", "too-dear"] = (
+                    "not-tried"
+                    if not math.isfinite(most)
+                    else "not-available"
+                    if most == item.most
+                    else "too-dear"
+                )
+                search.refuted[name] = facts.WorkersFail(search.beyond[name], more)
                 return
             found[name] = ((option, least),)
 
@@ -224,11 +227,10 @@ def least_that_holds(holds: Callable[[int], bool], least: int, most: float, item
     return high
 
 
-def by_bound(item: Bounded, value: float) -> str:
+def by_bound(item: Bounded, value: float) -> Reason:
     if item.least > item.most:
-        return f"needs at least {item.least} workers (work alone), {item.most:g} are available"
-    least = f"needs at least {item.least} workers (work alone)"
-    return f"{least}: {item.least_objective:.4g} or more, best is {value:.4g}"
+        return facts.WorkersMissing(item.least, item.most)
+    return facts.WorkTooDear(item.least, item.least_objective, value)
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.documents import facts
 from planner.documents.catalog import Catalog
+from planner.documents.facts import Reason
 from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import Gpu, Limit, Llm, Metric, Slo
 from planner.fleet import MAX_NUM_SEQS, WorkerType
@@ -48,7 +50,7 @@ class Left:
     """
 
     name: str
-    reason: str
+    because: Reason
     workers: tuple[WorkerType, ...] = ()
 
 
@@ -99,9 +101,9 @@ def worker_types(
         while tp <= gpu.gpus_per_node:
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if llm.heads % tp:
-                left.append(Left(name, f"{llm.heads} attention heads cannot be shared by {tp} GPUs"))
+                left.append(Left(name, facts.HeadsNotShared(llm.heads, tp)))
             elif pp > llm.layers:
-                left.append(Left(name, f"{llm.layers} layers cannot be cut into {pp} stages"))
+                left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
             else:
                 between = engines.node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
                 latency: StepLatency | None = None
@@ -125,15 +127,15 @@ def worker_types(
                     worker = WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp)
                     (types if kv_tokens >= longest_tokens else small).append(worker)
                 if len(no_room) == len(settings):
-                    left.append(Left(name, f"the weights ({llm.weight_bytes / 1e9:.0f} GB) do not fit"))
+                    left.append(Left(name, facts.WeightsTooLarge(llm.weight_bytes)))
                 elif no_room:
-                    left.append(Left(f"{name} {min(no_room)}", "no room for KV beside so large a step"))
+                    left.append(Left(f"{name} {min(no_room)}", facts.NoRoomForKv()))
                 if small:
                     most = max(small, key=lambda worker: worker.kv_tokens)
                     left.append(
                         Left(
                             f"{name} {most.max_num_batched_tokens}",
-                            f"room for {most.kv_tokens} KV tokens, the longest request has {longest_tokens}",
+                            facts.RequestTooLong(most.kv_tokens, longest_tokens),
                             tuple(small),
                         )
                     )

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from planner.documents.catalog import Catalog
+from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
 from planner.domain import SPOT, Gpu, Limit, Llm, Slo
 from planner.errors import InputError
@@ -52,7 +53,7 @@ def pose(
     types, left = _workers(task, llm, gpus, catalog, longest)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
-    slo, slo_note = _in_seconds(task, llm, lengths, catalog)
+    slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
     broken = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
@@ -71,7 +72,7 @@ def pose(
         task,
         llm,
         slo,
-        slo_note,
+        slo_reference,
         requests,
         asked.note,
         longest,
@@ -118,7 +119,7 @@ def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:
     return PrefixHits.of(trace)
 
 
-def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tuple[Slo, str | None]:
+def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tuple[Slo, SloInSeconds | None]:
     """The SLO with limits in seconds; relative ones against an idle reference worker.
 
     A slowdown is defined per request; here it becomes one limit for all: the factor times the same percentile
@@ -143,8 +144,4 @@ def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tup
         )
         for line in task.slowdowns.limits
     )
-    note = (
-        f"the relative SLO was turned into seconds: each factor times that percentile of an idle {gpu.name} "
-        f"tp{task.slowdowns.tp}, one limit for all requests"
-    )
-    return replace(task.slo, limits=limits), note
+    return replace(task.slo, limits=limits), SloInSeconds(gpu.name, task.slowdowns.tp)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
 from planner.domain import Gpu, Llm, Slo
 from planner.fleet import Policies, WorkerType
@@ -61,7 +62,7 @@ class Problem:
     task: Task
     llm: Llm
     slo: Slo
-    slo_note: str | None  # how a relative SLO became seconds
+    slo_reference: SloInSeconds | None  # what a relative SLO became seconds by
     trace: Trace
     traffic_note: str
     longest_tokens: int

@@ -18,10 +18,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.catalog import Catalog
+from planner.documents.facts import (
+    Assuming,
+    Assumption,
+    Binding,
+    Finding,
+    GivesWay,
+    OfLlm,
+    OfTraffic,
+    OthersLeave,
+    Remainder,
+)
 from planner.documents.together import Part, Question
+from planner.domain import COST, GPUS, POWER, FleetLimit
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
-from planner.plan import Plan
 from planner.search import evidence
 from planner.search.best_fleet import Found, best_of, search
 from planner.search.bounds import checked_bound, lower_bound
@@ -34,6 +45,7 @@ from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import LEAST_EFFORT, Answers, side_by_side
+from planner.search.plan import Plan
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent
 from planner.search.walk import cheaper_fleets, count_cheaper
 from planner.solvers.master import Limits
@@ -46,7 +58,7 @@ Searched = list[tuple[Problem, Found]]
 class Used:
     """A shared limit, and what all fleets take of it."""
 
-    name: str
+    limit: FleetLimit
     amount: float
     used: float
 
@@ -71,9 +83,9 @@ class SharedPlan:
     is_exhausted: bool
     is_exact: bool
     limits: tuple[Used, ...]
-    binding: tuple[str, ...]
-    assumptions: tuple[str, ...]
-    warnings: tuple[str, ...]
+    binding: tuple[Binding, ...]
+    assumptions: tuple[Assuming, ...]
+    warnings: tuple[OfTraffic | OfLlm, ...]
     rounds: int
     simulations: int
     seed: int
@@ -129,7 +141,7 @@ def plan_together(
         ]
         shared = _all_fit(alone, limits)
         is_walked = all(found.level0.search.is_exact for each in alone for _, found in each)
-        binding: tuple[str, ...] = ("no shared limit binds: every LLM has the fleet it would have alone",)
+        binding: tuple[Binding, ...] = (Finding("no-shared-limit"),)
     else:
         on_all = [[(on_all_draws(problem), found) for problem, found in searched] for searched in alone]
         until = _slice(deadline, 1)
@@ -182,17 +194,16 @@ def plan_together(
         is_exhausted=shared.is_exact,
         is_exact=shared.is_exact and is_walked,
         limits=tuple(
-            Used(name, amount, sum(limits.use(name, worker) * count for worker, count in counts))
-            for name, amount in limits.rows()
+            Used(limit, amount, sum(limits.use(limit, worker) * count for worker, count in counts))
+            for limit, amount in limits.rows()
         ),
         binding=binding,
         assumptions=(
-            "no worker serves two LLMs, and the fleets do not disturb each other",
-            "level 0: every LLM has one worker type, or one prefill and one decode type; its own "
-            "certificate.json has the options, and what else is assumed",
-            "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
+            Assumption("no-shared-workers"),
+            Assumption("level0-of-each"),
+            Assumption("bounds-add-up"),
         ),
-        warnings=(*question.notes, *_warnings(parts, plans)),
+        warnings=(*map(OfTraffic, question.notes), *_warnings(parts, plans)),
         rounds=shared.rounds,
         simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,
@@ -274,12 +285,7 @@ def _searched(
         told = Conditions(until, lambda message: progress(f"{part.name}: {message}"), answers=answers)
         return search_llm(part.task, part.trace, catalog, seed=seed, conditions=told)
     except InfeasibleError as error:
-        raise InfeasibleError(
-            f"{part.name}, even with all of the fleet for itself: {error}",
-            kind=error.kind,
-            constraint=error.constraint,
-            relaxation=error.relaxation,
-        ) from None
+        raise error.of(f"{part.name}, even with all of the fleet for itself") from None
     except PlannerError as error:
         raise type(error)(f"{part.name}: {error}") from None
 
@@ -310,15 +316,15 @@ def _one_after_another(alone: Sequence[Searched], limits: Limits, until: float, 
 def _less(limits: Limits, counts: Counts) -> Limits:
     """What a fleet leaves of limits; a hair more where they are not whole numbers."""
     left = {
-        name: amount * (1 + 1e-9) - sum(limits.use(name, option.type) * count for option, count in counts)
-        for name, amount in limits.rows()
+        limit: amount * (1 + 1e-9) - sum(limits.use(limit, option.type) * count for option, count in counts)
+        for limit, amount in limits.rows()
     }
     stock = {
-        gpu: None if count is None else max(int(left[f"stock of {gpu}"]), 0)
+        gpu: None if count is None else max(int(left[FleetLimit("stock", gpu)]), 0)
         for gpu, count in limits.stock.items()
     }
-    gpus = None if limits.gpus is None else max(int(left["GPUs"]), 0)
-    return Limits(stock, left.get("power"), left.get("cost"), gpus)
+    gpus = None if limits.gpus is None else max(int(left[GPUS]), 0)
+    return Limits(stock, left.get(POWER), left.get(COST), gpus)
 
 
 def _plans(
@@ -345,8 +351,7 @@ def _plans(
         found = search(problem, [problem.oracle.fleet(chosen[k])])
         chosen[k] = found.best
         plan = certified([(problem, found)], part.trace, catalog, seed=seed, deadline=deadline)
-        amounts = ", ".join(f"{amount:.6g} of {name}" for name, amount in left.rows())
-        within = f"the other LLMs have their fleets, which leave {amounts}"
+        within = OthersLeave(tuple(Remainder(limit, amount) for limit, amount in left.rows()))
         certificate = replace(plan.certificate, assumptions=(within, *plan.certificate.assumptions))
         plans.append(replace(plan, certificate=certificate))
     return plans
@@ -354,21 +359,22 @@ def _plans(
 
 def _gives_way(
     parts: Sequence[Part], alone: Sequence[Found], plans: Sequence[Plan], unit: str
-) -> tuple[str, ...]:
+) -> tuple[Binding, ...]:
     """What each LLM pays for not having all of the fleet to itself."""
-    sentences = []
+    gives: list[Binding] = []
     for part, found, plan in zip(parts, alone, plans, strict=True):
         more = plan.certificate.value - found.value
         if more > CHEAPER_FRAC * found.value:
-            sentences.append(
-                f"{part.name} gives way: {plan.certificate.value:.6g} {unit}, which is {more:.4g} more than "
-                "with all of the fleet for itself"
-            )
-    return tuple(sentences)
+            gives.append(GivesWay(part.name, plan.certificate.value, more, unit))
+    return tuple(gives)
 
 
-def _warnings(parts: Sequence[Part], plans: Sequence[Plan]) -> list[str]:
-    return [f"{part.name}: {line}" for part, plan in zip(parts, plans, strict=True) for line in plan.warnings]
+def _warnings(parts: Sequence[Part], plans: Sequence[Plan]) -> list[OfLlm]:
+    return [
+        OfLlm(part.name, warning)
+        for part, plan in zip(parts, plans, strict=True)
+        for warning in plan.warnings
+    ]
 
 
 def _placement(parts: Sequence[Part], plans: Sequence[Plan]) -> Placement | None:

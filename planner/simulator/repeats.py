@@ -61,29 +61,17 @@ def decision(kept: int, runs: int) -> Decision:
 class Repeats:
     """Runs of one fleet, each with its own luck, until they decided or there were enough of them.
 
-    `limits` are the SLO's percentiles [s] over the runs, by the limit's name.
+    `limits` are the SLO's percentiles [s] over the runs, by the limit's name. `after_losses`: in a run the
+    SLO is kept with all workers and after the losses to survive; the figures are with all workers.
     """
 
-    what: str  # "other draws of this traffic"
+    what: str  # what is drawn anew: "other-draws" of the traffic, "histories" of interruptions
     runs: int
     kept: int
     decision: Decision
     limits: dict[str, Interval]
     attainment_frac: Interval
-
-    def sentence(self) -> str:
-        """What the runs say, in words."""
-        sure, figures = 100 * CONFIDENCE_FRAC, []
-        says = {
-            "holds": f"with {sure:g} % confidence on more than {100 * FEW_FRAC:g} % of all",
-            "fails": f"with {sure:g} % confidence on less than {100 * MOST_FRAC:g} % of all",
-            "open": f"too few to say more with {sure:g} % confidence",
-        }[self.decision]
-        for name, value in self.limits.items():
-            if math.isfinite(value.mean):
-                spread = f" ± {value.half:.2g}" if math.isfinite(value.half) else ""
-                figures.append(f"{name} {value.mean:.3g}{spread} s on average, {value.most:.3g} s at most")
-        return "; ".join([f"the SLO is kept on {self.kept} of {self.runs} {self.what}, {says}", *figures])
+    after_losses: bool = False
 
 
 def until_sure(

@@ -46,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import KV_BLOCK_TOKENS, SPOT
+from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, SPOT, FleetLimit
 from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.solvers.backend import run, whole
@@ -79,44 +79,48 @@ class Limits:
     cost_usd_per_h: float | None = None
     gpus: int | None = None
 
-    def rows(self) -> list[tuple[str, float]]:
-        """Name and amount of every limit that is set."""
-        rows = [(f"stock of {gpu}", float(count)) for gpu, count in self.stock.items() if count is not None]
-        for name, amount in (("power", self.power_w), ("cost", self.cost_usd_per_h), ("GPUs", self.gpus)):
+    def rows(self) -> list[tuple[FleetLimit, float]]:
+        """Every limit that is set, and its amount."""
+        rows = [
+            (FleetLimit("stock", gpu), float(count)) for gpu, count in self.stock.items() if count is not None
+        ]
+        for limit, amount in ((POWER, self.power_w), (COST, self.cost_usd_per_h), (GPUS, self.gpus)):
             if amount is not None:
-                rows.append((name, float(amount)))
+                rows.append((limit, float(amount)))
         return rows
 
-    def without(self, name: str) -> Limits:
+    def without(self, limit: FleetLimit) -> Limits:
         """The same limits but for this one."""
-        stock = {gpu: None if name == f"stock of {gpu}" else count for gpu, count in self.stock.items()}
+        stock = {
+            gpu: None if limit == FleetLimit("stock", gpu) else count for gpu, count in self.stock.items()
+        }
         return Limits(
             stock,
-            None if name == "power" else self.power_w,
-            None if name == "cost" else self.cost_usd_per_h,
-            None if name == "GPUs" else self.gpus,
+            None if limit == POWER else self.power_w,
+            None if limit == COST else self.cost_usd_per_h,
+            None if limit == GPUS else self.gpus,
         )
 
-    def use(self, name: str, worker: WorkerType) -> float:
-        """a_yj: what one worker takes of the limit `name`."""
-        if name == "power":
+    def use(self, limit: FleetLimit, worker: WorkerType) -> float:
+        """a_yj: what one worker takes of a limit."""
+        if limit.of == "power":
             return worker.power_w
-        if name == "cost":
+        if limit.of == "cost":
             return worker.price_usd_per_h
-        if name == "GPUs":
-            return worker.gpus
-        return worker.gpus if name == f"stock of {worker.gpu.name.removesuffix(SPOT)}" else 0.0
+        if limit.of == "stock" and limit.gpu != worker.gpu.name.removesuffix(SPOT):
+            return 0.0
+        return worker.gpus
 
     def most(self, worker: WorkerType) -> float:
         """Largest number of workers of one type within every limit (may be infinite)."""
-        uses = [(amount, self.use(name, worker)) for name, amount in self.rows()]
+        uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
         return min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
 
-    def broken(self, counts: Sequence[tuple[WorkerType, int]]) -> str | None:
+    def broken(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
         """The first limit that these workers exceed, if any."""
-        for name, amount in self.rows():
-            if sum(self.use(name, worker) * count for worker, count in counts) > amount * (1 + 1e-9):
-                return name
+        for limit, amount in self.rows():
+            if sum(self.use(limit, worker) * count for worker, count in counts) > amount * (1 + 1e-9):
+                return limit
         return None
 
 
@@ -347,7 +351,7 @@ def bound(
 
 def shadow_prices(
     options: Sequence[Option], load: Load, limits: Limits, *, time_limit_s: float = 20.0
-) -> dict[str, float]:
+) -> dict[FleetLimit, float]:
     """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
 
     Of `bound` without integers and without `demand`. Empty where there is no limit, or no fleet within them.
@@ -362,7 +366,7 @@ def shadow_prices(
     if run(problem, time_limit_s=time_limit_s).status != "optimal":
         return {}
     duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
-    return {name: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (name, _) in enumerate(limits.rows())}
+    return {limit: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (limit, _) in enumerate(limits.rows())}
 
 
 def promising(

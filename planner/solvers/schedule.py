@@ -36,7 +36,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.domain import COST, POWER, FleetLimit
+from planner.errors import Change, InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise
 from planner.solvers.schedule_pricing import Cover, Windows, search
 from planner.solvers.worker_rule import fit_worker_rule
@@ -92,11 +93,11 @@ class Market:
     def offer(self, capacity: Capacity) -> Offer:
         return next(offer for offer in self.offers if offer.gpu == capacity.gpu)
 
-    def limits(self) -> dict[str, float]:
-        """Every limit that is set, by name."""
-        limits = {f"stock of {o.gpu}": float(o.stock) for o in self.offers if o.stock is not None}
-        limits |= {"power": self.power_w} if self.power_w is not None else {}
-        limits |= {"cost": self.cost_usd_per_h} if self.cost_usd_per_h is not None else {}
+    def limits(self) -> dict[FleetLimit, float]:
+        """Every limit that is set."""
+        limits = {FleetLimit("stock", o.gpu): float(o.stock) for o in self.offers if o.stock is not None}
+        limits |= {POWER: self.power_w} if self.power_w is not None else {}
+        limits |= {COST: self.cost_usd_per_h} if self.cost_usd_per_h is not None else {}
         return limits
 
     def spot_worker_usd_per_h(self, capacity: Capacity) -> float:
@@ -345,9 +346,9 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     return Windows(covers, rows, least, cost, reserved, starts, most, windows)
 
 
-def _window_limits(market: Market) -> dict[str, float]:
+def _window_limits(market: Market) -> dict[FleetLimit, float]:
     """`Market.limits` that hold in every window: stocks in the order of offers, then power."""
-    return {name: limit for name, limit in market.limits().items() if name != "cost"}
+    return {limit: amount for limit, amount in market.limits().items() if limit != COST}
 
 
 def _check(market: Market, demand: Demand) -> None:
@@ -371,18 +372,23 @@ def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerEr
     if point.x is None:
         return PlannerError("the limits are too tight, and the time did not suffice to say which by how much")
     excess = dict(zip(limits, point.x[-len(limits) :].tolist(), strict=True))
-    more = {name: amount for name, amount in excess.items() if amount}
-    says = [
-        f"{amount:g} more {'W of power' if name == 'power' else name.replace('stock of ', 'GPUs of ')}"
-        for name, amount in more.items()
-    ]
+    more = {limit: amount for limit, amount in excess.items() if amount}
+    says = " and ".join(
+        f"{amount:g} more {limit.unit} of {limit.gpu or limit.name}" for limit, amount in more.items()
+    )
     fewest = "" if point.status == "optimal" else " (or less)"
     return InfeasibleError(
-        f"the demand does not fit {', '.join(f'{name} ({limits[name]:g})' for name in more)}; "
-        f"with {' and '.join(says)} it would{fewest}",
+        f"the demand does not fit {', '.join(f'{limit.name} ({limits[limit]:g})' for limit in more)}; "
+        f"with {says} it would{fewest}",
         kind="capacity",
-        constraint=", ".join(more),
-        relaxation=" and ".join(says),
+        constraint=[limit.name for limit in more],
+        relaxation=says,
+        ways=[
+            [
+                Change(limit.name, limits[limit], limits[limit] + amount, limit.unit)
+                for limit, amount in more.items()
+            ]
+        ],
     )
 
 
@@ -398,6 +404,7 @@ def _too_dear(cost: float, bound: float, budget: float, time_limit_s: float) -> 
     return InfeasibleError(
         f"the demand does not fit cost ({budget:g}); with {more} it would{fewest}",
         kind="capacity",
-        constraint="cost",
+        constraint=COST.name,
         relaxation=more,
+        ways=[[Change(COST.name, budget, cost, COST.unit)]],
     )

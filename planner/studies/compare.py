@@ -23,10 +23,11 @@ from planner.io.executors import SERIAL, Executor, run
 from planner.reports import charts, output
 from planner.reports.curves import Curve, distribution
 from planner.reports.drawing import Figure
+from planner.reports.facts import queue_text
 from planner.reports.page import charts as drawn
 from planner.reports.page import page, table
 from planner.reports.run import outcome
-from planner.reports.words import describe, queue_text
+from planner.reports.words import describe
 from planner.traffic.trace import Trace
 from planner.units import show_s
 

@@ -20,19 +20,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.documents.catalog import Catalog
+from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, AskedAgain, Headroom, PromisedAt
 from planner.documents.slo import METRICS
 from planner.documents.task import Robust, Task
 from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.io.files import yaml_value
-from planner.plan import served_s
+from planner.reports.facts import moved_text
 from planner.reports.words import describe
 from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import Answers
+from planner.search.plan import served_s
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent, with_policies
 from planner.search.router_fit import fitted
@@ -41,7 +43,6 @@ from planner.traffic.trace import Trace
 from planner.units import show_s
 
 BY_FRAC = 0.1
-HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
 _DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
 
 
@@ -249,32 +250,6 @@ def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> li
     return [ask_again(study, before, task, label) for label, task in asked]
 
 
-@dataclass(frozen=True, slots=True)
-class Headroom:
-    """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
-
-    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
-    those of `asked.rates_frac`.
-    """
-
-    steps_frac: float
-    traffic_frac: float
-
-    def sentence(self) -> str:
-        shown = [
-            f"at least {twice}"
-            if found >= HEADROOM_MOST_FRAC
-            else f"up to {100 * found:.2g} % {more}"
-            if found
-            else f"less than {100 * HEADROOM_STEP_FRAC:g} % {more}"
-            for found, twice, more in (
-                (self.steps_frac, "twice as long", "longer"),
-                (self.traffic_frac, "twice the traffic", "more traffic"),
-            )
-        ]
-        return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
-
-
 def headroom(study: Study, before: Answer) -> Headroom:
     """By bisection, one at a time."""
 
@@ -299,21 +274,25 @@ def headroom(study: Study, before: Answer) -> Headroom:
     return Headroom(most(lambda by: keeps(by, 0.0)), most(lambda by: keeps(0.0, by)))
 
 
-def explain(study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC) -> tuple[str, ...]:
-    """What each limit of the question costs, as sentences; `fleet` is its plan."""
+def explain(
+    study: Study, task: Task, fleet: Fleet, *, by_frac: float = BY_FRAC
+) -> tuple[PromisedAt | AskedAgain, ...]:
+    """What each limit of the question costs; `fleet` is its plan."""
     before = study.ask(task, (fleet,))
     moves = [ask_again(study, before, asked, label) for label, asked in limits(before, by_frac)]
     tight = tuple(
-        f"{line.limit.name} is {show_s(line.value_s)} where {show_s(line.limit.limit_s)} is promised"
-        for line in before.verdict.lines
-        if math.isfinite(line.value_s)
+        PromisedAt(line.limit, line.value_s) for line in before.verdict.lines if math.isfinite(line.value_s)
     )
+    unit = OBJECTIVE_UNITS[before.problem.task.objective]
     return tight + tuple(
-        f"{moved.label}: {difference(moved, before)}"
-        + (
+        AskedAgain(
+            moved.label,
+            before.value,
+            None if moved.answer is None else moved.answer.value,
+            unit,
             ""
-            if moved.answer is None or not moved.answer.value != before.value
-            else f", {describe(moved.answer.fleet)}"
+            if moved.answer is None or moved.answer.value == before.value
+            else describe(moved.answer.fleet),
         )
         for moved in moves
     )
@@ -449,10 +428,5 @@ def finite(value: float) -> float | None:
 
 def difference(moved: Moved, before: Answer) -> str:
     """What a change moves, in words: "+2.99 USD/h (+12.5 %)"."""
-    if moved.answer is None:
-        return "no fleet"
-    more = moved.answer.value - before.value
-    if abs(more) <= 1e-9 * before.value:
-        return "the same"
-    unit = OBJECTIVE_UNITS[before.problem.task.objective]
-    return f"{more:+.4g} {unit} ({100 * more / before.value:+.1f} %)"
+    value = None if moved.answer is None else moved.answer.value
+    return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])

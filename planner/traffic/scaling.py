@@ -152,6 +152,7 @@ def _superpose(trace: Trace, requests: int, said: str, rng: np.random.Generator)
     if trace.after.size:
         found = _with_waits(found, trace, rows, np.concatenate(laps), order)
     elif trace.has_prefixes:
+        found = replace(found, copies_share_prefixes=True)
         note += "; copies share their prefixes"
     return replace(found, notes=(*trace.notes, note))
 

@@ -58,6 +58,7 @@ class Trace:
     llm: IntArray = field(default_factory=no_ids)
     llms: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    copies_share_prefixes: bool = False  # users were made up who send the prompts of others
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)

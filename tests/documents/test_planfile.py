@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.plan import read_plan
 from planner.documents.task import read_task
 from planner.errors import InputError
 from planner.io.files import write_files
 from planner.reports import output
 from planner.search.certify import plan
+from planner.search.written_plan import read_plan
 from planner.traffic.reading import read_trace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

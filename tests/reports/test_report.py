@@ -19,6 +19,7 @@ import pytest
 import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
+from planner.documents.facts import Assumed
 from planner.io.files import cached_text, package_text
 from planner.reports import charts, curves, drawing, figures, output, report, rows
 from planner.reports.page import page as make_page
@@ -104,12 +105,12 @@ def test_the_page_answers_and_says_why(page: str) -> None:
     for text in (
         "4 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W: 59.80 USD per hour",
         "✓\u00a0kept",
-        "TTFT p90 binds",
+        "ttft p90 binds",
         "more workers never hurt",
         "a gap of 20 % to the plan",
         "runner-up",
-        "refuted up to there",
-        "84 % within 2.00 s",
+        "none holds up to 1.05 times the plan",
+        "84.00 % within 2.00 s",
         "a note on the trace",
         "Left out: 3 rows, blank line",
         "seed 7",
@@ -265,14 +266,18 @@ def test_not_every_cheaper_fleet_was_simulated(cheaper: int | None, simulated: i
         level0_exact=False,
         cheaper=cheaper,
         cheaper_simulated=simulated,
-        assumed=("assumed: x",),
+        assumed=(Assumed("leads", 0, 0, ()),),
     )
     exact, by_search = (
         " ".join(proof_lines(replace(found, certificate=certificate)))
         for certificate in (found.certificate, searched)
     )
     assert "exactly" in exact and "exactly" not in by_search
-    assert said in by_search and "found by search" in by_search and "Assumed: x." in by_search
+    assert (
+        said in by_search
+        and "found by search" in by_search
+        and "Assumed: a prefill pool that misses TTFT" in by_search
+    )
 
 
 def test_a_saturated_fleet_still_has_curves() -> None:
@@ -435,7 +440,7 @@ def test_other_draws_are_told_with_what_they_decide() -> None:
     plan = replace(plan, certificate=replace(plan.certificate, repeats=(draws, once)))
     assert rows.repeat_rows(plan)[1] == [
         ("other draws", "32 of 32", "✓\u00a0more than 90 %", "431 ms ± 9.3 ms (499 ms)"),
-        ("histories", "0 of 1", "undecided", "500 ms (500 ms)"),
+        ("histories of interruptions, drawn at random", "0 of 1", "undecided", "500 ms (500 ms)"),
     ]
     assert "431 ms ± 9.3 ms (499 ms)" in report.render(plan)
 

@@ -14,6 +14,7 @@ from planner.errors import BoundError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
+from planner.reports.facts import sentences
 from planner.search.best_fleet import search_policies
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.certify import certified, plan
@@ -75,7 +76,9 @@ def test_one_stall_in_a_request_of_800_gaps_breaks_no_percentile_of_gaps() -> No
     bound = lower_bound(pose(task, trace, CATALOG))
     assert bound is not None and 0 < bound <= fleet.price_usd_per_h == pytest.approx(17.32)
 
-    (warning,) = few_keep_all(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
+    (warning,) = sentences(
+        few_keep_all(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
+    )
     assert warning.startswith(f"only {100 * verdict.attainment_frac:.1f} % of the requests keep all limits")
     assert "min between two tokens" in warning
     assert not few_keep_all(task.slo, replace(verdict, attainment_frac=0.46), simulate(fleet, trace))
@@ -121,7 +124,8 @@ def test_the_bound_knows_fleets_that_turn_the_longest_request_away() -> None:
     assert found.certificate.bound <= small.price_usd_per_h * (1 + 1e-9) < found.certificate.value
     assert found.verdict.rejected == 0
     assert any(
-        "l4-24g tp1 too, whose KV cache is too small" in line for line in found.certificate.assumptions
+        "l4-24g tp1 too, whose KV cache is too small" in line
+        for line in sentences(found.certificate.assumptions)
     )
 
 
@@ -238,7 +242,9 @@ def test_what_there_is_no_time_to_simulate_is_not_claimed() -> None:
     hurried = certified(searched, trace, CATALOG, deadline=-math.inf)
     assert calm.certificate.neighbours and not hurried.certificate.neighbours
     assert calm.verdict == hurried.verdict and calm.certificate.bound == hurried.certificate.bound
-    assert not any("out of time" in line for line in calm.warnings)
-    (said,) = [line for line in hurried.warnings if line.startswith("not simulated, out of time: ")]
+    assert not any("out of time" in line for line in sentences(calm.warnings))
+    (said,) = [
+        line for line in sentences(hurried.warnings) if line.startswith("not simulated, out of time: ")
+    ]
     assert "fleets with one worker fewer" in said and "other draws of this traffic" in said
-    assert not any("nothing is drawn here" in line for line in hurried.certificate.binding)
+    assert not any("nothing is drawn here" in line for line in sentences(hurried.certificate.binding))

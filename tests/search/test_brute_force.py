@@ -14,6 +14,7 @@ import pytest
 from every_fleet import METRICS, answer, level_0_is_the_cheapest, no_bound_is_above_any_fleet, options
 from instances import fleets_of_level0, instance, is_within
 
+from planner.documents.facts import NoRoomForKv
 from planner.domain import Limit, Slo
 from planner.fleet import Policies
 from planner.search.bounds import lower_bound
@@ -104,7 +105,7 @@ def hard_instance(seed: int) -> Problem:
         trace=trace,
         lengths=distinct_lengths(trace),
         types=held,
-        left=(Left("small", "too small", small),),
+        left=(Left("small", NoRoomForKv(), small),),
         obliged=obliged(slo, trace),
         task=replace(problem.task, network=network),
         oracle=Oracle(problem.llm, trace, slo, network, Policies(), answers=Answers()),

@@ -17,13 +17,14 @@ from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InfeasibleError
 from planner.fleet import Disturbance, Fleet, Policies
-from planner.plan import Plan
+from planner.reports.facts import sentence, sentences
 from planner.search import evidence
 from planner.search.asked import asked_traffic
 from planner.search.best_fleet import Found, search, search_policies
 from planner.search.certify import plan
 from planner.search.fleets import objective
 from planner.search.oracle import SPOT_RISK_FRAC, Oracle
+from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Problem
 from planner.simulator import judge, simulate
@@ -111,9 +112,9 @@ def test_spot_is_taken_where_it_is_cheap_and_holds_without_those_that_are_down()
     assert sum(pool.count for pool in left) < found.fleet.workers
     simulation = simulate(replace(found.fleet, pools=left), found.trace, limits=task.slo.limits)
     assert judge(simulation, task.slo).holds
-    assert any("may be down at once" in line for line in found.certificate.binding)
-    assert any("if they go at once" in line for line in found.certificate.binding)
-    assert any("spot market" in line for line in found.warnings)
+    assert any("may be down at once" in line for line in sentences(found.certificate.binding))
+    assert any("if they go at once" in line for line in sentences(found.certificate.binding))
+    assert any("spot market" in line for line in sentences(found.warnings))
     dear = {"gpus": {"h100-80g": 64}, "prices": {"h100-80g": {"on_demand": 1.0} | ON_SPOT}}
     firm = plan(question(fleet=dear), traffic(rate_rps=40.0), CATALOG)
     assert {pool.type.gpu.name for pool in firm.fleet.pools} == {"h100-80g"}
@@ -142,7 +143,9 @@ def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: 
     (row,) = (row for row in found.alternatives if row.label.startswith("not insured"))
     assert row.objective == pytest.approx(plain.certificate.value)
     insurance = found.certificate.value - plain.certificate.value
-    assert any(f"this insurance costs {insurance:.4g} USD/h" in line for line in found.certificate.binding)
+    assert any(
+        f"this insurance costs {insurance:.4g} USD/h" in line for line in sentences(found.certificate.binding)
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 3])
@@ -167,7 +170,7 @@ def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
     end, found = (plan(t, trace, CATALOG) for t in (question(**asked, traffic={"rate": 28.6}), task))
     assert misses(end) and max(misses(end)) < 28.6 and not misses(found)
     assert "sampled at 41 rates" in found.traffic_note and "sampled at 41 rates" in str(
-        found.certificate.binding
+        sentences(found.certificate.binding)
     )
     (row,) = (row for row in found.alternatives if row.label.startswith("not insured"))
     assert row.objective <= found.certificate.value
@@ -190,7 +193,10 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = (row for row in plan_found.alternatives if row.label.startswith("not insured"))
     assert row.objective == plan_found.certificate.value and row.fleet is not None
     assert row.fleet.price_usd_per_h == pytest.approx(row.objective)
-    assert any("this insurance costs 0 USD/h (the same)" in line for line in plan_found.certificate.binding)
+    assert any(
+        "this insurance costs 0 USD/h (the same)" in line
+        for line in sentences(plan_found.certificate.binding)
+    )
 
 
 def test_a_neighbour_that_fails_on_another_draw_is_said_to_fail() -> None:
@@ -208,8 +214,8 @@ def test_a_neighbour_that_fails_on_another_draw_is_said_to_fail() -> None:
         for seed in range(6)
     ]
     assert neighbour.holds is all(kept) is False
-    assert ("on another draw" in neighbour.reason) is kept[0]
-    assert "keeps the SLO" not in neighbour.reason
+    assert ("on another draw" in sentence(neighbour)) is kept[0]
+    assert "keeps the SLO" not in sentence(neighbour)
 
 
 def test_most_traffic_within_the_limits() -> None:

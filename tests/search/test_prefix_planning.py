@@ -14,11 +14,12 @@ from planner.documents.task import PREFIX_ROUTINGS, QUEUES, ROUTINGS, Task, pars
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.plan import Plan
+from planner.reports.facts import sentences
 from planner.reports.output import render
 from planner.search.certify import plan
 from planner.search.options import floor_s
 from planner.search.oracle import Oracle
+from planner.search.plan import Plan
 from planner.search.prefix_hits import PrefixHits
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.router_fit import _room, fitted
@@ -191,7 +192,7 @@ def test_caches_save_gpus_at_the_same_slo(catalog: Catalog, sample: Trace, plann
     for fleet in (planned.fleet, plain.fleet):
         assert judge(simulate(fleet, trace, limits=planned.slo.limits, record=True), planned.slo).holds
     saved = f"{planned.fleet.gpus} GPUs instead of {plain.fleet.gpus}"
-    assert any(saved in sentence for sentence in planned.certificate.binding)
+    assert any(saved in sentence for sentence in sentences(planned.certificate.binding))
 
 
 def test_plan_names_prefixes_hits_and_warm_up(planned: Plan, sample: Trace) -> None:

@@ -10,10 +10,12 @@ from plans import CATALOG
 from questions import question, traffic
 from scipy.stats import binom
 
+from planner.documents.facts import Finding
 from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
+from planner.reports.facts import sentence, sentences
 from planner.search import draws
 from planner.search.asked import asked_traffic
 from planner.search.best_fleet import best_of, search_policies
@@ -62,7 +64,7 @@ def test_runs_end_when_they_decide_or_when_there_are_enough() -> None:
     sure = until_sure("runs", lambda _: (True, verdict), 100)
     assert (sure.runs, sure.kept, sure.decision) == (32, 32, "holds")
     few = until_sure("runs", lambda _: (True, verdict), 7)
-    assert (few.runs, few.decision) == (7, "open") and "too few" in few.sentence()
+    assert (few.runs, few.decision) == (7, "open") and "too few" in sentence(few)
     doomed = until_sure("runs", lambda _: (False, verdict), 100)
     assert (doomed.runs, doomed.kept, doomed.decision) == (2, 0, "fails")
 
@@ -80,19 +82,25 @@ def test_a_plan_is_simulated_on_the_draws_that_follow() -> None:
         simulated_s = [verdict["lines"][k]["simulated_s"] for verdict in verdicts]
         assert verdicts[0]["lines"][k]["limit"] == name
         assert (value.mean, value.most) == pytest.approx((np.mean(simulated_s), max(simulated_s)))
-    assert any(line.startswith(f"the SLO is kept on {repeats.kept} of") for line in found.certificate.binding)
+    assert any(
+        line.startswith(f"the SLO is kept on {repeats.kept} of")
+        for line in sentences(found.certificate.binding)
+    )
 
 
 def test_draws_on_which_a_loss_is_not_survived_say_so() -> None:
     """The figures are of the whole fleet, so alone they would not explain a miss."""
     found = plan(replace(question(traffic=SUPERPOSED), spare_workers=1), traffic(), CATALOG)
     (repeats,) = found.certificate.repeats
-    assert f"{draws.OTHER_DRAWS}, {draws.LOSSES}" in repeats.sentence()
+    assert (
+        "other draws of this traffic, with all workers and after the losses it must survive (the figures are "
+        "with all workers)"
+    ) in sentence(repeats)
 
 
 def test_a_trace_as_it_is_has_no_other_draws() -> None:
     found = plan(question(), traffic(), CATALOG)
-    assert found.certificate.repeats == () and draws.SAME in found.certificate.binding
+    assert found.certificate.repeats == () and Finding("nothing-drawn") in found.certificate.binding
     with pytest.raises(InputError, match="all 4 draws are the same"):
         pose(question(traffic={"draws": 4}), traffic(), CATALOG)
 
@@ -147,7 +155,7 @@ def test_spot_workers_are_interrupted_at_random_and_the_plan_says_what_comes_of_
     found = plan(task, traffic(), CATALOG)
     (repeats,) = found.certificate.repeats
     assert repeats.what.startswith("histories") and f"{repeats.kept} of {repeats.runs} histories" in str(
-        found.certificate.binding
+        sentences(found.certificate.binding)
     )
     terms = {pool.type.gpu.name: Spot(1.0, 30.0, 20.0) for pool in found.fleet.pools}
     verdicts = []

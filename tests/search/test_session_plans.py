@@ -19,6 +19,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError, TraceError
 from planner.fleet import Policies
 from planner.papers.goodput import poisson
+from planner.reports.facts import sentences
 from planner.reports.rows import cost_rows
 from planner.search.asked import asked_traffic
 from planner.search.bounds import lower_bound
@@ -283,7 +284,7 @@ def test_a_plan_for_sessions_holds_where_it_is_simulated_and_says_what_that_mean
         np.maximum(found.trace.arrival_s[child], ended_s[parent] + found.trace.think_s[child])
     )
     assert 0 < found.certificate.bound <= found.certificate.value
-    said = " ".join(found.certificate.assumptions)
+    said = " ".join(sentences(found.certificate.assumptions))
     assert "arrive when this fleet has answered those" in said and "all of its session is given up" in said
 
 
@@ -318,7 +319,9 @@ def test_sessions_that_run_on_alone_are_told() -> None:
     """Ten chats that begin within a second and go on for a minute of answers: nothing like steady traffic."""
     trace = chats(np.linspace(0, 1, 10).tolist(), 8, 0.0, tokens=200)
     found = plan(question(**CHATS), trace, CATALOG)
-    assert any("the fleet is judged on a load that dies away" in warning for warning in found.warnings)
+    assert any(
+        "the fleet is judged on a load that dies away" in warning for warning in sentences(found.warnings)
+    )
 
 
 def test_sessions_are_not_drawn_request_by_request() -> None:

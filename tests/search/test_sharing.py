@@ -16,6 +16,7 @@ from questions import LLM, traffic
 from planner.documents.task import parse_task
 from planner.documents.together import Part, Question
 from planner.errors import InfeasibleError, PlannerError
+from planner.reports.facts import sentences
 from planner.search import draws, options
 from planner.search import pose as posing
 from planner.search import together as sharing
@@ -154,9 +155,9 @@ def test_every_fleet_simulated_gives_the_same_answer(
         plan_together(posed, CATALOG)
     wide = Limits(dict.fromkeys(stock, 12), limits.power_w and 2e4, None, limits.gpus and 24)
     fleets = [every_fleet(part, wide) for part in posed.parts]
-    for column, (name, amount) in enumerate(limits.rows(), start=1):
+    for column, (limit, amount) in enumerate(limits.rows(), start=1):
         least = least_by_force(fleets, amounts, column)
-        said = f"{name} from {amount:g} to {least:g}"
+        said = f"{limit.name} from {amount:g} to {least:g}"
         assert (said in caught.value.relaxation) == math.isfinite(least)
 
 
@@ -198,7 +199,7 @@ def test_with_enough_for_all_each_has_its_own_plan() -> None:
         assert found.plans[part.name].fleet == alone.fleet
         assert found.plans[part.name].certificate == alone.certificate
     assert found.is_exact and found.rounds == 0
-    assert "no shared limit binds" in found.binding[0]
+    assert "no shared limit binds" in sentences(found.binding)[0]
 
 
 def test_one_llm_is_planned_as_it_is_alone() -> None:
@@ -217,7 +218,9 @@ def test_the_one_that_loses_least_gives_way() -> None:
     fleet = {"gpus": {"a100-80g": 16, "h100-80g": 4}}
     found = together(fleet)
     dearer = [name for name, one in found.plans.items() if one.certificate.value > found.alone[name] + 1e-6]
-    assert len(dearer) == 1 and any(line.startswith(f"{dearer[0]} gives way") for line in found.binding)
+    assert len(dearer) == 1 and any(
+        line.startswith(f"{dearer[0]} gives way") for line in sentences(found.binding)
+    )
     on_a100 = [
         plan(replace(part.task, stock={"a100-80g": 16}), part.trace, CATALOG).certificate.level0
         for part in question(fleet).parts
@@ -249,7 +252,7 @@ def test_more_stock_never_costs_more() -> None:
 def test_what_a_limit_costs_is_what_planning_with_more_of_it_saves() -> None:
     stock = {"a100-80g": 16, "h100-80g": 4}
     found = together({"gpus": stock})
-    (line,) = [line for line in found.binding if "more h100-80g" in line]
+    (line,) = [line for line in sentences(found.binding) if "more h100-80g" in line]
     amount = int(line.partition("(")[2].partition(" ")[0])
     saved = float(line.partition("would save ")[2].partition(" ")[0])
     assert found.value - together({"gpus": stock | {"h100-80g": amount}}).value == pytest.approx(
@@ -304,7 +307,7 @@ def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
     """Three draws of the traffic, each simulated here by itself, where the LLMs compete for 4 H100."""
     asked = question({"gpus": {"a100-80g": 20, "h100-80g": 4}}, runs=3)
     found = plan_together(asked, CATALOG)
-    assert any("gives way" in line for line in found.binding)
+    assert any("gives way" in line for line in sentences(found.binding))
     for part in asked.parts:
         fleet = found.plans[part.name].fleet
         for seed in range(3):

@@ -13,12 +13,12 @@ import pytest
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
-from planner.plan import Plan
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan
 from planner.search.fleets import Counts
 from planner.search.level0 import search_level0
 from planner.search.oracle import Oracle
+from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.walk import cheaper_fleets
 from planner.simulator import judge, simulate

@@ -16,6 +16,7 @@ from planner.models.latency import StepLatency
 from planner.search import two_pools
 from planner.search.fleets import objective
 from planner.search.one_pool import Bounded, Search, search_one_pool
+from planner.search.reasons import reason_text
 from planner.search.two_pools import AskPairs, search_two_pools
 from planner.solvers.master import (
     Limits,
@@ -121,11 +122,12 @@ def test_shadow_prices_by_hand() -> None:
     of one worker into a cheaper one."""
 
     def prices(limits: Limits, *others: Option) -> dict[str, float]:
-        return shadow_prices(
+        found = shadow_prices(
             [option("mixed", 1.0), *others],
             Load(one_class(100, 1000, 1), Obliged(1.0, 1.0, 1.0, 1.0), 1.0, 1e12),
             limits,
         )
+        return {limit.name: price for limit, price in found.items()}
 
     dear = option("mixed", 3.0, gpu=replace(GPU, name="dear", base="dear"))
     assert prices(Limits({"g": 4, "dear": 50}), dear) == pytest.approx({"stock of g": 2, "stock of dear": 0})
@@ -279,4 +281,4 @@ def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
     search = Search(Limits({"g": None}))
     search_one_pool([Bounded(mixed, 1, np.inf, likely=3)], never, search, serial, lambda: False)
     assert search.best is None and search.beyond[mixed.name] in asked
-    assert search.refuted[mixed.name].startswith(f"{search.beyond[mixed.name]} workers fail")
+    assert reason_text(search.refuted[mixed.name]).startswith(f"{search.beyond[mixed.name]} workers fail")

@@ -23,8 +23,9 @@ from planner.io.executors import Executor
 from planner.models.latency import StepLatency
 from planner.reports import charts
 from planner.reports.curves import Curve
+from planner.reports.facts import queue_text
 from planner.reports.run import outcome
-from planner.reports.words import measured_line, queue_text
+from planner.reports.words import measured_line
 from planner.simulator import judge, simulate
 from planner.studies.compare import (
     DRAWN,

@@ -17,24 +17,16 @@ from questions import DOCUMENT, question, traffic
 from typer.testing import CliRunner
 
 from planner.cli import app
+from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
 from planner.documents.task import Robust, Task, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
+from planner.reports.facts import sentence, sentences
 from planner.search.asked import rates_frac
 from planner.search.certify import plan
 from planner.search.oracle import Answers, is_looser
 from planner.simulator import judge, simulate
-from planner.studies.whatif import (
-    HEADROOM_MOST_FRAC,
-    HEADROOM_STEP_FRAC,
-    Study,
-    ask_again,
-    change,
-    difference,
-    explain,
-    headroom,
-    sensitivity,
-)
+from planner.studies.whatif import Study, ask_again, change, difference, explain, headroom, sensitivity
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 from planner.units import show_s
@@ -161,7 +153,7 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
     shares = np.linspace(0.0, room.traffic_frac + HEADROOM_STEP_FRAC, 200)
     assert all(keeps(0.0, share) for share in rates_frac(*up_to(room.traffic_frac)))
     assert not all(keeps(0.0, share) for share in shares)  # wherever up to there
-    assert f"steps take up to {100 * room.steps_frac:.2g} % longer" in room.sentence()
+    assert f"steps take up to {100 * room.steps_frac:.2g} % longer" in sentence(room)
 
 
 def test_prices_of_one_kind_of_gpu_change_no_choice() -> None:
@@ -175,10 +167,10 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     study = Study(traffic(), CATALOG)
     task = question()
     before = study.ask(task)
-    said = explain(study, task, before.fleet)
+    said = sentences(explain(study, task, before.fleet))
     assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where 1.00 s is promised"
-    sentences = said[len(before.verdict.lines) :]
-    assert [sentence.split(":")[0] for sentence in sentences] == [
+    moved = said[len(before.verdict.lines) :]
+    assert [line.split(":")[0] for line in moved] == [
         "ttft p90 100 ms tighter",
         "ttft p90 100 ms looser",
         "tbt p99 10 ms tighter",
@@ -187,7 +179,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), traffic(), CATALOG)
     more = tighter.certificate.value - before.value
     expected = "the same" if abs(more) < 1e-9 else f"{more:+.4g} USD/h"
-    assert expected in sentences[0]
+    assert expected in moved[0]
 
 
 def slos() -> st.SearchStrategy[Slo]:

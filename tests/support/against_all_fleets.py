@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,15 +21,15 @@ import numpy as np
 from random_questions import Question, types_of
 
 from planner.documents.task import Task
-from planner.domain import Limit
-from planner.errors import InfeasibleError, PlannerError
+from planner.domain import COST, GPUS, POWER, FleetLimit
+from planner.errors import Change, InfeasibleError, PlannerError, ways_text
 from planner.fleet import Policies, WorkerType
-from planner.plan import Plan
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan
 from planner.search.fleets import Counts, objective
 from planner.search.options import decode_options, mixed_options, prefill_options
 from planner.search.oracle import Oracle
+from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Problem, with_policies
 from planner.solvers.master import Limits, Option
@@ -159,7 +158,7 @@ def _look_at_plan(report: Report, problem: Problem, found: Plan) -> None:
         report.wrong.append(f"(d) the plan fails as {_shown(failing[1])}")
     workers = [(pool.type, pool.count) for pool in found.fleet.pools]
     if broken := problem.limits.broken(workers):
-        report.wrong.append(f"(d) the plan breaks the limit on {broken}")
+        report.wrong.append(f"(d) the plan breaks the limit on {broken.name}")
     if not found.verdict.holds:
         report.wrong.append("(d) the plan's own verdict does not hold")
     unit = {
@@ -333,40 +332,41 @@ def _any_holds(oracles: Iterable[Oracle], counts: Counts) -> bool:
 def _relaxed(question: Question, error: InfeasibleError) -> list[str]:
     """What is wrong with the changes that the error names: each, made, must give a question with a plan."""
     wrong = []
-    for way in re.split(r",? or ", error.relaxation):
+    for way in error.ways:
         task = relaxed(question.task, way)
         if task is None:
             continue
         try:
             plan(task, question.trace, question.catalog)
         except PlannerError as again:
-            wrong.append(f"(b) after '{way}': {str(again)[:90]}")
+            wrong.append(f"(b) after '{ways_text([way])}': {str(again)[:90]}")
     return wrong
 
 
-def relaxed(task: Task, way: str) -> Task | None:
-    """The task after "stock of gpu0 from 4 to 8 and power from ...", or "ttft p90 >= 3.3 s".
+def relaxed(task: Task, way: Sequence[Change]) -> Task | None:
+    """The task with more of these limits: stocks, power, cost and GPUs, or percentiles of the SLO.
 
     None where nothing changes.
     """
     changed = task
-    for name, amount in re.findall(r"(stock of \S+|power|cost|GPUs) from \S+ to ([\d.e+]+)", way):
-        if name.startswith("stock of "):
-            changed = replace(
-                changed, stock={**changed.stock, name.removeprefix("stock of "): round(float(amount))}
+    for change in way:
+        enough = change.enough
+        if change.unit == "s":
+            limits = tuple(
+                replace(limit, limit_s=enough) if limit.name == change.limit else limit
+                for limit in changed.slo.limits
             )
-        elif name == "power":
-            changed = replace(changed, power_limit_w=float(amount))
-        elif name == "cost":
-            changed = replace(changed, cost_limit_usd_per_h=float(amount))
+            changed = replace(changed, slo=replace(changed.slo, limits=limits))
+        elif change.limit == POWER.name:
+            changed = replace(changed, power_limit_w=enough)
+        elif change.limit == COST.name:
+            changed = replace(changed, cost_limit_usd_per_h=enough)
+        elif change.limit == GPUS.name:
+            changed = replace(changed, gpu_limit=round(enough))
         else:
-            changed = replace(changed, gpu_limit=round(float(amount)))
-    for metric, percentile, limit_s in re.findall(r"(ttft|tbt|tpot|e2e) (p[\d.]+) >= ([\d.e+-]+) s", way):
-        limits = tuple(
-            Limit(limit.metric, limit.percentile_frac, float(limit_s))
-            if limit.name == f"{metric} {percentile}"
-            else limit
-            for limit in changed.slo.limits
-        )
-        changed = replace(changed, slo=replace(changed.slo, limits=limits))
+            stock = {
+                gpu: round(enough) if FleetLimit("stock", gpu).name == change.limit else count
+                for gpu, count in changed.stock.items()
+            }
+            changed = replace(changed, stock=stock)
     return None if changed == task else changed

@@ -7,9 +7,22 @@ from dataclasses import replace
 import numpy as np
 
 from planner.documents.catalog import read_catalog
+from planner.documents.certificate import Alternative, Certificate
+from planner.documents.facts import (
+    Assumption,
+    At,
+    LimitBinds,
+    Neighbour,
+    NoneUpTo,
+    NoRoomForKv,
+    Outcome,
+    Price,
+    Refuted,
+    Remarked,
+)
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Pool, Role, WorkerType
-from planner.plan import Alternative, Certificate, Neighbour, Plan, Refuted
+from planner.search.plan import Plan
 from planner.simulator import layout
 from planner.simulator.metrics import judge
 from planner.simulator.replay import Simulation
@@ -107,19 +120,19 @@ def a_plan(fleet: Fleet | None = None, *, requests: int = 200, note: str = "trac
             level0_exact=True,
             beyond_exact=False,
             universe=("GPUs h100-80g, h100-80g@350W",),
-            refuted=(Refuted("a100-80g tp2", "weights leave no KV cache"),),
-            neighbours=(Neighbour("pre", "h100-80g tp2 2048", False, "ttft p90: 84 % within 2.00 s"),),
-            binding=("TTFT p90 binds",),
-            assumptions=("more workers never hurt",),
+            refuted=(Refuted("a100-80g tp2", NoRoomForKv()),),
+            neighbours=(Neighbour("pre", "h100-80g tp2 2048", False, Outcome((At(LIMITS[0], 2.4, 0.84),))),),
+            binding=(LimitBinds(LIMITS[0], "pre", "h100-80g tp2 2048", 2.4, 5.98, "USD/h"),),
+            assumptions=(Assumption("monotonicity"),),
             simulations=40,
             cuts=6,
             seed=7,
         ),
         alternatives=(
-            Alternative("runner-up", mixed(count=6), price * 1.1, "mixed workers"),
-            Alternative("no caps", None, price * 1.05, "refuted up to there", at_least=True),
-            Alternative("no fleet", None, float("inf"), "does not exist"),
+            Alternative("runner-up", mixed(count=6), price * 1.1),
+            Alternative("no caps", None, price * 1.05, (NoneUpTo(1.05),), at_least=True),
+            Alternative("no fleet", None, float("inf"), (Remarked("not-searched"),)),
         ),
         max_model_len=1300,
-        prices_note="catalogs/gpus.yaml, 2025-07",
+        prices=(Price("h100-80g", 2.99, "catalogs/gpus.yaml", "2025-07"),),
     )

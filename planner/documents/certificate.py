@@ -1,0 +1,244 @@
+"""certificate.json: what was proved of a plan, over what, with which assumptions; written and read.
+
+What is a sentence there, stands under `facts` as values, in the same order: `kind` says which fact it is
+(facts.py), then come its fields. Sentences are made by planner/reports and never read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from planner.documents import facts
+from planner.documents.facts import Assumed, Assuming, Binding, Fact, Neighbour, Note, Refuted, Warned
+from planner.domain import FleetLimit, Limit
+from planner.fleet import Fleet
+from planner.simulator.repeats import Interval, Repeats
+
+Document = dict[str, Any]
+Say = Callable[[Any], str]
+"""Makes a sentence of a fact."""
+
+SAID = ("binding", "assumptions", "assumed")
+"""What `certificate` has in sentences."""
+
+Written = TypeVar("Written")
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another way to serve the same traffic, and what it would cost.
+
+    `label` is for people: "one GPU type only", "mixed pools only", "runner-up". `fleet` is None where no
+    such fleet was found; `notes` then say why. `objective` is in the unit of the plan's objective.
+    `at_least` marks an objective that is no price but a lower bound: none of that kind that costs less holds.
+    It has no fleet, and is never to be shown as if one cost so much.
+    """
+
+    label: str
+    fleet: Fleet | None
+    objective: float
+    notes: tuple[Note, ...] = ()
+    at_least: bool = False
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether `objective` is what a fleet costs."""
+        return math.isfinite(self.objective) and not self.at_least
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What was found, what bounds it, and what was assumed. Written as certificate.json.
+
+    `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
+    fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
+    fleets of level 0 was simulated and fails, or has too few workers for the work that the SLO obliges, so
+    nothing was taken for granted. Else, where `level0_exhausted`, the search came to its end by what it
+    `assumed`; `cheaper_simulated` is how many were simulated all the same. `cheaper` is None where there are
+    fleets without end. `shadow_prices` say by how much a GPU, Watt or USD/h more of a limit lowers the bound,
+    workers not being whole: the duals of its linear program, in the objective's unit. Gaps are shares of the
+    plan's objective. `universe` says what level 0 ranged over.
+    """
+
+    objective: str  # cost | power | gpus
+    unit: str  # "USD/h", "W", "GPUs"
+    value: float
+    bound: float
+    level0: float
+    level0_exact: bool
+    beyond_exact: bool  # every cheaper fleet of any mix of types was simulated
+    universe: tuple[str, ...]
+    refuted: tuple[Refuted, ...]
+    neighbours: tuple[Neighbour, ...]
+    binding: tuple[Binding, ...]
+    assumptions: tuple[Assuming, ...]
+    simulations: int
+    cuts: int
+    seed: int
+    shadow_prices: Mapping[str, float] = field(default_factory=dict)  # by the limit's name
+    repeats: tuple[Repeats, ...] = ()  # the plan's fleet on other draws, under histories of interruptions
+    level0_exhausted: bool = True
+    cheaper: int | None = 0
+    cheaper_simulated: int = 0
+    assumed: tuple[Assumed, ...] = ()
+
+    @property
+    def gap_frac(self) -> float:
+        return (self.value - self.bound) / self.value if self.value else 0.0
+
+    @property
+    def level0_gap_frac(self) -> float:
+        """How much the plan saves against the best fleet of level 0 (0 if it is that fleet)."""
+        return (self.level0 - self.value) / self.level0 if 0 < self.level0 < math.inf else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """The most traffic that the limits allow at level 0, and the next rate, which no fleet there carries."""
+
+    rate_rps: float
+    refuted_rps: float
+
+
+# -- written -----------------------------------------------------------------------------------------------
+
+
+def certificate_document(certificate: Certificate, say: Say) -> Document:
+    """`certificate` of certificate.json; the facts in it as sentences."""
+    document = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
+    return document | {
+        "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
+        "refuted": [
+            {
+                "label": refuted.label,
+                "reason": say(refuted.because),
+                "because": fact_document(refuted.because),
+            }
+            for refuted in certificate.refuted
+        ],
+        "neighbours": [
+            {**_values(neighbour), "reason": say(neighbour)} for neighbour in certificate.neighbours
+        ],
+        **{name: [say(fact) for fact in getattr(certificate, name)] for name in SAID},
+        "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
+        "gap_frac": certificate.gap_frac,
+        "level0_gap_frac": certificate.level0_gap_frac,
+    }
+
+
+def facts_document(**found: Iterable[Fact]) -> Document:
+    """`facts`: what stands elsewhere in sentences, as values, in the same order."""
+    return {name: [fact_document(fact) for fact in each] for name, each in found.items()}
+
+
+def fact_document(fact: Fact) -> Document:
+    """A fact as plain values."""
+    return {"kind": kind_of(type(fact)), **_values(fact)}
+
+
+def kind_of(fact: type) -> str:
+    """LimitBinds -> "limit-binds"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", fact.__name__).lower()
+
+
+def _values(value: Any) -> Any:
+    """Fields of a fact; limits with their names."""
+    if isinstance(value, Limit | FleetLimit):
+        unit = {"unit": value.unit} if isinstance(value, FleetLimit) else {}
+        return {"name": value.name, **dataclasses.asdict(value), **unit}
+    if isinstance(value, tuple):
+        return [_values(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _values(item) for key, item in value.items()}
+    if isinstance(value, facts.OfLlm):
+        return {"llm": value.llm, "warning": fact_document(value.warning)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _values(getattr(value, each.name)) for each in fields(value)}
+    return value
+
+
+# -- read --------------------------------------------------------------------------------------------------
+
+KINDS = {kind_of(each): each for each in get_args(Fact)}
+NULL_STANDS_FOR: Mapping[type, float] = {Interval: math.nan, **facts.NULL_STANDS_FOR}
+
+
+def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certificate:
+    """`certificate` of certificate.json, with its `facts`.
+
+    Raises LookupError, TypeError or ValueError where they are none.
+    """
+    level0 = math.inf if row["level0"] is None else row["level0"]
+    found = {name: _said(row[name], values[name], name) for name in SAID}
+    return dataclass_of(Certificate, {**row, **found, "level0": level0}, "certificate")
+
+
+def read_warnings(said: Any, values: Any) -> tuple[Warned, ...]:
+    """`warnings` of certificate.json."""
+    found: tuple[Warned, ...] = value_of(tuple[Warned, ...], _said(said, values, "warnings"), "warnings")
+    return found
+
+
+def _said(said: Any, values: Any, where: str) -> Any:
+    """The values of sentences; raises ValueError where they are not as many."""
+    sentences = value_of(tuple[str, ...], said, where)
+    if not isinstance(values, list) or len(values) != len(sentences):
+        raise ValueError(f"facts: {where} are not those that are said")
+    return values
+
+
+def read_alternative(row: Mapping[str, Any], fleet: Fleet | None) -> Alternative:
+    """One of `alternatives`; `fleet` is what its own fleet says."""
+    value = row["bound"] if row["at_least"] else row["objective"]
+    given = {**row, "objective": math.inf if value is None else value}
+    return dataclass_of(Alternative, given, "alternatives", fleet=fleet)
+
+
+def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Written:
+    """A dataclass out of its fields as they are written down; `given` are those that are not read here."""
+    hints = get_type_hints(kind)
+    if kind in NULL_STANDS_FOR:
+        null = NULL_STANDS_FOR[kind]
+        row = {
+            key: null if value is None and hints.get(key) is float else value for key, value in row.items()
+        }
+    names = [each.name for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
+    return kind(**{name: value_of(hints[name], row[name], f"{where}: {name}") for name in names}, **given)
+
+
+def value_of(hint: Any, value: Any, where: str) -> Any:
+    """A value of the type that a field has; raises ValueError for another."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (types.UnionType, Union):
+        return _one_of(inner, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(value_of(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin in (Mapping, dict) and isinstance(value, dict):
+        return {key: value_of(inner[1], item, f"{where}: {key}") for key, item in value.items()}
+    if is_dataclass(hint) and isinstance(value, dict):
+        return dataclass_of(hint, value, where)  # type: ignore[arg-type]
+    kinds = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
+    if origin is Literal and isinstance(value, str) and value in inner:
+        return value
+    if isinstance(value, kinds.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{where} is {value!r:.80}")
+
+
+def _one_of(inner: tuple[Any, ...], value: Any, where: str) -> Any:
+    """A value that may be missing, or a fact by its kind."""
+    if types.NoneType in inner:
+        if value is None:
+            return None
+        inner = tuple(each for each in inner if each is not types.NoneType)
+    if len(inner) == 1:
+        return value_of(inner[0], value, where)
+    if isinstance(value, dict) and KINDS.get(value["kind"]) in inner:
+        return dataclass_of(KINDS[value["kind"]], value, where)
+    raise ValueError(f"{where} is {value!r:.80}")

@@ -1,0 +1,730 @@
+"""What speaks for a plan, and what a reader must know of it, as values.
+
+The search finds these facts, certificate.json holds them (documents/certificate.py), and reports/facts.py
+alone makes sentences of them. A fact's kind in the file is its class's name: `LimitBinds` is "limit-binds".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain import FleetLimit, Limit
+from planner.simulator.repeats import Repeats
+
+# -- what a simulation says --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a percentile stands in a simulation: `kept_frac` is the share within the limit."""
+
+    limit: Limit
+    value_s: float
+    kept_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """Share of requests that keep all limits at once, and the share that must."""
+
+    frac: float
+    needed_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What the backlog test found: of the last requests this share waited no longer than that."""
+
+    patient_frac: float
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything that a simulated fleet misses of its SLO; nothing where it keeps it."""
+
+    missed: tuple[At, ...] = ()
+    attainment: Attainment | None = None
+    backlog: Backlog | None = None
+
+    @property
+    def holds(self) -> bool:
+        return not self.missed and self.attainment is None and self.backlog is None
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The planned fleet with one worker of one pool taken away, and how it fails.
+
+    `outcome` is None where no worker of the pool's role is left. `on_other_draw`: what fails is another draw
+    or rate of the traffic. `after_losses`: after the losses that a fleet must survive.
+    """
+
+    pool: str
+    worker_type: str
+    holds: bool
+    outcome: Outcome | None = None
+    on_other_draw: bool = False
+    after_losses: bool = False
+
+
+# -- what binds, and what more would save ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LimitBinds:
+    """A limit of the SLO binds a pool: at `value_s` one worker fewer would do, which saves that much."""
+
+    limit: Limit
+    pool: str
+    worker_type: str
+    value_s: float
+    saves: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityBinds:
+    """With one worker fewer a pool fails by more than one limit."""
+
+    neighbour: Neighbour
+
+
+@dataclass(frozen=True, slots=True)
+class UsedUp:
+    """Of this limit less is left than the smallest worker takes."""
+
+    limit: FleetLimit
+    used: float
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPrice:
+    """`step` more of a limit lowers the relaxed lower bound by `saves`: a dual."""
+
+    limit: FleetLimit
+    step: float
+    saves: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromisedAt:
+    """Where a percentile stands in the plan's simulation, whether it binds or not."""
+
+    limit: Limit
+    value_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskedAgain:
+    """The best fleet where the question is changed; `value` is None where there is none then."""
+
+    change: str  # "ttft p90 200 ms tighter"
+    planned: float
+    value: float | None
+    unit: str
+    fleet: str  # "" where the objective stays
+
+
+@dataclass(frozen=True, slots=True)
+class LongerSteps:
+    """The plan where every step takes the fits' error longer."""
+
+    error_frac: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Robustness:
+    """What a plan was made to stand; `rates`: how many its traffic was sampled at, None where at one."""
+
+    step_times_frac: float
+    traffic_frac: float
+    rates: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class InsuranceCosts:
+    """A robust plan, and the cheapest for what is expected; None where that was not found in time."""
+
+    robustness: Robustness
+    value: float
+    expected: float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class AsExpected:
+    """A robust plan where all comes as expected."""
+
+    values: tuple[At, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedMissed:
+    """A robust plan misses the SLO where all comes as expected; None where that could not be simulated."""
+
+    robustness: Robustness
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, slots=True)
+class NoneForExpected:
+    """A robust plan where none is found for what is expected, in the words of that error."""
+
+    robustness: Robustness
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpotSpare:
+    """So many spot workers of a pool may be down at once; more are so for `risk_frac` of the time at most."""
+
+    pool: str
+    workers: int
+    down: int
+    risk_frac: float
+    interruptions_per_h: float
+    restart_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpotGone:
+    """The plan where those spot workers go at once in the middle of the trace."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class CachesSave:
+    """What the plan's prefix caches save; None where no fleet without them keeps the SLO."""
+
+    routing: str
+    value: float
+    gpus: int
+    value_without: float | None
+    gpus_without: int | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMore:
+    """The plan with one worker more of a pool, where caches may hit less then."""
+
+    pool: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class GivesWay:
+    """An LLM whose fleet costs `more` than it would with all of the fleet for itself."""
+
+    llm: str
+    value: float
+    more: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoreSaves:
+    """The least more of a shared limit that saves something: `saves`; any amount of it saves `saves_most`.
+
+    `is_least`: it is proved that less saves nothing.
+    """
+
+    limit: FleetLimit
+    amount: float
+    enough: float
+    saves: float
+    saves_most: float
+    unit: str
+    is_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MoreSavesNothing:
+    """More of a shared limit alone saves nothing; where not `is_known`, that was not found out in time."""
+
+    limit: FleetLimit
+    is_known: bool
+
+
+FindingName = Literal["caches-unused", "nothing-drawn", "no-shared-limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding without figures."""
+
+    name: FindingName
+
+
+# -- what is taken for granted -----------------------------------------------------------------------------
+
+Granted = Literal[
+    "monotonicity",
+    "ttft-ends-with-prefill",
+    "steady-state",
+    "sessions-wait",
+    "sessions-given-up",
+    "one-budget-per-role",
+    "board-power",
+    "first-use-of-blocks",
+    "cold-caches",
+    "no-shared-workers",
+    "level0-of-each",
+    "bounds-add-up",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """What is taken for granted, without figures."""
+
+    name: Granted
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where step times come from, and what a host adds to each."""
+
+    bases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostOverheads:
+    """What the host adds to each step, of all worker types."""
+
+    overheads_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
+
+    max_num_seqs: tuple[int, ...]
+    prefix_cache: bool
+    queue: str
+    queue_window_s: float | None
+    routing: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvLink:
+    """What carries KV blocks from prefill to decode workers."""
+
+    bandwidth_bytes_per_s: float
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWindow:
+    """How long was measured, and how many mean residence times of a request that is."""
+
+    window_s: float
+    residences: float
+
+
+@dataclass(frozen=True, slots=True)
+class ObligedWork:
+    """What the lower bound counts: all work of a share of the requests until `whole_after_s` after the trace,
+    else the prefill of a share. `tail`: and of half of the last tenth all work.
+    """
+
+    whole_frac: float
+    whole_after_s: float
+    prefill_frac: float
+    tail: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SmallCaches:
+    """Worker types of the bound that cannot hold the longest request, and so are not searched."""
+
+    workers: tuple[str, ...]
+    longest_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SloInSeconds:
+    """A relative SLO was turned into seconds, by an idle worker of this kind."""
+
+    gpu: str
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """What is left of a limit."""
+
+    limit: FleetLimit
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class OthersLeave:
+    """What the fleets of the other LLMs leave of the shared limits."""
+
+    left: tuple[Remainder, ...]
+
+
+Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """How often a shortcut hid a cheaper fleet in tests, of traces with up to `most_requests`, or with more
+    than `least_requests`; None: of any.
+    """
+
+    failed: int
+    tests: int
+    most_requests: int | None = None
+    least_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """A shortcut of the search: on this traffic false in `failed` of `compared` comparisons; and in tests."""
+
+    name: Shortcut
+    failed: int
+    compared: int
+    tested: tuple[Tested, ...]
+
+
+# -- what a reader must know first -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OfTraffic:
+    """What was found when the traffic was read, in the reader's words."""
+
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class FewKeepAll:
+    """Every limit holds, and yet few requests keep all of them; the longest waits."""
+
+    attainment_frac: float
+    first_token_s: float
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShortTrace:
+    """Too few mean residence times were measured."""
+
+    window: MeasuredWindow
+    enough: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuessedSteps:
+    """Step times that nobody measured."""
+
+    gpu: str
+    tp: int
+    basis: str
+
+
+LeftOut = Literal[
+    "neighbours",
+    "one-more",
+    "longer-steps",
+    "expected",
+    "longest-ttft",
+    "shortest-first",
+    "spot-gone",
+    "other-draws",
+    "more-draws",
+    "histories",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NotSimulated:
+    """What there was no time for."""
+
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MissedOnDraws:
+    """The SLO is missed on some of these runs."""
+
+    repeats: Repeats
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMoreFails:
+    """One worker more of a pool breaks the SLO."""
+
+    pool: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class DyingAway:
+    """A share of the requests arrives after all sessions have begun."""
+
+    late_frac: float
+
+
+Caution = Literal["spot-nodes", "copies-share-prefixes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cautioned:
+    """A warning without figures."""
+
+    name: Caution
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a GPU costs, and who says so; a price of the user's own has no date."""
+
+    gpu: str
+    usd_per_h: float
+    source: str
+    date: str
+
+
+HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0  # how finely, and how far, headroom is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
+
+    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
+    those of `asked.rates_frac`.
+    """
+
+    steps_frac: float
+    traffic_frac: float
+
+
+# -- what cannot beat the plan -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsNotShared:
+    heads: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayersNotCut:
+    layers: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsTooLarge:
+    weight_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoomForKv:
+    """So large a step leaves none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTooLong:
+    kv_tokens: int
+    longest_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersMissing:
+    """The work alone takes more workers than there are."""
+
+    least: int
+    available: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTooDear:
+    """The work alone takes workers that cost as much as the best fleet."""
+
+    least: int
+    least_value: float
+    best_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFail:
+    """So many fail in simulation, and no more were tried: nobody did, there are none, or they cost as much as
+    the best fleet.
+    """
+
+    workers: int
+    more: Literal["not-tried", "not-available", "too-dear"]
+
+
+@dataclass(frozen=True, slots=True)
+class AloneFails:
+    """So many workers of a pool fail even beside a perfect other pool."""
+
+    role: Literal["prefill", "decode"]
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairFails:
+    """A pair of pools fails with so many prefill workers, and more were not tried."""
+
+    prefill_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoDecodeBeside:
+    """Beside so many prefill workers, or fewer, no count of decode workers that costs less holds."""
+
+    prefill_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTooSlow:
+    """KV blocks need more of the link than it has; `earlier`: those before the last tenth of the trace."""
+
+    needed_bytes_per_s: float
+    bandwidth_bytes_per_s: float
+    earlier: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SmallerHolds:
+    """A fleet holds although a larger one of its kind does not."""
+
+
+Reason = (
+    HeadsNotShared
+    | LayersNotCut
+    | WeightsTooLarge
+    | NoRoomForKv
+    | RequestTooLong
+    | WorkersMissing
+    | WorkTooDear
+    | WorkersFail
+    | AloneFails
+    | PairFails
+    | NoDecodeBeside
+    | LinkTooSlow
+    | SmallerHolds
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    """A worker type, or pair of types, of level 0 that cannot beat the plan, and how we know."""
+
+    label: str
+    because: Reason
+
+
+# -- what is said of alternatives --------------------------------------------------------------------------
+
+Remark = Literal["not-searched", "fails-on-other-draw", "perhaps-not-cheapest", "effort-ended", "all-too-few"]
+
+
+@dataclass(frozen=True, slots=True)
+class Remarked:
+    """A remark without figures."""
+
+    name: Remark
+
+
+@dataclass(frozen=True, slots=True)
+class NoneUpTo:
+    """None holds up to so many times the plan."""
+
+    times: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongestTtft:
+    """The longest wait for a first token; `planned_s` is the plan's, where other policies would save."""
+
+    longest_s: float
+    planned_s: float | None = None
+
+
+Note = Remarked | NoneUpTo | LongestTtft
+
+Binding = (
+    LimitBinds
+    | CapacityBinds
+    | UsedUp
+    | BoundPrice
+    | PromisedAt
+    | AskedAgain
+    | LongerSteps
+    | InsuranceCosts
+    | AsExpected
+    | ExpectedMissed
+    | NoneForExpected
+    | SpotSpare
+    | SpotGone
+    | CachesSave
+    | WorkerMore
+    | Repeats
+    | GivesWay
+    | MoreSaves
+    | MoreSavesNothing
+    | Finding
+)
+"""What binds, and what relaxing it would save."""
+
+Assuming = (
+    Assumption
+    | StepTimes
+    | HostOverheads
+    | EngineSettings
+    | KvLink
+    | MeasuredWindow
+    | ObligedWork
+    | SmallCaches
+    | SloInSeconds
+    | OthersLeave
+)
+"""What a plan takes for granted."""
+
+
+Warned = (
+    OfTraffic
+    | FewKeepAll
+    | ShortTrace
+    | GuessedSteps
+    | NotSimulated
+    | LongerSteps
+    | SpotGone
+    | MissedOnDraws
+    | WorkerMoreFails
+    | DyingAway
+    | Cautioned
+    | ExpectedMissed
+    | NoneForExpected
+)
+"""What a reader must know before trusting the figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfLlm:
+    """A warning of one of several LLMs."""
+
+    llm: str
+    warning: Warned
+
+
+Fact = Binding | Assuming | Assumed | Warned | OfLlm | Reason | Note | Neighbour | Outcome | Price | Headroom
+
+NULL_STANDS_FOR = {At: math.inf, PromisedAt: math.inf, WorkersMissing: math.inf}
+"""What null in the file was, where a figure need not be finite."""

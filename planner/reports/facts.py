@@ -1,0 +1,579 @@
+"""Facts in words: the one place that makes a sentence of what speaks for a plan (documents/facts.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import singledispatch
+
+from planner.documents import facts
+from planner.documents.certificate import Alternative
+from planner.domain import FleetLimit
+from planner.search.reasons import reason_text
+from planner.simulator.metrics import STEADY_FRAC
+from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
+from planner.units import show_s
+
+LEVEL0 = "with one worker type per pool"
+
+_DRAWN = {
+    "other-draws": "other draws of this traffic",
+    "histories": "histories of interruptions, drawn at random",
+}
+_LEFT_OUT: dict[facts.LeftOut, str] = {
+    "neighbours": "fleets with one worker fewer",
+    "one-more": "fleets with one worker more",
+    "longer-steps": "the plan with longer steps",
+    "expected": "the plan for what is expected, to price the insurance",
+    "longest-ttft": "the longest TTFT of other policies",
+    "shortest-first": "what shortest prompts first would save",
+    "spot-gone": "spot workers that go all at once",
+    "other-draws": "other draws of this traffic",
+    "more-draws": "more draws of this traffic",
+    "histories": "histories of interruptions, drawn at random",
+}
+_FOUND: dict[facts.FindingName, str] = {
+    "caches-unused": "prefix caches save nothing here: the plan counts on no hit",
+    "nothing-drawn": (
+        "nothing is drawn here: the trace is replayed as it is, so other seeds give the same run"
+    ),
+    "no-shared-limit": "no shared limit binds: every LLM has the fleet it would have alone",
+}
+_GRANTED: dict[facts.Granted, str] = {
+    "monotonicity": "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
+    "ttft-ends-with-prefill": (
+        "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap"
+    ),
+    "steady-state": (
+        "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end"
+    ),
+    "sessions-wait": (
+        "requests that wait for others arrive when this fleet has answered those; rate and window are of "
+        "arrivals as if answers took no time; what arrives after the warm-up counts, to the end of the run"
+    ),
+    "sessions-given-up": (
+        "bound: with every request that a percentile lets go, all of its session is given up; of the others "
+        "each begins as late as the limits let the ones before it end"
+    ),
+    "one-budget-per-role": "beyond level 0 every GPU and TP degree takes part with one token budget per role",
+    "board-power": "power: the boards' limits, GPUs only",
+    "first-use-of-blocks": (
+        "the bound counts of every block of a prompt its first use in the trace alone, which no cache "
+        "spares, and of memory the blocks that one request has alone"
+    ),
+    "cold-caches": (
+        "caches are cold at the start of the trace; with them monotonicity is no more than likely, since "
+        "more workers may hit less: neighbours and binding have what was simulated with one worker fewer "
+        "and one more"
+    ),
+    "no-shared-workers": "no worker serves two LLMs, and the fleets do not disturb each other",
+    "level0-of-each": (
+        "level 0: every LLM has one worker type, or one prefill and one decode type; its own "
+        "certificate.json has the options, and what else is assumed"
+    ),
+    "bounds-add-up": "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
+}
+_SHORTCUTS: dict[facts.Shortcut, str] = {
+    "more-mixed": "one mixed pool: what holds with n workers holds with n + 1",
+    "more-decode": "beside the same prefill pool, what holds with d decode workers holds with d + 1",
+    "leads": "a prefill pool that misses TTFT with unlimited decode misses it beside any decode pool",
+    "follows": (
+        "a decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool"
+    ),
+    "link": (
+        "no pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off "
+        "passes an earlier one that waits for room"
+    ),
+}
+_CAUTIONS: dict[facts.Caution, str] = {
+    "spot-nodes": "spot workers need nodes of your cloud's spot market: no manifest asks for them",
+    "copies-share-prefixes": (
+        "superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
+        "thin or compress, or plan on a trace of that rate"
+    ),
+}
+_REMARKS: dict[facts.Remark, str] = {
+    "not-searched": "none of one worker type per pool was found; mixes of several were not searched for it",
+    "fails-on-other-draw": "its best fails on another draw or rate of the traffic",
+    "perhaps-not-cheapest": "perhaps not the cheapest, as not all of its settings were tried",
+    "effort-ended": "the effort ended",
+    "all-too-few": "all that are in stock or within the limits are too few",
+}
+_ROUTED = {"jsq": "join the shortest queue", "round-robin": "routed in turn"}
+_QUEUED = {
+    "fcfs": "first come first served",
+    "sjf": "shortest prompts first",
+    "ljf": "longest prompts first",
+    "srpt": "shortest prompt and output first",
+}
+
+
+@singledispatch
+def sentence(fact: object) -> str:
+    """A fact in words, without a capital or a full stop."""
+    return reason_text(fact)
+
+
+def sentences(found: Iterable[object]) -> list[str]:
+    return [sentence(fact) for fact in found]
+
+
+def prices_text(prices: Iterable[facts.Price]) -> str:
+    return "; ".join(sentences(prices))
+
+
+def alternative_note(alternative: Alternative, value: float) -> str:
+    """What is said of an alternative to a plan of this value."""
+    difference = [costs_more(alternative.objective, value)] if alternative.fleet is not None else []
+    return "; ".join([*difference, *sentences(alternative.notes)])
+
+
+def queue_text(patient_frac: float, patience_s: float) -> str:
+    """What the backlog test found (`Verdict`), in the same words wherever it is told."""
+    found = (
+        f"of the requests that arrived in the last tenth of the run {percent(patient_frac)} waited no longer "
+        f"than {show_s(patience_s)}, {percent(STEADY_FRAC)} must"
+    )
+    if patient_frac >= STEADY_FRAC:
+        return f"the backlog test holds: {found}"
+    return f"the backlog grows: {found}"
+
+
+def drawn_text(repeats: Repeats) -> str:
+    """What was drawn anew, for instance "other draws of this traffic"."""
+    losses = ", with all workers and after the losses it must survive (the figures are with all workers)"
+    return _DRAWN.get(repeats.what, repeats.what) + (losses if repeats.after_losses else "")
+
+
+def percent(share: float) -> str:
+    """0.9 -> '90 %', 0.9987 -> '99.87 %'; never rounds up to 100 %."""
+    if share == share and share < 1 and f"{share * 100:.4g}" == "100":
+        return "> 99.99 %"
+    return f"{share * 100:.4g} %"
+
+
+def costs_more(cost: float, value: float) -> str:
+    if not math.isfinite(cost) or value <= 0:
+        return "not found"
+    return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
+
+
+# -- what a simulation says --------------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.Outcome) -> str:
+    reasons = [
+        f"{at.limit.name} is {show_s(at.value_s)}, {100 * at.kept_frac:.2f} % within "
+        f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed)"
+        for at in fact.missed
+    ]
+    if fact.attainment is not None:
+        reasons.append(
+            f"{100 * fact.attainment.frac:.2f} % of requests keep all limits "
+            f"({100 * fact.attainment.needed_frac:g} % needed)"
+        )
+    if fact.backlog is not None:
+        reasons.append(queue_text(fact.backlog.patient_frac, fact.backlog.patience_s))
+    return "; ".join(reasons) or "keeps the SLO"
+
+
+@sentence.register
+def _(fact: facts.Neighbour) -> str:
+    after = "on another draw or rate of the traffic, " if fact.on_other_draw else ""
+    after += "after the losses it must survive, " if fact.after_losses else ""
+    return after + ("no worker of this role is left" if fact.outcome is None else sentence(fact.outcome))
+
+
+# -- what binds --------------------------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.LimitBinds) -> str:
+    return (
+        f"{fact.limit.name} binds the {fact.pool} pool: at {show_s(fact.value_s)} instead of "
+        f"{show_s(fact.limit.limit_s)} one worker of {fact.worker_type} fewer would do, which saves "
+        f"{fact.saves:.4g} {fact.unit}"
+    )
+
+
+@sentence.register
+def _(fact: facts.CapacityBinds) -> str:
+    fewer = fact.neighbour
+    return f"capacity binds the {fewer.pool} pool: with one worker fewer, {sentence(fewer)}"
+
+
+@sentence.register
+def _(fact: facts.UsedUp) -> str:
+    return f"{fact.limit.name} is used up: {fact.used:g} of {fact.amount:g}"
+
+
+@sentence.register
+def _(fact: facts.BoundPrice) -> str:
+    step = {"power": "one more kW", "cost": "one more USD/h allowed", "gpus": "one more GPU"}
+    return (
+        f"{step.get(fact.limit.of, f'one more {fact.limit.gpu}')} lowers the policy-free bound, workers not "
+        f"being whole, by {fact.saves:.3g} {fact.unit} (a dual: of the bound, not of the plan)"
+    )
+
+
+@sentence.register
+def _(fact: facts.PromisedAt) -> str:
+    return f"{fact.limit.name} is {show_s(fact.value_s)} where {show_s(fact.limit.limit_s)} is promised"
+
+
+@sentence.register
+def _(fact: facts.AskedAgain) -> str:
+    return f"{fact.change}: {moved_text(fact.planned, fact.value, fact.unit)}" + (
+        f", {fact.fleet}" if fact.fleet else ""
+    )
+
+
+def moved_text(planned: float, value: float | None, unit: str) -> str:
+    """What a change moves: "+2.99 USD/h (+12.5 %)"."""
+    if value is None:
+        return "no fleet"
+    more = value - planned
+    if abs(more) <= 1e-9 * planned:
+        return "the same"
+    return f"{more:+.4g} {unit} ({100 * more / planned:+.1f} %)"
+
+
+@sentence.register
+def _(fact: facts.LongerSteps) -> str:
+    share = f"{100 * fact.error_frac:.2g} %"
+    return f"if every step took {share} longer, the error of the fits: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: facts.Robustness) -> str:
+    sampled = "" if fact.rates is None else f", sampled at {fact.rates} rates"
+    return (
+        f"planned for steps {100 * fact.step_times_frac:g} % longer and all traffic up to "
+        f"{100 * fact.traffic_frac:g} % more than expected{sampled}"
+    )
+
+
+@sentence.register
+def _(fact: facts.InsuranceCosts) -> str:
+    if fact.expected is None:
+        return f"{sentence(fact.robustness)}; what that costs was not found in time"
+    costs = f"{fact.value - fact.expected:.4g} {fact.unit} ({costs_more(fact.value, fact.expected)})"
+    return f"{sentence(fact.robustness)}; this insurance costs {costs}"
+
+
+@sentence.register
+def _(fact: facts.AsExpected) -> str:
+    values = ", ".join(f"{at.limit.name} is {show_s(at.value_s)}" for at in fact.values)
+    return f"if all comes as expected, {values}"
+
+
+@sentence.register
+def _(fact: facts.ExpectedMissed) -> str:
+    missed = f"{sentence(fact.robustness)}, but if all comes as expected it misses the SLO"
+    return missed if fact.outcome is None else f"{missed}: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: facts.NoneForExpected) -> str:
+    return f"{sentence(fact.robustness)}, but for what is expected no fleet was found: {fact.error}"
+
+
+@sentence.register
+def _(fact: facts.SpotSpare) -> str:
+    return (
+        f"{fact.pool}: of {fact.workers} spot workers {fact.down} may be down at once, more are so in "
+        f"{100 * fact.risk_frac:g} % of the time at most ({fact.interruptions_per_h:g} interruptions per "
+        f"worker and hour, back after {show_s(fact.restart_s)}, each on its own); the SLO holds without them"
+    )
+
+
+@sentence.register
+def _(fact: facts.SpotGone) -> str:
+    begin = "if they go at once in the middle of the trace, their requests begin anew"
+    return f"{begin}: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: facts.CachesSave) -> str:
+    now = f"with prefix caching and {fact.routing} routing {fact.value:.4g} {fact.unit}"
+    if fact.value_without is None:
+        return f"{now}; without, no fleet within the limits keeps the SLO"
+    return f"{now} instead of {fact.value_without:.4g}, {fact.gpus} GPUs instead of {fact.gpus_without}"
+
+
+@sentence.register
+def _(fact: facts.WorkerMore) -> str:
+    return f"with one worker more in the {fact.pool} pool: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: Repeats) -> str:
+    sure, figures = 100 * CONFIDENCE_FRAC, []
+    says = {
+        "holds": f"with {sure:g} % confidence on more than {100 * FEW_FRAC:g} % of all",
+        "fails": f"with {sure:g} % confidence on less than {100 * MOST_FRAC:g} % of all",
+        "open": f"too few to say more with {sure:g} % confidence",
+    }[fact.decision]
+    for name, value in fact.limits.items():
+        if math.isfinite(value.mean):
+            spread = f" ± {value.half:.2g}" if math.isfinite(value.half) else ""
+            figures.append(f"{name} {value.mean:.3g}{spread} s on average, {value.most:.3g} s at most")
+    return "; ".join([f"the SLO is kept on {fact.kept} of {fact.runs} {drawn_text(fact)}, {says}", *figures])
+
+
+@sentence.register
+def _(fact: facts.GivesWay) -> str:
+    return (
+        f"{fact.llm} gives way: {fact.value:.6g} {fact.unit}, which is {fact.more:.4g} more than with all of "
+        "the fleet for itself"
+    )
+
+
+@sentence.register
+def _(fact: facts.MoreSaves) -> str:
+    limit, unit = fact.limit, {"W": " W", "USD/h": " USD/h"}.get(fact.limit.unit, "")
+    more = (
+        f"{fact.enough - fact.amount:.6g}{unit} more {_what(limit)} "
+        f"({fact.enough:.6g} instead of {fact.amount:.6g})"
+    )
+    less = "less saves nothing" if fact.is_least else "less was not tried in time"
+    return (
+        f"{LEVEL0}, {more} would save {fact.saves:.4g} {fact.unit}; {less}, and any amount "
+        f"{fact.saves_most:.4g} {fact.unit}"
+    )
+
+
+@sentence.register
+def _(fact: facts.MoreSavesNothing) -> str:
+    if fact.is_known:
+        return f"{LEVEL0}, more {_what(fact.limit)} alone saves nothing"
+    return f"what more {_what(fact.limit)} would save was not found within the time limit"
+
+
+def _what(limit: FleetLimit) -> str:
+    """What there may be more of: GPUs by their name."""
+    return limit.gpu or limit.name
+
+
+@sentence.register
+def _(fact: facts.Finding) -> str:
+    return _FOUND[fact.name]
+
+
+# -- what is taken for granted -----------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.Assumption) -> str:
+    return _GRANTED[fact.name]
+
+
+@sentence.register
+def _(fact: facts.StepTimes) -> str:
+    return "step times: " + "; ".join(fact.bases)
+
+
+@sentence.register
+def _(fact: facts.HostOverheads) -> str:
+    shown = sorted({f"{seconds * 1e3:g} ms" for seconds in fact.overheads_s})
+    return "host overhead per step: " + ", ".join(shown)
+
+
+@sentence.register
+def _(fact: facts.EngineSettings) -> str:
+    seats = " or ".join(map(str, fact.max_num_seqs))
+    caches = "prefix caches" if fact.prefix_cache else "no prefix cache"
+    order = _QUEUED[fact.queue]
+    if fact.queue_window_s is not None:
+        order += f" (nobody overtaken by what arrives {show_s(fact.queue_window_s)} later)"
+    routed = _ROUTED.get(fact.routing, f"routing {fact.routing}")
+    return f"at most {seats} sequences per worker, 16-token KV blocks, {caches}, {order}, {routed}"
+
+
+@sentence.register
+def _(fact: facts.KvLink) -> str:
+    return (
+        f"KV blocks move over one shared link of {fact.bandwidth_bytes_per_s / 1e9:g} GB/s, {fact.transfer}"
+    )
+
+
+@sentence.register
+def _(fact: facts.MeasuredWindow) -> str:
+    return (
+        f"the measured window lasts {show_s(fact.window_s)}, {fact.residences:.0f} times a request's mean "
+        "residence"
+    )
+
+
+@sentence.register
+def _(fact: facts.ObligedWork) -> str:
+    if fact.whole_frac > 0:
+        counts = (
+            f"all work of {100 * fact.whole_frac:.3g} % of the requests, by {fact.whole_after_s:.4g} s after "
+            "the trace"
+        )
+    elif fact.prefill_frac > 0:
+        counts = f"the prefill of {100 * fact.prefill_frac:.3g} % of the requests"
+    else:
+        counts = "no request"
+    if fact.tail:
+        counts += ", and of half of the last tenth all work, by the backlog test"
+    return (
+        f"bound: the SLO obliges {counts}; a percentile of gaps obliges nothing, as few gaps may be long; "
+        "work at its cheapest rate per token, by engines that batch as vLLM V1, under any routing, order and "
+        "admission"
+    )
+
+
+@sentence.register
+def _(fact: facts.SmallCaches) -> str:
+    return (
+        f"the bound is over fleets with {', '.join(fact.workers)} too, whose KV cache is too small for the "
+        f"longest request ({fact.longest_tokens} tokens) with some or all settings, as a fleet may turn away "
+        "what a percentile lets go; the search is over workers that hold it: a plan turns no request away"
+    )
+
+
+@sentence.register
+def _(fact: facts.SloInSeconds) -> str:
+    return (
+        f"the relative SLO was turned into seconds: each factor times that percentile of an idle {fact.gpu} "
+        f"tp{fact.tp}, one limit for all requests"
+    )
+
+
+@sentence.register
+def _(fact: facts.OthersLeave) -> str:
+    amounts = ", ".join(f"{left.amount:.6g} of {left.limit.name}" for left in fact.left)
+    return f"the other LLMs have their fleets, which leave {amounts}"
+
+
+@sentence.register
+def _(fact: facts.Assumed) -> str:
+    here = f"on this traffic false in {fact.failed} of {fact.compared} comparisons; " if fact.compared else ""
+    return f"assumed: {_SHORTCUTS[fact.name]} ({here}{_tested(fact.tested)})"
+
+
+def _tested(tested: tuple[facts.Tested, ...]) -> str:
+    if not tested:
+        return "not measured"
+    said = []
+    for k, each in enumerate(tested):
+        tests = "" if k else " tests"
+        if each.most_requests is not None:
+            of = f"{tests} with up to {each.most_requests} requests"
+        else:
+            of = tests if each.least_requests is None else " with more"
+        said.append(f"{each.failed} of {each.tests}{of}")
+    return f"hid a cheaper fleet in {', '.join(said)}"
+
+
+# -- what a reader must know first -------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.OfTraffic) -> str:
+    return fact.said
+
+
+@sentence.register
+def _(fact: facts.FewKeepAll) -> str:
+    return (
+        f"only {100 * fact.attainment_frac:.1f} % of the requests keep all limits at once, though every line "
+        f"holds: one waits {show_s(fact.first_token_s)} for its first token, one {show_s(fact.gap_s)} "
+        "between two tokens; if more must, ask for it with slo: {attainment: 0.9}"
+    )
+
+
+@sentence.register
+def _(fact: facts.ShortTrace) -> str:
+    return (
+        f"the trace is short: {show_s(fact.window.window_s)} measured, {fact.window.residences:.1f} times a "
+        f"request's mean residence where {fact.enough} make a steady state; plan on a longer trace"
+    )
+
+
+@sentence.register
+def _(fact: facts.GuessedSteps) -> str:
+    return f"step times of {fact.gpu} tp{fact.tp}: {fact.basis}"
+
+
+@sentence.register
+def _(fact: facts.NotSimulated) -> str:
+    left_out = "; ".join(_LEFT_OUT[name] for name in fact.left_out)
+    return f"not simulated, out of time: {left_out}; raise --time-limit"
+
+
+@sentence.register
+def _(fact: facts.MissedOnDraws) -> str:
+    ask = "; ask for a fleet that keeps it on several draws with traffic: {draws: 8}"
+    return sentence(fact.repeats) + (ask if fact.repeats.what == "other-draws" else "")
+
+
+@sentence.register
+def _(fact: facts.WorkerMoreFails) -> str:
+    more = f"with one worker more in the {fact.pool} pool: {sentence(fact.outcome)}"
+    return f"{more}; do not scale it up without a new plan"
+
+
+@sentence.register
+def _(fact: facts.DyingAway) -> str:
+    return (
+        f"{100 * fact.late_frac:.0f} % of the requests arrive later than any would if answers took no time: "
+        "sessions run on while none begins, so the fleet is judged on a load that dies away; plan on a "
+        "longer trace"
+    )
+
+
+@sentence.register
+def _(fact: facts.Cautioned) -> str:
+    return _CAUTIONS[fact.name]
+
+
+@sentence.register
+def _(fact: facts.OfLlm) -> str:
+    return f"{fact.llm}: {sentence(fact.warning)}"
+
+
+@sentence.register
+def _(fact: facts.Price) -> str:
+    by = f"{fact.source}, {fact.date}" if fact.date else f"from {fact.source}" if fact.source else ""
+    return f"{fact.gpu} {fact.usd_per_h:g} USD/h ({by})"
+
+
+@sentence.register
+def _(fact: facts.Headroom) -> str:
+    shown = [
+        f"at least {twice}"
+        if found >= facts.HEADROOM_MOST_FRAC
+        else f"up to {100 * found:.2g} % {more}"
+        if found
+        else f"less than {100 * facts.HEADROOM_STEP_FRAC:g} % {more}"
+        for found, twice, more in (
+            (fact.steps_frac, "twice as long", "longer"),
+            (fact.traffic_frac, "twice the traffic", "more traffic"),
+        )
+    ]
+    return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
+
+
+# -- what is said of alternatives --------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.Remarked) -> str:
+    return _REMARKS[fact.name]
+
+
+@sentence.register
+def _(fact: facts.NoneUpTo) -> str:
+    return f"none holds up to {fact.times:g} times the plan"
+
+
+@sentence.register
+def _(fact: facts.LongestTtft) -> str:
+    longest = f"longest TTFT {show_s(fact.longest_s)}"
+    if fact.planned_s is None:
+        return longest
+    return f"{longest} instead of {show_s(fact.planned_s)}; ask for it with policies: {{queue: [fcfs, sjf]}}"

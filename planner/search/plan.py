@@ -1,0 +1,68 @@
+"""The answer: a fleet, what was simulated, what was proved over what, and the alternatives it beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.documents.certificate import Alternative, Certificate, Throughput
+from planner.documents.facts import Price, Warned
+from planner.domain import Slo
+from planner.fleet import Fleet
+from planner.search.prefix_placing import PoolPrefixes
+from planner.simulator.energy import ExpectedPower, expected_power
+from planner.simulator.metrics import Verdict
+from planner.simulator.replay import Simulation
+from planner.solvers.placement import Placement
+from planner.traffic.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Everything that `plan` writes down.
+
+    `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
+    `status` is "certified" or, if the time limit came first, "best found".
+    """
+
+    status: str
+    fleet: Fleet
+    slo: Slo
+    trace: Trace
+    traffic_note: str  # "Azure conversation scaled to 20 req/s by superpose, whole trace"
+    simulation: Simulation
+    verdict: Verdict
+    certificate: Certificate
+    alternatives: tuple[Alternative, ...]
+    max_model_len: int
+    prices: tuple[Price, ...]
+    warnings: tuple[Warned, ...] = ()  # what a reader must know before trusting the figures
+    throughput: Throughput | None = None  # where that was the objective; the certificate is about cost
+    placement: Placement | None = None
+    prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
+
+    @property
+    def power(self) -> ExpectedPower | None:
+        """What the fleet draws in its simulation; None where that kept no record of its steps."""
+        return expected_power(self.fleet, self.simulation)
+
+    @property
+    def usd_per_million_tokens(self) -> float:
+        """Price of the fleet, for as long as it serves (`served_s`), over its tokens, prompts and answers."""
+        return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
+
+    @property
+    def usd_per_million_output_tokens(self) -> float:
+        return self._usd_per_million(self.trace.output_tokens.sum())
+
+    def _usd_per_million(self, tokens: float) -> float:
+        hours = served_s(self.trace, self.simulation) / 3600
+        return float(self.fleet.price_usd_per_h * hours / tokens * 1e6)
+
+
+def served_s(trace: Trace, simulation: Simulation) -> float:
+    """How long this traffic keeps a fleet: the trace's duration; where requests wait for others, whose
+    arrivals as if answers took no time say little of it, from the first arrival to the last token.
+    """
+    if not trace.after.size:
+        return trace.duration_s
+    return float(simulation.end_s - simulation.arrival_s.min())

@@ -1,0 +1,93 @@
+"""Why a kind of fleet is ruled out, in words: errors need them too, so they stand below planner/reports."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from planner.documents import facts
+
+
+@singledispatch
+def reason_text(because: object) -> str:
+    raise TypeError(f"no words for {because!r}")
+
+
+@reason_text.register
+def _(because: facts.HeadsNotShared) -> str:
+    return f"{because.heads} attention heads cannot be shared by {because.tp} GPUs"
+
+
+@reason_text.register
+def _(because: facts.LayersNotCut) -> str:
+    return f"{because.layers} layers cannot be cut into {because.stages} stages"
+
+
+@reason_text.register
+def _(because: facts.WeightsTooLarge) -> str:
+    return f"the weights ({because.weight_bytes / 1e9:.0f} GB) do not fit"
+
+
+@reason_text.register
+def _(because: facts.NoRoomForKv) -> str:
+    return "no room for KV beside so large a step"
+
+
+@reason_text.register
+def _(because: facts.RequestTooLong) -> str:
+    return f"room for {because.kv_tokens} KV tokens, the longest request has {because.longest_tokens}"
+
+
+@reason_text.register
+def _(because: facts.WorkersMissing) -> str:
+    return f"needs at least {because.least} workers (work alone), {because.available:g} are available"
+
+
+@reason_text.register
+def _(because: facts.WorkTooDear) -> str:
+    least = f"needs at least {because.least} workers (work alone)"
+    return f"{least}: {because.least_value:.4g} or more, best is {because.best_value:.4g}"
+
+
+@reason_text.register
+def _(because: facts.WorkersFail) -> str:
+    more = {
+        "not-tried": "more were not tried",
+        "not-available": "more are not available",
+        "too-dear": "one more costs as much as the best fleet",
+    }
+    return f"{because.workers} workers fail in simulation, {more[because.more]}"
+
+
+@reason_text.register
+def _(because: facts.AloneFails) -> str:
+    if because.role == "prefill":
+        return f"{because.workers} workers miss TTFT even with unlimited decode"
+    return f"{because.workers} workers fall behind even with instant prefill"
+
+
+@reason_text.register
+def _(because: facts.PairFails) -> str:
+    return f"fails with {because.prefill_workers} prefill workers and more were not tried"
+
+
+@reason_text.register
+def _(because: facts.NoDecodeBeside) -> str:
+    return (
+        f"no count of decode workers below the best fleet's objective holds beside {because.prefill_workers} "
+        "prefill workers or, where TTFT is kept, fewer"
+    )
+
+
+@reason_text.register
+def _(because: facts.LinkTooSlow) -> str:
+    needed, there = because.needed_bytes_per_s / 1e9, because.bandwidth_bytes_per_s / 1e9
+    if because.earlier:
+        needs = f"earlier KV blocks need {needed:.4g} GB/s on the link until the last tenth hands over"
+    else:
+        needs = f"KV blocks need at least {needed:.4g} GB/s on the link"
+    return f"{needs}, fleet.network.bandwidth is {there:g} GB/s"
+
+
+@reason_text.register
+def _(because: facts.SmallerHolds) -> str:
+    return "a fleet holds although a larger one of its kind does not"

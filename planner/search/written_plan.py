@@ -1,0 +1,47 @@
+"""A written plan, simulated again: what was proved is read, the rest follows from its fleet and traffic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.documents.plan import read_written
+from planner.search.certify import PREFIXES_S
+from planner.search.evidence import placement
+from planner.search.plan import Plan
+from planner.search.prefix_placing import pool_prefixes
+from planner.simulator.metrics import judge
+from planner.simulator.replay import simulate
+
+
+def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
+    """The plan in a folder, or whose plan.yaml `path` is, and the command that made it.
+
+    Raises InputError where a file is missing, or is not of the same plan as the others.
+    """
+    written = read_written(path, catalog)
+    simulation = simulate(written.fleet, written.trace, limits=written.slo.limits, record=True)
+    verdict = judge(simulation, written.slo)
+    for k, line in enumerate(verdict.lines):
+        written.check(line.limit, k, line.value_s)
+    rng = np.random.default_rng(written.certificate.seed)
+    found = Plan(
+        status=written.status,
+        fleet=written.fleet,
+        slo=written.slo,
+        trace=written.trace,
+        traffic_note=written.traffic_note,
+        simulation=simulation,
+        verdict=verdict,
+        certificate=written.certificate,
+        alternatives=written.alternatives,
+        max_model_len=written.max_model_len,
+        prices=written.prices,
+        warnings=written.warnings,
+        throughput=written.throughput,
+        placement=placement(written.fleet),
+        prefixes=pool_prefixes(written.fleet, simulation, written.trace, time_limit_s=PREFIXES_S, rng=rng),
+    )
+    return found, written.command
