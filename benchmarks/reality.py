@@ -45,8 +45,10 @@ Ints = npt.NDArray[np.int64]
 Document = Mapping[str, Any]
 
 CONFIGS = Path(__file__).parent / "configs"  # shapes of LLMs that are in no catalog
-GPUS = {
+GPUS = {  # as the sources call them
     "H100 SXM 80 GB": "h100-80g",
+    "H100": "h100-80g",
+    "B200": "b200-180g",
     "h100_sxm": "h100-80g",
     "h200_sxm": "h200-141g",
     "b200_sxm": "b200-180g",
@@ -59,6 +61,7 @@ FP8_CHECKPOINTS = {  # where the source names the LLM and not what was loaded
 }
 SERVER = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}  # `vllm serve` on a GPU of 70 GB and more
 BLOCK_TOKENS = 16
+QUANTITIES = ("ttft", "tpot", "itl", "e2e", "throughput", "power")
 QUANTILES = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 FAILED_FRAC = 0.01  # of a stage's requests: from here on it is overloaded
 HOST_BOUND_FRAC = 0.6  # of their power limit: GPUs that draw less wait for their host
@@ -100,7 +103,8 @@ class Row:
 
     def document(self) -> dict[str, Any]:
         row = asdict(self)
-        return row.pop("run") | row | {"error_frac": self.error_frac}
+        run: dict[str, Any] = row.pop("run")
+        return run | row | {"error_frac": self.error_frac}
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,10 @@ class Engines:
     catalog: Catalog
 
     def fleet(
-        self, run: Run, *, weights: str = "", count: int = 1, cache: bool = False, **engine: int
+        self, run: Run, engine: Mapping[str, int], *, weights: str = "", count: int = 1, cache: bool = False
     ) -> Fleet:
-        """Raises PlannerError for what the planner does not model."""
-        worker = {"gpu": GPUS.get(run.gpu, run.gpu), "tp": run.tp, "count": count, **SERVER, **engine}
+        """`engine`: settings other than SERVER's. Raises PlannerError for what the planner does not model."""
+        worker = {"gpu": run.gpu, "tp": run.tp, "count": count, **SERVER, **engine}
         document = {
             "llm": self._llm(run.llm, weights),
             "workers": [worker],
@@ -193,7 +197,7 @@ def inference_perf(path: Path, engines: Engines) -> Found:
             name,
             "",
             engine["model"],
-            document["gpu"],
+            GPUS.get(document["gpu"], document["gpu"]),
             int(engine["tensor_parallelism"]),
             f"vLLM {document['vllm']}",
         )
@@ -204,7 +208,7 @@ def inference_perf(path: Path, engines: Engines) -> Found:
             for stage in stages
         ]
         try:
-            fleet = engines.fleet(run, cache=True, **settings)
+            fleet = engines.fleet(run, settings, cache=True)
         except PlannerError as error:
             yield from (refused(each, error) for each in runs)
             continue
@@ -214,7 +218,7 @@ def inference_perf(path: Path, engines: Engines) -> Found:
             if each.regime == "overloaded":
                 share = f"{stage['failed']} of {stage['sent']}"
                 yield LeftOut(
-                    each, f"overloaded: {share} requests failed, and clients that give up cannot be said"
+                    each, f"overloaded: {share} requests failed; no client gives up in the simulator"
                 )
                 continue
             seen = replace(simulation, window_s=(starts_s[k], starts_s[k + 1]))
@@ -297,8 +301,9 @@ def spread_lengths(quantiles: Document, n: int) -> Ints:
         for key, value in quantiles.items()
         if key in known or key.startswith("p")
     )
-    at, values = np.array(points).T
-    return np.maximum(np.round(np.interp((np.arange(n) + 0.5) / n, at, values)), 1).astype(np.int64)
+    at, values = zip(*points, strict=True)
+    lengths = np.round(np.interp((np.arange(n) + 0.5) / n, at, values)).astype(np.int64)
+    return np.maximum(lengths, 1)
 
 
 # --- ML.ENERGY: closed loop, so many requests in flight
@@ -319,7 +324,7 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
             f"{point['llm']} {point['task']} {gpus} x {point['gpu_model']}",
             f"{seats} in flight",
             point["llm"],
-            point["gpu_model"],
+            GPUS.get(point["gpu_model"], point["gpu_model"]),
             gpus // groups,
             "vLLM 0.11.1",
         )
@@ -328,7 +333,7 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
                 raise InputError(SHARED_EXPERTS)
             if point["task"] not in INPUT_TOKENS:
                 raise InputError(f"task {point['task']}: nothing says how long its prompts are")
-            fleet = engines.fleet(run, weights=point["weights"], max_num_seqs=seats)
+            fleet = engines.fleet(run, {"max_num_seqs": seats}, weights=point["weights"])
         except PlannerError as error:
             yield refused(run, error)
             continue
@@ -357,7 +362,8 @@ def drawn(histogram: Document, n: int, rng: np.random.Generator) -> Ints:
     """(n,) lengths from a histogram: a bin by its count, any length in it alike."""
     edges, counts = np.array(histogram["bins"]), np.array(histogram["counts"], dtype=float)
     chosen = rng.choice(len(counts), size=n, p=counts / counts.sum())
-    return np.maximum(np.round(rng.uniform(edges[chosen], edges[chosen + 1])), 1).astype(np.int64)
+    lengths = np.round(rng.uniform(edges[chosen], edges[chosen + 1])).astype(np.int64)
+    return np.maximum(lengths, 1)
 
 
 def _seat_rows(run: Run, basis: str, point: Document, simulation: Simulation, fleet: Fleet) -> Iterator[Row]:
@@ -393,7 +399,7 @@ def request_logs(folder: Path, engines: Engines) -> Found:
             stem,
             "",
             meta["model"],
-            stem.split("--")[0],
+            GPUS.get(stem.split("--")[0], stem.split("--")[0]),
             int(settings["tensor_parallel_size"]),
             f"vLLM {meta['vllm_version']}",
         )
@@ -402,7 +408,7 @@ def request_logs(folder: Path, engines: Engines) -> Found:
             count = int(settings["data_parallel_size"])
             if count > 1 and settings["enable_expert_parallel"]:
                 raise InputError(SHARED_EXPERTS)
-            fleet = engines.fleet(run, count=count, **limits)
+            fleet = engines.fleet(run, limits, count=count)
         except PlannerError as error:
             yield refused(run, error)
             continue
@@ -453,7 +459,7 @@ def silicon_sample(path: Path, engines: Engines) -> Found:
                 raise InputError(SHARED_EXPERTS)
             length, clients = int(point["isl"]), int(float(point["batch_size"]))
             budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
-            fleet = engines.fleet(run, weights=point["gemm_quant_mode"], max_num_batched_tokens=budget)
+            fleet = engines.fleet(run, {"max_num_batched_tokens": budget}, weights=point["gemm_quant_mode"])
         except PlannerError as error:
             yield refused(run, error)
             continue
@@ -464,7 +470,11 @@ def silicon_sample(path: Path, engines: Engines) -> Found:
 
 
 def _point_run(point: Mapping[str, str], campaign: str) -> Run:
-    llm, gpu, weights = point["model_path"], point["system"], point["gemm_quant_mode"] or "16 bit"
+    llm, gpu, weights = (
+        point["model_path"],
+        GPUS.get(point["system"], point["system"]),
+        point["gemm_quant_mode"] or "16 bit",
+    )
     version = point["backend_version"] or UNSTATED_VERSIONS.get(llm, "of an unstated version")
     name = f"{campaign}, {llm}, {gpu}, {weights}"
     return Run(
@@ -527,12 +537,20 @@ BOUNDS = (
     Bound("llmservingsim", "ttft", "mean", 0.06, "runs"),
     Bound("llmservingsim", "tpot", "mean", 0.03, "runs"),
     Bound("llmservingsim", "e2e", "mean", 0.03, "runs"),
-    Bound("ml-energy", "itl", "p50", 0.10, "H100, LLMs with fits", holds_for=_on("H100", fit=True)),
+    Bound("ml-energy", "itl", "p50", 0.10, "H100, LLMs with fits", holds_for=_on("h100-80g", fit=True)),
     Bound(
-        "ml-energy", "itl", "p50", 0.04, "H100, LLMs with fits", bias=True, holds_for=_on("H100", fit=True)
+        "ml-energy",
+        "itl",
+        "p50",
+        0.04,
+        "H100, LLMs with fits",
+        bias=True,
+        holds_for=_on("h100-80g", fit=True),
     ),
-    Bound("ml-energy", "throughput", "mean", 0.10, "H100, LLMs with fits", holds_for=_on("H100", fit=True)),
-    Bound("ml-energy", "itl", "p50", 0.15, "B200, not host-bound", holds_for=_on("B200", busy=True)),
+    Bound(
+        "ml-energy", "throughput", "mean", 0.10, "H100, LLMs with fits", holds_for=_on("h100-80g", fit=True)
+    ),
+    Bound("ml-energy", "itl", "p50", 0.15, "B200, not host-bound", holds_for=_on("b200-180g", busy=True)),
     Bound("silicon-sample", "ttft", "mean", 0.15, "GPUs with fits", holds_for=_on("", fit=True)),
     Bound("silicon-sample", "tpot", "mean", 0.08, "GPUs with fits", holds_for=_on("", fit=True)),
 )
@@ -554,9 +572,13 @@ PEERS = (  # source, who, where, TTFT, TPOT or ITL, E2E
 )
 
 
+def _sources(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> set[str]:
+    return {row.run.source for row in rows} | {each.run.source for each in left_out}
+
+
 def judged(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> list[dict[str, Any]]:
     """Every bound of the sources that were looked at; one that nothing could be held to is missed."""
-    sources = {each.run.source for each in (*rows, *left_out)}
+    sources = _sources(rows, left_out)
     answers = []
     for bound in BOUNDS:
         if bound.source not in sources:
@@ -591,19 +613,20 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
             f"| {b['source']} | {b['over']} | {b['quantity']} | {b['rows']} | {error} | "
             f"{100 * b['limit_frac']:g} % | {verdict} |"
         )
-    print("\nErrors: mean size over runs (mean with its sign).\n")
-    print("| truth | LLM | GPU | step times | runs | quantity | mean | P50 | P90 | P99 |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    print(
+        "\nErrors in %: mean size over runs, of mean / P50 / P90 / P99 as far as they were measured, and in "
+        "brackets the mean with its sign of the first of them.\n"
+    )
+    print("| truth | LLM | GPU | step times | runs | TTFT | TPOT | ITL | E2E | tokens/s | W |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    groups: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
-        run = row.run
-        key = (run.source, run.llm.split("/")[-1], f"{run.tp} x {run.gpu}", row.basis, row.quantity)
+        key = (row.run.source, row.run.llm.split("/")[-1], row.run.gpu, row.basis)
         groups.setdefault(key, []).append(row)
-    for (source, llm, gpu, basis, quantity), group in sorted(groups.items()):
+    for key, group in sorted(groups.items()):
         runs = _runs({row.run for row in group})
-        cells = (_cell([row.error_frac for row in group if row.statistic == name]) for name in QUANTILES)
-        print(f"| {source} | {llm} | {gpu} | {basis} | {runs} | {quantity} | {' | '.join(cells)} |")
-    sources = {each.run.source for each in (*rows, *left_out)}
+        print(f"| {' | '.join(key)} | {runs} | {' | '.join(_cell(group, each) for each in QUANTITIES)} |")
+    sources = _sources(rows, left_out)
     print("\nWhat others reach.\n")
     print("| truth | who | over | TTFT | TPOT or ITL | E2E |\n|---|---|---|---|---|---|")
     for peer in PEERS:
@@ -622,10 +645,17 @@ def _runs(runs: set[Run]) -> str:
     return f"{len(runs)}" + "".join(f", {n} {regime}" for regime, n in sorted(regimes.items()))
 
 
-def _cell(errors: Sequence[float]) -> str:
-    if not errors:
+def _cell(rows: Sequence[Row], quantity: str) -> str:
+    errors = [
+        [row.error_frac for row in rows if (row.quantity, row.statistic) == (quantity, name)]
+        for name in QUANTILES
+    ]
+    measured = [each for each in errors if each]
+    if not measured:
         return "-"
-    return f"{100 * np.abs(errors).mean():.0f} % ({100 * np.mean(errors):+.0f})"
+    sizes = [f"{100 * np.abs(each).mean():.0f}" if each else "-" for each in errors]
+    shown = sizes if len(measured) > 1 else [size for size in sizes if size != "-"]
+    return f"{' / '.join(shown)} ({100 * np.mean(measured[0]):+.0f})"
 
 
 SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "silicon-sample")
@@ -637,7 +667,7 @@ def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
         for path in sorted(folder.rglob("*inference_perf*.json")):
             yield from inference_perf(path, engines)
     if only in (None, "ml-energy"):
-        lengths = {}
+        lengths: dict[str, Any] = {}
         for path in sorted(folder.rglob("*output_lengths*.json")):
             lengths |= json.loads(path.read_text())
         for path in sorted(folder.rglob("*ml_energy*.jsonl")):
@@ -657,10 +687,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is no folder")
-    rows: list[Row] = []
-    left_out: list[LeftOut] = []
-    for each in found(args.folder, Engines(read_catalog(args.catalog)), args.only):
-        (rows if isinstance(each, Row) else left_out).append(each)  # type: ignore[arg-type]
+    everything = list(found(args.folder, Engines(read_catalog(args.catalog)), args.only))
+    rows = [each for each in everything if isinstance(each, Row)]
+    left_out = [each for each in everything if isinstance(each, LeftOut)]
     if not rows and not left_out:
         print(f"{args.folder}: no run of a known form; see --help", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import reality
@@ -128,18 +129,18 @@ def test_an_overloaded_stage_is_named_and_left_out(tmp_path: Path, engines: Engi
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("llm", "gpu", "said"),
     [
-        ({"llm": "nobody/has-it"}, "nobody/has-it: neither in the catalog nor in benchmarks/configs"),
-        ({"gpu": "abacus"}, "gpu: GPU 'abacus' is not in catalogs/gpus.yaml"),
-        ({"llm": "deepseek-ai/DeepSeek-V3.1"}, "deepseek-ai--DeepSeek-V3.1.json: kv_lora_rank"),
+        ("nobody/has-it", "h100-80g", "nobody/has-it: neither in the catalog nor in benchmarks/configs"),
+        (LLM, "abacus", "gpu: GPU 'abacus' is not in catalogs/gpus.yaml"),
+        ("deepseek-ai/DeepSeek-V3.1", "h100-80g", "deepseek-ai--DeepSeek-V3.1.json: kv_lora_rank"),
     ],
 )
 def test_what_the_planner_refuses_is_named(
-    tmp_path: Path, engines: Engines, changed: dict[str, str], said: str
+    tmp_path: Path, engines: Engines, llm: str, gpu: str, said: str
 ) -> None:
     """Once for each stage."""
-    reasons = why(reality.inference_perf(inference_perf(tmp_path, **changed), engines))
+    reasons = why(reality.inference_perf(inference_perf(tmp_path, llm=llm, gpu=gpu), engines))
     assert len(reasons) == 2 and all(reason.startswith(said) for reason in reasons)
 
 
@@ -208,7 +209,7 @@ def test_points_that_cannot_be_said_are_named(
 
 def test_outputs_follow_the_histogram() -> None:
     """All of them in the second of two bins."""
-    rng = reality.np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     lengths = reality.drawn({"bins": [1.0, 10.0, 20.0], "counts": [0, 5]}, 1000, rng)
     assert lengths.min() >= 10 and lengths.max() <= 20 and lengths.mean() == pytest.approx(15, abs=0.5)
 
@@ -282,7 +283,7 @@ def test_points_of_the_wheel_are_closed_loops(tmp_path: Path, engines: Engines) 
     rows = rows_of(reality.silicon_sample(silicon(tmp_path, {}, {"backend": "sglang"}), engines))
     assert rows["ttft", "mean"].error_frac == pytest.approx(-0.5)
     assert rows["tpot", "mean"].error_frac == pytest.approx(1.0)
-    assert rows["ttft", "mean"].run.campaign == f"InferenceX, {LLM}, h100_sxm, 16 bit"
+    assert rows["ttft", "mean"].run.campaign == f"InferenceX, {LLM}, h100-80g, 16 bit"
 
 
 def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
@@ -324,7 +325,7 @@ def test_the_command_prints_rows_and_says_what_it_missed(
     assert reality.main(command) == 1
     page = capsys.readouterr().out
     assert "| llmservingsim | runs | ttft mean | 1 | 50.0 % | 6 % | missed |" in page
-    assert "| llmservingsim | Llama-3.1-8B | 1 x h100-80g | fit | 1 | e2e | 50 % (-50) |" in page
+    assert "| llmservingsim | Llama-3.1-8B | h100-80g | fit | 1 | 50 / 50 / 50 / 50 (-50) | 50 / 50" in page
     assert "| llmservingsim | meta-llama/Llama-3.1-8B | abacus | 1 | gpu: GPU 'abacus' is not in" in page
 
 
