@@ -302,8 +302,8 @@ def spread_lengths(quantiles: Document, n: int) -> Ints:
         if key in known or key.startswith("p")
     )
     at, values = zip(*points, strict=True)
-    lengths = np.round(np.interp((np.arange(n) + 0.5) / n, at, values)).astype(np.int64)
-    return np.maximum(lengths, 1)
+    lengths: Ints = np.round(np.interp((np.arange(n) + 0.5) / n, at, values)).clip(min=1).astype(np.int64)
+    return lengths
 
 
 # --- ML.ENERGY: closed loop, so many requests in flight
