@@ -65,7 +65,12 @@ QUANTITIES = ("ttft", "tpot", "itl", "e2e", "throughput", "power")
 QUANTILES = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 FAILED_FRAC = 0.01  # of a stage's requests: from here on it is overloaded
 HOST_BOUND_FRAC = 0.6  # of their power limit: GPUs that draw less wait for their host
-INPUT_TOKENS = {"lm-arena-chat": 300, "gpqa": 200, "sourcegraph-fim": 500}  # about; ML.ENERGY states none
+PROMPTS = {  # median and spread of a lognormal, about: ML.ENERGY states none
+    "lm-arena-chat": (150, 1.3),  # every turn of a chat with all before it: 340 on average, a tenth above 790
+    "gpqa": (200, 0.4),
+    "sourcegraph-fim": (400, 0.7),
+}
+LONGEST_PROMPT = 8192
 SHARED_EXPERTS = "experts shared by data-parallel workers: fleet.yaml cannot say it"
 UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}  # InferenceX's, with asynchronous scheduling
 ROUNDS = 4  # requests per seat of a closed loop, of which the first and the last do not count
@@ -313,7 +318,7 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
     """Gaps between tokens, tokens per second and Watts while all seats are taken.
 
     A run with all its GPUs in one group is a worker of that tensor parallelism, experts split or not.
-    Prompts have the length in INPUT_TOKENS, outputs are drawn from the histogram of the LLM and task.
+    Prompts are drawn from PROMPTS, outputs from the histogram of the LLM and task.
     """
     for line in path.read_text().splitlines():
         point = json.loads(line)
@@ -331,7 +336,7 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
         try:
             if groups > 1:
                 raise InputError(SHARED_EXPERTS)
-            if point["task"] not in INPUT_TOKENS:
+            if point["task"] not in PROMPTS:
                 raise InputError(f"task {point['task']}: nothing says how long its prompts are")
             fleet = engines.fleet(run, {"max_num_seqs": seats}, weights=point["weights"])
         except PlannerError as error:
@@ -351,7 +356,8 @@ def full_seats(fleet: Fleet, point: Document, lengths: Document, *, seed: int = 
     outputs = np.full(n, round(point["avg_output_len"]))
     if histogram is not None:
         outputs = drawn(histogram, n, rng)
-    inputs = np.full(n, INPUT_TOKENS[point["task"]])
+    median, sigma = PROMPTS[point["task"]]
+    inputs = np.round(median * rng.lognormal(0, sigma, n)).clip(1, LONGEST_PROMPT).astype(np.int64)
     trace = Trace("closed loop", np.zeros(n), inputs, outputs)
     simulation = simulate(fleet, trace, closed_loop=seats, record=True)
     finish_s = np.sort(simulation.arrival_s + simulation.e2e_s)
