@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Document = Mapping[str, Any]
 
-CONFIGS = Path(__file__).parent / "configs"  # shapes of LLMs that are in no catalog
+CONFIGS = Path(__file__).parent / "configs"  # LLMs that are in no catalog: shapes their authors publish
 GPUS = {  # as the sources call them
     "H100 SXM 80 GB": "h100-80g",
     "H100": "h100-80g",
@@ -320,14 +320,17 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
     A run with all its GPUs in one group is a worker of that tensor parallelism, experts split or not.
     Prompts are drawn from PROMPTS, outputs from the histogram of the LLM and task.
     """
+    taken: Counter[tuple[str, str]] = Counter()  # some were measured twice
     for line in path.read_text().splitlines():
         point = json.loads(line)
         split, seats = point["parallelization"], int(point["max_num_seqs"])
         gpus, groups = int(point["num_gpus"]), int(split["data_parallel"])
+        campaign, case = f"{point['llm']} {point['task']} {gpus} x {point['gpu_model']}", f"{seats} in flight"
+        taken[campaign, case] += 1
         run = Run(
             "ml-energy",
-            f"{point['llm']} {point['task']} {gpus} x {point['gpu_model']}",
-            f"{seats} in flight",
+            campaign,
+            case if taken[campaign, case] == 1 else f"{case}, run {taken[campaign, case]}",
             point["llm"],
             GPUS.get(point["gpu_model"], point["gpu_model"]),
             gpus // groups,
