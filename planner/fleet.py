@@ -8,6 +8,7 @@ from typing import Literal
 
 from planner.domain import Gpu, Llm
 from planner.errors import InputError
+from planner.models.engine import Engine
 from planner.models.forms import StepForm
 from planner.models.latency import StepLatency
 
@@ -22,7 +23,7 @@ class WorkerType:
 
     One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
     multiple of the block. `form` are the step times of another program, which the simulator takes instead of
-    `latency`.
+    `latency`. `engine` adds what its host takes to the step times; None: they are taken as they are.
     """
 
     gpu: Gpu
@@ -33,6 +34,7 @@ class WorkerType:
     max_num_seqs: int
     pp: int = 1
     form: StepForm | None = None
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -190,6 +192,17 @@ class Fleet:
     def running(self) -> tuple[Pool, ...]:
         """The pools that have workers."""
         return tuple(pool for pool in self.pools if pool.count)
+
+    @property
+    def engine(self) -> Engine | None:
+        """What its workers run, as far as that is modelled."""
+        return next((pool.type.engine for pool in self.running if pool.type.engine is not None), None)
+
+    @property
+    def front_end_s(self) -> float:
+        """Until a request that arrives has reached the engine that computes its prompt."""
+        engines = [pool.type.engine for pool in self.running if pool.role != "decode"]
+        return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
 
     @property
     def workers(self) -> int:

@@ -31,10 +31,10 @@ from planner.policies import (
     VLLM_V1,
 )
 from planner.simulator.caches import evict, shared_blocks, take_prefix
-from planner.simulator.compiled import kernel_jit, where_cached
+from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import ADMITTED, BLOCK, INBOUND, NONE, ONE, PARTIAL, READY, ZERO
+from planner.simulator.layout import ADMITTED, BLOCK, INBOUND, NONE, ONE, PARTIAL, READY, UNKNOWN, ZERO
 from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave, next_waiting
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
@@ -43,6 +43,7 @@ from planner.simulator.slots import (
     blocks_for,
     blocks_of,
     clear_chunks,
+    enqueue,
     foreseen_blocks,
     join,
     latest_partial,
@@ -53,17 +54,31 @@ from planner.simulator.slots import (
     steps_with_blocks,
     take_out,
 )
-from planner.simulator.step_times import step_seconds
+from planner.simulator.step_times import engine_seconds
 
 
 @kernel_jit
 def start_step(state, l, time_s):
     """Form the next step, or run of equal steps, on the idle lane l, if there is something to do."""
+    worker = state.workers[state.lanes[l].worker]
+    if _form_step(state, l, time_s) and worker.formed_s < np.inf:
+        # no step was prepared while the last one ran: now all is known that came, and all that was given back
+        worker.formed_s = np.inf
+        worker.late_blocks, worker.late_seats = ZERO, ZERO
+        _form_step(state, l, time_s)
+
+
+@kernel_jit
+def _form_step(state, l, time_s):
+    """Form it of what was known as the step before it began. True if there is nothing to do."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
     clear_chunks(lane)
     lane.is_decoding = 1
+    if kind.is_async:
+        while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
+            enqueue(state, lane.worker, pop(state.requests, worker, UNKNOWN))
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather(state, l)
     is_short = False
@@ -88,10 +103,26 @@ def start_step(state, l, time_s):
         set_time(state, l, np.inf)
         if worker.running == 0:
             worker.idle_since_s = time_s
-        return
+        return True
     if kind.admission == RESERVE_DYNAMIC and (worker.first_waiting != NONE or worker.head[INBOUND] != NONE):
         is_short = True  # they may find room after any step
-    _launch(state, l, time_s, not is_short)
+    _launch(state, l, time_s, not is_short and not (kind.is_async and _is_next_fuller(state, worker)))
+    worker.late_blocks, worker.late_seats = ZERO, ZERO
+    return False
+
+
+@small_jit
+def is_known(state, worker, r):
+    """Whether request r had come to `worker` when its next step was formed."""
+    return state.requests[r].known_s <= worker.formed_s
+
+
+@small_jit
+def _is_next_fuller(state, worker):
+    """Whether the step after the next may take in somebody for whom it was too early."""
+    waits = worker.first_waiting != NONE or worker.head[READY] != NONE
+    is_early = worker.head[READY] != NONE and not is_known(state, worker, worker.head[READY])
+    return worker.head[UNKNOWN] != NONE or is_early or (waits and worker.late_blocks + worker.late_seats > 0)
 
 
 @kernel_jit
@@ -127,7 +158,8 @@ def admits(state, l, r, step_blocks, time_s):
         return worker.used_blocks + kind.reserved_blocks <= kind.kv_blocks
     length = state.requests[r].length_tokens
     blocks = blocks_of(length) - shared_blocks(state, w, r)
-    if worker.used_blocks + step_blocks + blocks + kind.watermark_blocks > kind.kv_blocks:
+    used_blocks = worker.used_blocks + worker.late_blocks
+    if used_blocks + step_blocks + blocks + kind.watermark_blocks > kind.kv_blocks:
         return False
     return kind.admission == GREEDY or foreseen_blocks(state, lane.worker, r, time_s) <= kind.kv_blocks
 
@@ -162,7 +194,10 @@ def seat_ready(state, l):
     """Sequences whose KV has arrived join the decodes while seats are free."""
     w = state.lanes[l].worker
     worker = state.workers[w]
-    while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
+    seats = state.types[worker.type].seats - worker.late_seats
+    while worker.head[READY] != NONE and worker.running < seats:
+        if state.types[worker.type].is_async and not is_known(state, worker, worker.head[READY]):
+            return
         r = pop(state.requests, worker, READY)
         worker.running += 1
         state.counters[ADMITTED] += 1
@@ -190,9 +225,10 @@ def _make_room(state, l):
     is_preempted = False
     while True:
         seat_ready(state, l)
-        if lane.decodes == 0 or worker.used_blocks + blocks_for(lane, ONE) <= kind.kv_blocks:
+        free = kind.kv_blocks - worker.late_blocks
+        if lane.decodes == 0 or worker.used_blocks + blocks_for(lane, ONE) <= free:
             return is_preempted
-        while lane.decodes > 0 and worker.used_blocks + blocks_for(lane, ONE) > kind.kv_blocks:
+        while lane.decodes > 0 and worker.used_blocks + blocks_for(lane, ONE) > free:
             slot, r = _latest(state, l), latest_partial(state, w)
             if r != NONE and state.requests[r].admission_number > state.slots[l, slot].admission_number:
                 preempt_partial(state, w, r)
@@ -226,7 +262,7 @@ def _chunks(state, l, time_s, is_closed):
             is_closed = True
             if n == 0 or kind.batching == VLLM_V1:  # else it rests until this step has ended
                 append(state.requests, worker, PARTIAL, r)
-    while budget > 0 and not is_closed and worker.running < kind.seats:
+    while budget > 0 and not is_closed and worker.running + worker.late_seats < kind.seats:
         r = next_waiting(state, w)
         if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
@@ -395,7 +431,7 @@ def _launch(state, l, time_s, goes_on):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    stage_s, extra_s, send_s, growth_s, longest = step_seconds(state, kind, lane)
+    stage_s, extra_s, send_s, growth_s, longest = engine_seconds(state, kind, lane)
     slow = worker.slow_factor
     if slow != 1.0:
         stage_s, extra_s, send_s, growth_s = stage_s * slow, extra_s * slow, send_s * slow, growth_s * slow

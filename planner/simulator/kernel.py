@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import LIGHTLLM, SRPT, VLLM_V1
+from planner.policies import FCFS, LIGHTLLM, SRPT, VLLM_V1
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, keep_prefix, lose_prefix
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
@@ -51,6 +51,7 @@ from planner.simulator.layout import (
     FLIP_S,
     FREED,
     FRONT,
+    FRONT_END_S,
     INBOUND,
     LIMBO,
     LINK_SLOW,
@@ -65,6 +66,7 @@ from planner.simulator.layout import (
     RELEASED,
     SIZE,
     SLOW,
+    UNKNOWN,
     UP,
     ZERO,
 )
@@ -87,7 +89,7 @@ from planner.simulator.slots import (
     request_blocks,
     take_out,
 )
-from planner.simulator.transfer import cut, end_transfer, receive, wake
+from planner.simulator.transfer import cut, end_transfer, known_s, receive, wake
 
 
 @kernel_jit
@@ -131,9 +133,15 @@ def arrive(state, r, time_s, cause):
     load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
     is_first = worker.first_waiting == NONE
     charge_running(state, w, time_s)
-    enqueue(state, w, r)
+    kind = state.types[worker.type]
+    if kind.is_async:
+        request.known_s = known_s(time_s, cause)
+        append(state.requests, worker, UNKNOWN, r)
+    else:
+        enqueue(state, w, r)
     # else the one before it could not be admitted either
-    if is_first or worker.first_waiting == r or state.types[worker.type].queue_order > SRPT:
+    overtakes = kind.queue_order > (FCFS if kind.is_async else SRPT)
+    if is_first or worker.first_waiting == r or overtakes:
         wake(state, w, time_s, cause)
 
 
@@ -261,11 +269,15 @@ def end_run(state, l, time_s):
     worker = state.workers[w]
     kind = state.types[worker.type]
     steps = lane.run_steps
+    if kind.is_async:
+        worker.formed_s = lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, steps - 1)
     end_batch(state, l, time_s - lane.run_start_s if kind.lanes == 1 else lane.stage_s, steps)
     lane.run_steps = 0
 
+    used_blocks, running = worker.used_blocks, worker.running
     if lane.decodes > 0 and lane.is_decoding:
         decoded(state, l, steps, time_s)
+        used_blocks = worker.used_blocks
         if lane.decode_step == lane.next_finish_step:
             slot = _next_done(state, l, ZERO)
             while slot < lane.decodes:
@@ -305,6 +317,9 @@ def end_run(state, l, time_s):
         else:
             join(state, l, r)
     lane.prefills = 0
+    if kind.is_async:
+        worker.late_blocks += max(used_blocks - worker.used_blocks, ZERO)
+        worker.late_seats += running - worker.running
     receive(state, w, time_s, l)
 
 
@@ -331,7 +346,13 @@ def arrived(state, r, time_s):
                 wake(state, v, time_s, link)
         _lose(state, r)
         return
+    prefill_worker = state.workers[w]
+    is_formed = state.lanes[prefill_worker.first_lane].run_steps > 0 or prefill_worker.formed_s < np.inf
+    used_blocks = prefill_worker.used_blocks
     release(state, w, r)
+    if state.types[prefill_worker.type].is_async and is_formed:
+        prefill_worker.late_blocks += max(used_blocks - prefill_worker.used_blocks, ZERO)
+    request.known_s = known_s(time_s, link)
     append(state.requests, state.workers[v], READY, r)
     wake(state, v, time_s, link)
     if state.workers[w].first_waiting != NONE:
@@ -399,6 +420,9 @@ def _go_down(state, w, time_s):
             r = take_out(state, l, lane.decodes - 1)
             _start_over(state, r)
             _lose(state, r)
+    worker.formed_s = np.inf
+    while worker.head[UNKNOWN] != NONE:
+        _lose(state, pop(state.requests, worker, UNKNOWN))
     while worker.head[PARTIAL] != NONE:
         r = pop(state.requests, worker, PARTIAL)
         state.requests[r].preemptions += 1
@@ -475,15 +499,16 @@ def _entry(sources):
         entered = ZERO  # whoever waits for others is passed over
         cause, cause_s = NONE, -np.inf  # the last event that was no arrival
         link = len(state.lanes)
+        front_end_s = state.policy[FRONT_END_S]
         while state.counters[DONE] < n:
             entity, time_s = state.heap[0], next_time_s(state)
             starts = entity < link and state.lanes[entity].run_steps == 0
             r, is_caused = entered, closed_loop > 0
             is_released = entered < state.counters[RELEASED]
-            coming_s = state.requests[entered].arrival_s if is_released else np.inf
+            coming_s = state.requests[entered].arrival_s + front_end_s if is_released else np.inf
             freed = state.counters[FREED]
-            if freed != NONE and state.requests[freed].key < coming_s:
-                coming_s = state.requests[freed].key
+            if freed != NONE and state.requests[freed].key + front_end_s < coming_s:
+                coming_s = state.requests[freed].key + front_end_s
                 r, is_caused = freed, coming_s == cause_s
             is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts and is_caused))
             if is_arrival:
@@ -507,7 +532,8 @@ def _entry(sources):
             else:
                 end_run(state, entity, time_s)
                 # its turn to start comes at once, unless something else happens at this moment
-                is_next = not is_released or closed_loop > 0 or state.requests[entered].arrival_s > time_s
+                is_next = not is_released or closed_loop > 0
+                is_next = is_next or state.requests[entered].arrival_s + front_end_s > time_s
                 if is_next and is_alone(state, time_s):
                     start_steps(state, entity, time_s)
                 else:

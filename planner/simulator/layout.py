@@ -30,7 +30,8 @@ GAP_DEPTH = 64
 GROUP = 16  # workers of a pool that the router looks at together
 
 # lists of a worker, first in first out: for blocks to receive KV, for a seat, prompts computed in part
-INBOUND, READY, PARTIAL = np.int64(0), np.int64(1), np.int64(2)
+# of an asynchronous engine: prompts that came after the step in flight began
+INBOUND, READY, PARTIAL, UNKNOWN = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 TYPE = np.dtype(
     [
@@ -56,6 +57,10 @@ TYPE = np.dtype(
         ("vidur_restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does
         ("pp", "i8"),
         ("lanes", "i8"),
+        ("is_async", "i8"),  # 1: the next step is formed while one runs
+        ("overlaps", "i8"),  # 1: the host works while the GPUs do
+        ("host_s", "f8", 2),  # of the engine's host, per step and per sequence in it
+        ("rest_s", "f8", 2),  # ... that no asynchronous step hides
         # score per pending prompt token, request, prompt token of a request, waiting request: front, back
         ("routing_weight", "f8", (2, 4)),
     ]
@@ -73,8 +78,13 @@ WORKER = np.dtype(
         ("running", "i8"),  # requests that hold a seat
         ("first_waiting", "i8"),  # of the prompts: the root of their heap, or the first of their list
         ("waiting", "i8"),  # how many
-        ("head", "i8", 3),
-        ("tail", "i8", 3),
+        ("head", "i8", 4),
+        ("tail", "i8", 4),
+        # of an asynchronous engine: when the step before the next one began, infinite where none runs, and
+        # the blocks and seats given back since: the next step was formed without them
+        ("formed_s", "f8"),
+        ("late_blocks", "i8"),
+        ("late_seats", "i8"),
         ("stage_free_s", "f8", MAX_PP),
         ("tried_steps", "i8"),  # lightllm: decode steps since new prompts were last tried
         ("served_batch", "i8"),  # of prompts, for queue_batch
@@ -143,6 +153,7 @@ REQUEST = np.dtype(
         ("computed_tokens", "i8"),  # of the prompt (recomputed ones included) in the KV cache
         ("length_tokens", "i8"),  # to prefill; later in the KV cache: c
         ("admission_number", "i8"),  # rises; distserve: one for all that are admitted in one batch
+        ("known_s", "f8"),  # since when its worker could take it into a step
         ("key", "f8"),  # place in a heap: smallest first, then by index
         ("left", "i8"),
         ("right", "i8"),
@@ -302,6 +313,7 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
 ) = range(7, 19)
 COUNTERS = 19
 
-# numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip
-GAMMA, THETA, TTFT_S, TBT_S, FLIP_S = range(5)
-POLICY = 5
+# numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
+# seconds from a request's arrival until it reaches an engine
+GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S = range(6)
+POLICY = 6

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Policies
-from planner.policies import BATCHING, BY_FIELD, QUEUE, ROUTING, STEPWISE, Batching
+from planner.policies import BATCHING, BY_FIELD, QUEUE, ROUTING, STEPWISE, VLLM_V1, Batching
 
 
 def check(fleet: Fleet) -> None:
@@ -29,6 +29,11 @@ def check(fleet: Fleet) -> None:
                 f"policies.routing is {name!r}, which needs step times of the planner's own form"
             )
     _check_engine(policies, batching)
+    if fleet.engine is not None and batching.code != VLLM_V1:
+        raise InputError(
+            f"engine: vllm forms its steps as vllm-v1 does, policies.batching is {batching.name!r}; drop one "
+            "of the two"
+        )
     if batching.engine != STEPWISE and fleet.disturbances:
         raise InputError(f"disturbances: batching {batching.name!r} knows none; leave them out")
     if batching.is_one_stage and deepest > 1:

@@ -274,7 +274,7 @@ def _state(
         link=_link(fleet.llm, fleet.network),
         disturbances=_disturbances(fleet, count),
         limits=_watched(limits, trace, window_s),
-        policy=_policy_numbers(policies),
+        policy=_policy_numbers(fleet),
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),
         due_s=np.full(entities, np.inf),
@@ -331,7 +331,7 @@ def _workers(
     workers = np.zeros(len(kinds), dtype=layout.WORKER)
     workers["type"] = kinds
     workers["role"] = [ROLES[pools[kind].role] for kind in kinds]
-    workers["is_up"], workers["slow_factor"] = 1, 1.0
+    workers["is_up"], workers["slow_factor"], workers["formed_s"] = 1, 1.0, np.inf
     workers["first_lane"] = np.cumsum(lane_count) - lane_count
     workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE
     lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)
@@ -367,11 +367,12 @@ def _counters(policies: Policies, released: int) -> Ints:
     return counters
 
 
-def _policy_numbers(policies: Policies) -> Floats:
-    numbers = np.zeros(layout.POLICY)
+def _policy_numbers(fleet: Fleet) -> Floats:
+    numbers, policies = np.zeros(layout.POLICY), fleet.policies
     numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
+    numbers[layout.FRONT_END_S] = fleet.front_end_s
     return numbers
 
 
@@ -428,6 +429,13 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
         ("lanes", worker_type.pp),
     ):
         row[name] = value
+    if (engine := worker_type.engine) is not None:
+        row["overlaps"] = engine.async_scheduling
+        row["is_async"] = (
+            engine.async_scheduling and worker_type.pp == 1
+        )  # else a pipeline has several in flight
+        row["host_s"][0] = engine.host.at(worker_type.tp)
+        row["rest_s"][0] = engine.rest.at(worker_type.tp)
     row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
     row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)
 

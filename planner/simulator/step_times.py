@@ -23,6 +23,24 @@ LONGEST_FALL_FRAC = 0.001
 
 
 @kernel_jit
+def engine_seconds(state, kind, lane):
+    """The same with the engine's host h beside the GPUs' seconds g: g + h, or max(g, h) + r where the host
+    works while they do. In a pipeline it is the first stage that waits for the host.
+    """
+    stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
+    sequences = lane.decodes * lane.is_decoding + lane.prefills
+    host_s = kind.host_s[0] + kind.host_s[1] * sequences
+    if kind.overlaps == 0:
+        return stage_s, extra_s + host_s, send_s, growth_s, steps
+    rest_s, hidden_s = kind.rest_s[0] + kind.rest_s[1] * sequences, stage_s + extra_s
+    if hidden_s < host_s:  # until steps have grown as long
+        if growth_s > 0.0:
+            steps = min(steps, int((host_s - hidden_s) / growth_s) + 1)
+        return stage_s, extra_s + (host_s - hidden_s) + rest_s, send_s, 0.0, steps
+    return stage_s, extra_s + rest_s, send_s, growth_s, steps
+
+
+@kernel_jit
 def step_seconds(state, kind, lane):
     """(stage_s, extra_s, send_s, growth_s, steps) of the step formed on a lane of a worker of type `kind`.
 

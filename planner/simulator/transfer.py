@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import GREEDY, VLLM_V1
-from planner.simulator.compiled import kernel_jit
+from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import INBOUND, NONE
+from planner.simulator.layout import INBOUND, NONE, ZERO
 from planner.simulator.queues import pop, put, without_root
 from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks
 
@@ -25,10 +25,34 @@ def cut(state, w, time_s, cause):
     if lane.run_steps > 1:
         if l < cause:
             time_s = np.nextafter(time_s, np.inf)
-        j = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
-        if j < lane.run_steps:
-            lane.run_steps = j
-            set_time(state, l, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, j))
+        _cut_after(state, l, steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s))
+
+
+@kernel_jit
+def _cut_after_next(state, l, time_s):
+    """... of an asynchronous engine: what came at `time_s` is not in the step that was formed before."""
+    lane = state.lanes[l]
+    if lane.run_steps > 1:
+        j = 1
+        if time_s > lane.run_start_s:
+            j += steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
+        _cut_after(state, l, j)
+
+
+@kernel_jit
+def _cut_after(state, l, steps):
+    lane = state.lanes[l]
+    if steps < lane.run_steps:
+        lane.run_steps = steps
+        set_time(state, l, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, steps))
+
+
+@small_jit
+def known_s(time_s, cause):
+    """When an asynchronous engine knows what came at `time_s`: after a step that starts just then, unless it is
+    an arrival that nothing caused.
+    """
+    return time_s if cause == NONE else np.nextafter(time_s, np.inf)
 
 
 @kernel_jit
@@ -40,7 +64,9 @@ def wake(state, w, time_s, cause):
         if state.lanes[l].run_steps == 0:
             set_time(state, l, time_s)
             return
-    if lanes == 1:
+    if state.types[worker.type].is_async:
+        _cut_after_next(state, worker.first_lane, known_s(time_s, cause))
+    elif lanes == 1:
         cut(state, w, time_s, cause)
 
 
@@ -76,7 +102,9 @@ def receive(state, w, time_s, cause):
             if not _has_room(state, w, r, time_s):
                 return
         pop(state.requests, worker, INBOUND)
-        worker.used_blocks += request_blocks(state, w, state.requests[r].length_tokens)
+        blocks = request_blocks(state, w, state.requests[r].length_tokens)
+        worker.used_blocks += blocks
+        worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
         state.requests[r].epoch_back = worker.epoch
         _transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
 

@@ -114,11 +114,15 @@ def random_case(seed: int, *, dyadic: bool) -> tuple[Fleet, Trace, tuple[Limit, 
 
 
 def compare(
-    fleet: Fleet, trace: Trace, limits: tuple[Limit, ...], closed_loop: int
+    fleet: Fleet,
+    trace: Trace,
+    limits: tuple[Limit, ...],
+    closed_loop: int,
+    reference: type[Reference] = Reference,
 ) -> tuple[Simulation, Reference]:
     """Every number of the two simulators, held against each other."""
     fast = simulate(fleet, trace, limits=limits, record=True, closed_loop=closed_loop)
-    slow = Reference(fleet, trace, closed_loop=closed_loop).run()
+    slow = reference(fleet, trace, closed_loop=closed_loop).run()
 
     def same(ours: npt.ArrayLike, theirs: npt.ArrayLike, what: str) -> None:
         np.testing.assert_allclose(

@@ -38,6 +38,7 @@ class Request:
     is_prefilled: bool = False
     admissions: int = 0
     preemptions: int = 0
+    under_way: int = 0  # prompt tokens of a step that has not ended, if they count as cached already
     scheduled_s: float = math.nan
     first_token_s: float = math.nan
     last_token_s: float = math.nan
@@ -95,7 +96,7 @@ class Worker:
         return blocks_of(request.input + request.output) <= self.type.kv_tokens // BLOCK
 
     def score(self) -> float:
-        pending = sum(request.to_prefill for request in self.assigned)
+        pending = sum(request.to_prefill + request.under_way for request in self.assigned)
         kv_tokens = sum(request.input for request in self.assigned)
         return self.weights[0] * pending + self.weights[1] * len(self.assigned) + self.weights[2] * kv_tokens
 
@@ -148,7 +149,7 @@ class Reference:
                     heapq.heappop(self.freed)
                 else:
                     self.arrivals.popleft()
-                now = request.arrival_s
+                now = request.arrival_s + self.fleet.front_end_s
                 self.arrive(request, now)
             else:
                 now, kind, index = heapq.heappop(self.events)
@@ -166,7 +167,10 @@ class Reference:
     def coming(self) -> tuple[Request, bool]:
         """The next arrival, and whether an answer is its cause."""
         if self.freed and not (self.arrivals and self.arrivals[0].arrival_s <= self.freed[0][0]):
-            return self.requests[self.freed[0][1]], self.freed[0][0] == self.event_s
+            return (
+                self.requests[self.freed[0][1]],
+                self.freed[0][0] + self.fleet.front_end_s == self.event_s,
+            )
         return self.arrivals[0], self.closed_loop > 0
 
     def is_arrival_next(self) -> bool:
@@ -178,7 +182,8 @@ class Reference:
         request, is_caused = self.coming()
         time_s, kind, index = self.events[0]
         starts = kind == WORKER and self.workers[index].step_start_s is None
-        return request.arrival_s < time_s or (request.arrival_s == time_s and not (starts and is_caused))
+        reaches_s = request.arrival_s + self.fleet.front_end_s
+        return reaches_s < time_s or (reaches_s == time_s and not (starts and is_caused))
 
     def free_children(self, parent: Request, now: float) -> None:
         for index, waits_for in self.parents.items():
@@ -247,15 +252,26 @@ class Reference:
         worker.is_starting = False
         while self.form_step(worker, now) and worker.ready and not worker.running:
             pass  # the only decode was preempted: its seat goes to whoever waits for it
-        tokens = len(worker.decoding) + sum(n for _, n in worker.chunks)
-        if tokens:
-            pairs = sum(n * (request.cached + (n + 1) / 2) for request, n in worker.chunks)
-            kv_tokens = sum(request.cached + 1 for request in worker.decoding)
-            step_s = worker.type.latency.step_s(
-                tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks)
-            )
+        if worker.decoding or worker.chunks:
             worker.step_start_s = now
-            heapq.heappush(self.events, (now + float(step_s), WORKER, worker.index))
+            heapq.heappush(self.events, (now + self.step_s(worker), WORKER, worker.index))
+
+    def step_s(self, worker: Worker) -> float:
+        """Of the step that was formed, with what the engine's host takes."""
+        tokens = len(worker.decoding) + sum(n for _, n in worker.chunks)
+        pairs = sum(n * (request.cached + (n + 1) / 2) for request, n in worker.chunks)
+        kv_tokens = sum(request.cached + 1 for request in worker.decoding)
+        of_gpus_s = float(
+            worker.type.latency.step_s(tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks))
+        )
+        engine, sequences = worker.type.engine, len(worker.decoding) + len(worker.chunks)
+        if engine is None:
+            return of_gpus_s
+        host_s, rest_s = (
+            part.step_s + part.sequence_s * sequences + part.log2_tp_s * math.log2(worker.type.tp)
+            for part in (engine.host, engine.rest)
+        )
+        return max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
 
     def form_step(self, worker: Worker, now: float) -> bool:
         """Decide what the next step runs; True if a decode found no block."""

@@ -1,0 +1,65 @@
+"""What an engine adds to the GPUs' seconds of a step, and how it schedules.
+
+    host     h = h0 + h1 D + h2 log2 TP         scheduler, sampler, detokenizer; D sequences in the step
+    sync     t = g + h                          a step begins when the host has seen the last one's tokens
+    async    t = max(g, h) + r                  the next step is formed while this one runs, so whoever comes
+                                                after this one began is not in the next; r as h, of what no
+                                                step hides
+
+A request reaches the engine `front_end_s` after it arrives (HTTP, tokenizer). g is `planner.models.latency`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from planner.errors import InputError
+
+DEPLOYED_VERSION = "0.33.0"  # of vLLM, where nothing else is asked
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Seconds per step: `step_s` + `sequence_s` D + `log2_tp_s` log2 TP."""
+
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    log2_tp_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("step", "sequence", "log2_tp"):
+            if not 0 <= (value := getattr(self, f"{key}_s")) < math.inf:
+                raise InputError(f"{key} is {value:g} s, must be a number >= 0")
+
+    def at(self, tp: int) -> tuple[float, float]:
+        """Seconds per step and per sequence with `tp` GPUs."""
+        return self.step_s + self.log2_tp_s * math.log2(tp), self.sequence_s
+
+    def longer(self, share: float) -> HostTime:
+        """If all of it took `share` longer."""
+        factor = 1 + share
+        return HostTime(self.step_s * factor, self.sequence_s * factor, self.log2_tp_s * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`rest` is r above. `basis` says where the constants come from."""
+
+    name: str
+    version: str
+    async_scheduling: bool
+    host: HostTime = HostTime()
+    rest: HostTime = HostTime()
+    front_end_s: float = 0.0
+    basis: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.front_end_s < math.inf:
+            raise InputError(f"front_end is {self.front_end_s:g} s, must be a number >= 0")
+
+    @property
+    def title(self) -> str:
+        """For instance "vLLM 0.15.1, asynchronous scheduling"."""
+        kind = "asynchronous" if self.async_scheduling else "synchronous"
+        return f"vLLM {self.version}, {kind} scheduling"
