@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.domain import Gpu, Llm
 from planner.errors import InputError
-from planner.models.engine import Engine
+from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
 from planner.models.latency import StepLatency
 
@@ -59,6 +59,13 @@ class WorkerType:
     @property
     def price_usd_per_h(self) -> float:
         return self.gpus * self.gpu.price_usd_per_h
+
+    @property
+    def host(self) -> tuple[HostTime, HostTime]:
+        """What the engine's host adds to a step, and what of it no asynchronous step hides."""
+        if self.engine is None or (self.form is None and self.latency.has_host):
+            return HostTime(), HostTime()
+        return self.engine.host, self.engine.rest
 
     @property
     def power_w(self) -> float:

@@ -1,10 +1,10 @@
-"""Facts on file: GPUs, LLMs, SLOs of papers, and fitted step times; each row with its source and date.
+"""Facts on file: GPUs, LLMs, engines, SLOs of papers, and fitted step times; each with its source and date.
 
     catalog = read_catalog()
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
-A directory of one's own may hold any of gpus.yaml, llms.yaml, slos.yaml and latency/*.yaml. A file there
+A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml and latency/*.yaml. A file there
 replaces the shipped one; fits there come before the shipped ones.
 """
 
@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
+from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import read_fits, read_header
 from planner.documents.llm import llm_from_config
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
@@ -28,7 +30,7 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
-FILES = ("gpus.yaml", "llms.yaml", "slos.yaml")
+FILES = ("engines.yaml", "gpus.yaml", "llms.yaml", "slos.yaml")
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -83,6 +85,7 @@ class Catalog:
     gpu_aliases: Mapping[str, str]
     llm_aliases: Mapping[str, str]
     fit_files: tuple[Path, ...] = ()
+    engines: Mapping[str, EngineRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[int, StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
@@ -170,15 +173,16 @@ def read_catalog(directory: Path | None = None) -> Catalog:
             raise CatalogError(
                 f"{directory}: holds none of {', '.join(FILES)}, latency/; expected at least one"
             )
-    gpus_path, llms_path, slos_path = (
+    engines_path, gpus_path, llms_path, slos_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
     gpus, gpu_aliases = _rows(gpus_path, _gpu, provenance)
     llms, llm_aliases = _rows(llms_path, _llm, provenance)
     slos, _ = _rows(slos_path, _preset, provenance)
+    engines, _ = _rows(engines_path, _engine, provenance)
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
-    return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files)
+    return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines)
 
 
 def _rows(
@@ -273,6 +277,11 @@ def _llm(name: str, row: Section, document: Document) -> Llm:
         experts_per_token=row.whole("experts_per_token", 1),
         kv_dtype_bytes=row.number("kv_dtype_bytes", 2.0),
     )
+
+
+def _engine(name: str, row: Section, document: Document) -> EngineRow:
+    refuse_unknown(row.values, (*ENGINE_KEYS, *PROVENANCE), row.where)
+    return parse_row(row)
 
 
 def _preset(name: str, row: Section, document: Document) -> SloPreset:

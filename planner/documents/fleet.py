@@ -5,6 +5,7 @@
       - {name: pre, role: prefill, gpu: h100-80g, tp: 4, count: 7, latency: fit.yaml, kv_tokens: 400000}
       - {name: dec, role: decode, gpu: a100-80g, tp: 8, count: 3, max_num_seqs: 256}
     policies: {batching: vllm-v1, max_num_batched_tokens: 2048, routing: jsq, decode_routing: jsq}
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
     network: {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise}
     events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.documents.catalog import Catalog
+from planner.documents.engine import engine_document, is_modelled, parse_engine
 from planner.documents.fits import (
     FIT_KEYS,
     Form,
@@ -44,7 +46,7 @@ from planner.units import exactly
 
 Document = Mapping[str, Any]
 
-FLEET_KEYS = ("llm", "workers", "policies", "network", "events", "prices", "max_model_len")
+FLEET_KEYS = ("llm", "workers", "policies", "engine", "network", "events", "prices", "max_model_len")
 PLAN_KEYS = (
     "status",
     "cost_usd_per_h",
@@ -56,7 +58,6 @@ PLAN_KEYS = (
     "simulated_attainment_frac",
     "objective",
     "traffic",
-    "engine",
     "latency",
     "prices_note",
     "usd_per_million",
@@ -161,6 +162,9 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     llm = _llm(document, path, catalog)
     decided, budget_tokens = _policies(file.part("policies", POLICY_KEYS))
     prices = _prices(file.part("prices"), catalog)
+    engine = None
+    if is_modelled(document):
+        engine = parse_engine(document["engine"], catalog.engines.values(), file.at("engine"))
     written = rows(file.get("workers"), file.at("workers"), "workers", least=1)
     pools: list[Pool] = []
     for number, worker in enumerate(written):
@@ -177,6 +181,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
                 "two"
             )
         pool = _pool(row, number, llm, catalog, prices, budget_tokens, path.parent)
+        pool = replace(pool, type=replace(pool.type, engine=engine))
         if any(pool.name == other.name for other in pools):
             raise InputError(f"{row.at('name')}: {pool.name!r} is given twice; give each pool its own name")
         pools.append(pool)
@@ -214,6 +219,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
             for pool in pools
         ],
         "policies": _policies_document(fleet.policies),
+        **({} if fleet.engine is None else {"engine": engine_document(fleet.engine)}),
         "network": network_document(fleet.network),
         "prices": {pool.type.gpu.name: exactly(pool.type.gpu.price_usd_per_h, "usd/h") for pool in pools},
     }

@@ -8,6 +8,7 @@
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.documents.catalog import Catalog
+from planner.documents.engine import parse_engine
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
@@ -44,6 +46,7 @@ from planner.io.values import (
     refused,
     whole,
 )
+from planner.models.engine import Engine
 from planner.policies import (
     PLANNED_QUEUES,
     PLANNED_ROUTINGS,
@@ -62,6 +65,7 @@ SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
 _USUAL = Policies()
+DEFAULT_ENGINE: Engine | None = None  # where slo.yaml names none
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
@@ -118,6 +122,7 @@ class Task:
     spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
+    engine: Engine | None = DEFAULT_ENGINE  # what its host adds, and how it schedules; None: nothing, at once
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
@@ -199,7 +204,10 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
     """The same from a mapping, as the UI holds it; `where` opens every error message."""
-    known = ("llm", "slo", "preset", "traffic", "fleet", "policies", "objective", "limits", "spare", "robust")
+    known = (
+        *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "objective", "limits", "spare"),
+        "robust",
+    )
     if "llms" in document:
         raise InputError(
             f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
@@ -233,6 +241,13 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     except CatalogError as error:
         raise CatalogError(placed(error, where)) from None
     spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
+    engine = DEFAULT_ENGINE
+    if "engine" in asked:
+        engine = parse_engine(asked.get("engine"), catalog.engines.values(), asked.at("engine"))
+        if "host_overhead" in fleet:
+            raise InputError(
+                f"{fleet.at('host_overhead')}: engine says what the host takes; drop one of the two"
+            )
     task = Task(
         llm=llm,
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
@@ -248,6 +263,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         spot=spot,
         network=parse_network(fleet.part("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
+        engine=engine,
         objective=_objective(document.get("objective", "cost"), asked.at("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),

@@ -12,10 +12,11 @@ A request reaches the engine `front_end_s` after it arrives (HTTP, tokenizer). g
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import InputError
 
+NEAREST = "nearest row: "  # so begins the basis of a version without constants of its own
 DEPLOYED_VERSION = "0.33.0"  # of vLLM, where nothing else is asked
 
 
@@ -57,6 +58,15 @@ class Engine:
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
             raise InputError(f"front_end is {self.front_end_s:g} s, must be a number >= 0")
+
+    @property
+    def is_nearest(self) -> bool:
+        """Whether its constants are those of other versions."""
+        return self.basis.startswith(NEAREST)
+
+    def longer(self, share: float) -> Engine:
+        """If the host took `share` longer."""
+        return replace(self, host=self.host.longer(share), rest=self.rest.longer(share))
 
     @property
     def title(self) -> str:

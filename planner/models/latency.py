@@ -70,6 +70,11 @@ class StepLatency:
         """Whether steps or kernels were measured, by the first word of `basis`; else they are a guess."""
         return self.basis.startswith(("silicon", "measured"))
 
+    @property
+    def has_host(self) -> bool:
+        """Whether the engine's host is in these seconds: steps were measured, and not kernels."""
+        return self.h_s > 0 or self.basis.startswith(("measured", "fitted", "derived"))
+
     def step_s(
         self,
         tokens: float | Array,

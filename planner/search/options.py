@@ -15,6 +15,7 @@ from planner.documents.facts import Reason
 from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import Gpu, Limit, Llm, Metric, Slo
 from planner.fleet import MAX_NUM_SEQS, WorkerType
+from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
@@ -61,7 +62,7 @@ class Engines:
     `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
     `stages` are the depths of pipelines; activations cross from node to node at `node_bytes_per_s` where a
     worker has more GPUs than a node. `host_overhead_s` is added to each step of a fit, and every step then
-    takes `longer_frac` longer.
+    takes `longer_frac` longer. What `engine` adds only simulations count: bounds on a step leave it out.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
@@ -69,6 +70,7 @@ class Engines:
     stages: tuple[int, ...] = (1,)
     node_bytes_per_s: float | None = None
     host_overhead_s: float = 0.0
+    engine: Engine | None = None
     longer_frac: float = 0.0
 
     @classmethod
@@ -79,8 +81,13 @@ class Engines:
             stages=task.stages,
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
             host_overhead_s=task.host_overhead_s,
+            engine=task.engine,
             longer_frac=task.robust.step_times_frac,
         )
+
+    @property
+    def simulated(self) -> Engine | None:
+        return self.engine and self.engine.longer(self.longer_frac)
 
 
 def worker_types(
@@ -124,7 +131,9 @@ def worker_types(
                         if engines.longer_frac:
                             basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
                             latency = replace(latency.longer(engines.longer_frac), basis=basis)
-                    worker = WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp)
+                    worker = WorkerType(
+                        gpu, tp, latency, kv_tokens, budget, most_seqs, pp, engine=engines.simulated
+                    )
                     (types if kv_tokens >= longest_tokens else small).append(worker)
                 if len(no_room) == len(settings):
                     left.append(Left(name, facts.WeightsTooLarge(llm.weight_bytes)))

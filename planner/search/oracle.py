@@ -309,6 +309,7 @@ def _machine(option: Option) -> tuple[object, ...]:
         worker.max_num_batched_tokens,
         worker.max_num_seqs,
         worker.form,
+        worker.engine,
     )
 
 

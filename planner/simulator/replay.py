@@ -434,8 +434,7 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
         row["is_async"] = (
             engine.async_scheduling and worker_type.pp == 1
         )  # else a pipeline has several in flight
-        row["host_s"][0] = engine.host.at(worker_type.tp)
-        row["rest_s"][0] = engine.rest.at(worker_type.tp)
+        row["host_s"][0], row["rest_s"][0] = (part.at(worker_type.tp) for part in worker_type.host)
     row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
     row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)
 

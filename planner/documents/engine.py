@@ -1,0 +1,148 @@
+"""`engine:` of slo.yaml and fleet.yaml, and the rows of catalogs/engines.yaml it takes its constants from.
+
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
+
+Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by default.
+Constants of one's own (`host`, `rest`, `front_end`) replace the row's; planner/models/engine.py says what they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import InputError
+from planner.io.values import Section, is_number, one_of, refused
+from planner.models.engine import DEPLOYED_VERSION, NEAREST, Engine, HostTime
+from planner.units import exactly
+
+KEYS = ("name", "version", "async_scheduling", "host", "rest", "front_end", "basis")
+ROW_KEYS = ("engine", "from", "to", "async_scheduling", "host", "rest", "front_end", "error")
+HOST_KEYS = ("step", "sequence", "log2_tp")
+NOT_YET = ("sglang", "trtllm")
+MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0}  # beyond, it is a slip of the pen
+AMBIGUOUS = (0.1, 0.2, 0.3)  # 0.10 without quotes is the number 0.1
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """Constants of an engine's versions `first` to `last`, both with all their patch releases."""
+
+    engine: str
+    first: str
+    last: str
+    async_scheduling: bool
+    host: HostTime
+    rest: HostTime
+    front_end_s: float
+    source: str
+
+    def distance(self, version: str) -> Version:
+        """How far the version is from these: all zeros if it is one of them."""
+        asked, first, last = (number_of(each)[:2] for each in (version, self.first, self.last))
+        if first <= asked <= last:
+            return (0, 0)
+        near = first if asked < first else last
+        return tuple(abs(a - b) for a, b in zip(asked, near, strict=True))
+
+
+def number_of(version: str) -> Version:
+    return tuple(int(part) for part in version.split("."))
+
+
+def parse_row(row: Section) -> EngineRow:
+    """A row of catalogs/engines.yaml, but for where it comes from."""
+    first, last = (_version(row.required(key), row.at(key)) for key in ("from", "to"))
+    if number_of(last) < number_of(first):
+        raise InputError(f"{row.at('to')}: is {last}, must not be before {first}")
+    row.written("error")
+    return EngineRow(
+        _name(row.required("engine"), row.at("engine")),
+        first,
+        last,
+        row.flag("async_scheduling"),
+        _host(row.part("host", HOST_KEYS)),
+        _host(row.part("rest", HOST_KEYS)),
+        _seconds(row, "front_end"),
+        row.written("source"),
+    )
+
+
+def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine:
+    """The engine asked for; raises InputError in one line."""
+    asked = Section.of({"name": value} if isinstance(value, str) else value, where, KEYS)
+    name = _name(asked.get("name", "vllm"), asked.at("name"))
+    version = _version(asked.get("version", DEPLOYED_VERSION), asked.at("version"))
+    known = [row for row in rows if row.engine == name]
+    if not known:
+        raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
+    row = min(known, key=lambda each: each.distance(version))
+    basis = f"constants of {name} {row.first} to {row.last}: {row.source}"
+    if any(row.distance(version)):
+        basis = f"{NEAREST}{name} {version} has no constants of its own, taken are {basis}"
+    return Engine(
+        name,
+        version,
+        asked.flag("async_scheduling", row.async_scheduling),
+        _host(asked.part("host", HOST_KEYS), row.host),
+        _host(asked.part("rest", HOST_KEYS), row.rest),
+        _seconds(asked, "front_end", row.front_end_s),
+        asked.text("basis", "constants of your own" if "host" in asked else basis),
+    )
+
+
+def engine_document(engine: Engine) -> dict[str, Any]:
+    """The mapping that `parse_engine` reads as the same engine, whatever the catalog says by then."""
+    return {
+        "name": engine.name,
+        "version": engine.version,
+        "async_scheduling": engine.async_scheduling,
+        "host": _host_document(engine.host),
+        "rest": _host_document(engine.rest),
+        "front_end": exactly(engine.front_end_s, "s"),
+        "basis": engine.basis,
+    }
+
+
+def is_modelled(document: Mapping[str, Any]) -> bool:
+    """Whether a fleet, or a plan, says which engine it counts on; any plan says which one it deploys."""
+    asked = document.get("engine")
+    is_plan = "status" in document
+    return asked is not None and not (is_plan and isinstance(asked, Mapping) and "host" not in asked)
+
+
+def _host_document(host: HostTime) -> dict[str, str]:
+    return {key: exactly(getattr(host, f"{key}_s"), "s") for key in HOST_KEYS}
+
+
+def _host(section: Section, default: HostTime | None = None) -> HostTime:
+    if default is None:
+        return HostTime(*(_seconds(section, key) for key in HOST_KEYS))
+    return HostTime(*(_seconds(section, key, getattr(default, f"{key}_s")) for key in HOST_KEYS))
+
+
+def _seconds(section: Section, key: str, default: float | None = None) -> float:
+    value_s = section.at_least(key, "s") if default is None else section.at_least(key, "s", default)
+    if value_s > MOST_S[key]:
+        raise refused(section.at(key), f"must be at most {MOST_S[key]:g} s", section.get(key))
+    return value_s
+
+
+def _name(value: object, where: str) -> str:
+    if value in NOT_YET:
+        raise InputError(f"{where}: {value} is not there yet; vllm alone has constants")
+    return one_of(value, ("vllm",), where)
+
+
+def _version(value: object, where: str) -> str:
+    if value in AMBIGUOUS and is_number(value):
+        raise InputError(f"{where}: {value} may mean {value} or {value}0; write it in quotes, such as '0.10'")
+    written = str(value) if is_number(value) else value
+    if not isinstance(written, str) or not _VERSION.fullmatch(written.removeprefix("v")):
+        raise refused(where, "expected a version such as 0.15.1", value)
+    return written.removeprefix("v")
