@@ -27,6 +27,7 @@ from planner.commands.common import (
     print_mapping,
     print_rows,
     read_requests,
+    say_first,
     seconds_cell,
 )
 from planner.documents.catalog import read_catalog
@@ -86,6 +87,8 @@ def simulate(
         engines = read_fleet(fleet, known)
         promise, asked = asked_of(slo, known, rate=rate, scale=scale, window=window, command="simulate")
         read = read_requests(trace, seed=None, drop_invalid=drop_invalid)
+        if engines.engine is not None and engines.engine.is_nearest:
+            say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
         if seeds == 1:
             requests = asked.of(spread(read, seed=seed), seed=seed)
             progress(f"simulating {len(requests)} requests on {engines.workers} workers")

@@ -4,8 +4,8 @@
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
-A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml and latency/*.yaml. A file there
-replaces the shipped one; fits there come before the shipped ones.
+A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml and latency/*.yaml. A
+file there replaces the shipped one; fits there come before the shipped ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
-FILES = ("engines.yaml", "gpus.yaml", "llms.yaml", "slos.yaml")
+FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml")
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -171,16 +171,16 @@ def read_catalog(directory: Path | None = None) -> Catalog:
             raise CatalogError(f"{directory}: no permission to read it")
         if not any((directory / name).exists() for name in (*FILES, "latency")):
             raise CatalogError(
-                f"{directory}: holds none of {', '.join(FILES)}, latency/; expected at least one"
+                f"{directory}: holds none of {', '.join((*FILES[:3], 'latency/', *FILES[3:]))}; expected at least one"
             )
-    engines_path, gpus_path, llms_path, slos_path = (
+    gpus_path, llms_path, slos_path, engines_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
     gpus, gpu_aliases = _rows(gpus_path, _gpu, provenance)
     llms, llm_aliases = _rows(llms_path, _llm, provenance)
     slos, _ = _rows(slos_path, _preset, provenance)
-    engines, _ = _rows(engines_path, _engine, provenance)
+    engines, _ = _rows(engines_path, _engine, {})
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
     return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines)
 

@@ -2,8 +2,9 @@
 
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
 
-Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by default.
-Constants of one's own (`host`, `rest`, `front_end`) replace the row's; planner/models/engine.py says what they are.
+Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by
+default. Constants of one's own (`host`, `rest`, `front_end`) replace the row's; planner/models/engine.py says
+what they are.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from planner.io.values import Section, is_number, one_of, refused
 from planner.models.engine import DEPLOYED_VERSION, NEAREST, Engine, HostTime
 from planner.units import exactly
 
-KEYS = ("name", "version", "async_scheduling", "host", "rest", "front_end", "basis")
+KEYS = ("name", "version", "async_scheduling", "host", "rest", "front_end", "basis", "images")
 ROW_KEYS = ("engine", "from", "to", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")
 NOT_YET = ("sglang", "trtllm")
 MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0}  # beyond, it is a slip of the pen
+FIRST_ASYNC = "0.10"  # with --async-scheduling
 AMBIGUOUS = (0.1, 0.2, 0.3)  # 0.10 without quotes is the number 0.1
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
 
@@ -42,13 +44,12 @@ class EngineRow:
     front_end_s: float
     source: str
 
-    def distance(self, version: str) -> Version:
-        """How far the version is from these: all zeros if it is one of them."""
-        asked, first, last = (number_of(each)[:2] for each in (version, self.first, self.last))
-        if first <= asked <= last:
-            return (0, 0)
-        near = first if asked < first else last
-        return tuple(abs(a - b) for a, b in zip(asked, near, strict=True))
+    def distance(self, version: str) -> int:
+        """How far the version is from these, patch releases aside: 0 if it is one of them."""
+        asked, first, last = (
+            major * 10_000 + minor for major, minor, *_ in map(number_of, (version, self.first, self.last))
+        )
+        return max(first - asked, asked - last, 0)
 
 
 def number_of(version: str) -> Version:
@@ -83,12 +84,16 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
     row = min(known, key=lambda each: each.distance(version))
     basis = f"constants of {name} {row.first} to {row.last}: {row.source}"
-    if any(row.distance(version)):
+    if row.distance(version):
         basis = f"{NEAREST}{name} {version} has no constants of its own, taken are {basis}"
+    async_scheduling = asked.flag("async_scheduling", row.async_scheduling)
+    if async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
+        where = asked.at("async_scheduling")
+        raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
     return Engine(
         name,
         version,
-        asked.flag("async_scheduling", row.async_scheduling),
+        async_scheduling,
         _host(asked.part("host", HOST_KEYS), row.host),
         _host(asked.part("rest", HOST_KEYS), row.rest),
         _seconds(asked, "front_end", row.front_end_s),

@@ -433,6 +433,14 @@ class GuessedSteps:
     basis: str
 
 
+@dataclass(frozen=True, slots=True)
+class NearestEngine:
+    """A version of an engine that has no constants of its own."""
+
+    engine: str
+    basis: str
+
+
 LeftOut = Literal[
     "neighbours",
     "one-more",
@@ -703,6 +711,7 @@ Warned = (
     | FewKeepAll
     | ShortTrace
     | GuessedSteps
+    | NearestEngine
     | NotSimulated
     | LongerSteps
     | SpotGone

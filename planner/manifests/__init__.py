@@ -114,7 +114,7 @@ def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refus
     ]
     for name, said in notes.items():
         target = TARGETS[name]
-        lines += ["", f"## {name}", "", f"For {target.ENGINE}.", "", *target.steps(fleet)]
+        lines += ["", f"## {name}", "", versions, "", *target.steps(fleet)]
         lines += ["", f"Routing: {' '.join([target.routing(fleet), *said])}"]
     if refused:
         lines += ["", "## Not written", "", *(f"- {engine.one_line(why)}" for why in refused.values())]

@@ -109,7 +109,7 @@ def _service(
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(worker.node) if shared_network else worker.name
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(NIXL_PORT + NIXL_PORT_STEP * slot)
     service: Document = {
-        "image": engine.image(gpu),
+        "image": engine.image(worker.pool.type),
         "entrypoint": ["vllm", "serve"],
         "command": [arg.replace("$", "$$") for arg in args],  # compose would read $ as a variable
         "environment": environment,

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Llm
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
+from planner.models.engine import DEPLOYED_VERSION
 from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
 
-VLLM_VERSION = "0.33.0"
+VLLM_VERSION = DEPLOYED_VERSION
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
+FIRST_ASYNC = (0, 10)  # with --async-scheduling
 ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
 ROUTER_IMAGE = "python:3.12-slim"
 ROUTER_PACKAGE = "vllm-router==0.1.17"
@@ -60,9 +62,32 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
     }
     if (order := answer(QUEUE[fleet.policies.queue], VLLM).name) != Policies().queue:  # vLLM's own
         told["scheduling-policy"] = order
+    if engine.engine is not None and _has_async(engine.engine.version):
+        told["async-scheduling"] = engine.engine.async_scheduling
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     return told
+
+
+def version(fleet: Fleet) -> str:
+    """Of vLLM: the release the plan counts on, else ours."""
+    return VLLM_VERSION if fleet.engine is None else _release(fleet.engine.version)
+
+
+def made_for(text: str, fleet: Fleet) -> str:
+    """What a target names as its versions, with the plan's vLLM where it takes that."""
+    asked, ours = f"vLLM {version(fleet)}", f"vLLM {VLLM_VERSION}"
+    if asked == ours or ours in text:
+        return text.replace(ours, asked) + "."
+    return f"{text}; the plan counts on {asked}, which this target does not bring."
+
+
+def _release(asked: str) -> str:
+    return asked if asked.count(".") > 1 else f"{asked}.0"
+
+
+def _has_async(asked: str) -> bool:
+    return tuple(int(part) for part in asked.split(".")[:2]) >= FIRST_ASYNC
 
 
 def to_args(told: Mapping[str, Setting]) -> list[str]:
@@ -267,8 +292,9 @@ def is_rocm(gpu: Gpu) -> bool:
     return gpu.node_selector.startswith("amd.com/")
 
 
-def image(gpu: Gpu) -> str:
-    return ROCM_IMAGE if is_rocm(gpu) else IMAGE
+def image(kind: WorkerType) -> str:
+    found = ROCM_IMAGE if is_rocm(kind.gpu) else IMAGE
+    return found if kind.engine is None else found.replace(VLLM_VERSION, _release(kind.engine.version))
 
 
 def is_capped(gpu: Gpu) -> bool:

@@ -134,7 +134,7 @@ def container(pool: Pool, args: list[str], *, port: int = HTTP_PORT) -> Document
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
     return {
         "name": "vllm",
-        "image": engine.image(pool.type.gpu),
+        "image": engine.image(pool.type),
         "command": ["vllm", "serve"],
         "args": args,
         "env": environment(pool),

@@ -108,7 +108,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         ports.append({"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"})
     main: Document = {
         "name": "vllm",
-        "image": engine.image(gpu),
+        "image": engine.image(pool.type),
         "modelCommand": "custom",
         "command": ["vllm", "serve"],
         "args": kubernetes.expanded(args),

@@ -112,7 +112,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
             f"production-stack: Helm garbles max-model-len {told['max-model-len']} (1e+06); take kubernetes"
         )
     extra = {key: value for key, value in told.items() if key not in _CHART_VALUES}
-    repository, _, tag = engine.image(gpu).rpartition(":")
+    repository, _, tag = engine.image(pool.type).rpartition(":")
     labels = kubernetes.node_labels(gpu)
     expressions: list[Document] = [{"key": k, "operator": "In", "values": [v]} for k, v in labels.items()]
     if kubernetes.keeps_off_capped(fleet, pool):

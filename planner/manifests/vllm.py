@@ -22,6 +22,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     files: dict[str, str] = {}
     for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
         told = {"model": fleet.llm.name, **engine.settings(pool, fleet, max_model_len)}
+        told = dict((f"no-{key}", True) if value is False else (key, value) for key, value in told.items())
         files[f"vllm/{name}.config.yaml"] = f"# vllm serve --config {name}.config.yaml\n" + to_yaml(told)
         files[f"vllm/{name}.sh"] = _worker(name, pool)
     for name, roles in engine.routers(fleet).items():
@@ -32,7 +33,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
     lines = [
-        "On every host, `pip install vllm==" + engine.VLLM_VERSION + "`; then each worker, for instance",
+        "On every host, `pip install vllm==" + engine.version(fleet) + "`; then each worker, for instance",
         "",
     ]
     for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):

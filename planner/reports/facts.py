@@ -493,6 +493,11 @@ def _(fact: facts.GuessedSteps) -> str:
 
 
 @sentence.register
+def _(fact: facts.NearestEngine) -> str:
+    return f"engine {fact.engine}: {fact.basis}"
+
+
+@sentence.register
 def _(fact: facts.NotSimulated) -> str:
     left_out = "; ".join(_LEFT_OUT[name] for name in fact.left_out)
     return f"not simulated, out of time: {left_out}; raise --time-limit"

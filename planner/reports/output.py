@@ -17,13 +17,15 @@ import numpy as np
 
 from planner import manifests
 from planner.documents.certificate import certificate_document, fact_document, facts_document
+from planner.documents.engine import engine_document
 from planner.documents.fits import latency_document
 from planner.documents.fleet import fleet_document
 from planner.documents.slo import slo_document
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
-from planner.manifests.engine import IMAGE, VLLM_VERSION, is_rocm, running
 from planner.manifests.engine import image as image_of
+from planner.manifests.engine import running
+from planner.manifests.engine import version as vllm_version
 from planner.reports import figures
 from planner.reports.curves import spread
 from planner.reports.drawing import Figure, chart_png
@@ -120,7 +122,7 @@ def plan_yaml(plan: Plan) -> str:
             "rate_rps": trace.rate_rps,
         },
         "max_model_len": plan.max_model_len,
-        "engine": {"name": "vllm", "version": VLLM_VERSION, "images": _images(fleet)},
+        "engine": _engine(fleet),
         "latency": [
             {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
             for pool in running(fleet)
@@ -129,7 +131,7 @@ def plan_yaml(plan: Plan) -> str:
         "placement": placement_document(plan.placement),
         **_prefixes(plan),
     }
-    return header + to_yaml(plain(document) | fleet_document(fleet))
+    return header + to_yaml(plain(document) | fleet_document(fleet) | {"engine": plain(_engine(fleet))})
 
 
 def _traffic_name(plan: Plan) -> str:
@@ -181,8 +183,13 @@ def power_document(power: ExpectedPower | None) -> Document | None:
 
 
 def _images(fleet: Fleet) -> list[str]:
-    gpus = [pool.type.gpu for pool in running(fleet)]
-    return sorted({image_of(gpu) if is_rocm(gpu) else IMAGE for gpu in gpus})
+    return sorted({image_of(pool.type) for pool in running(fleet)})
+
+
+def _engine(fleet: Fleet) -> Document:
+    """What is deployed; with the constants it is planned with, where it is."""
+    known: Document = {} if fleet.engine is None else engine_document(fleet.engine)
+    return {"name": "vllm", "version": vllm_version(fleet), **known, "images": _images(fleet)}
 
 
 def certificate_json(plan: Plan, *, command: str = "") -> str:
@@ -214,7 +221,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "latency": {pool.name: latency_document(pool.type.latency) for pool in running(plan.fleet)},
         "prices": prices_text(plan.prices),
         "warnings": sentences(plan.warnings),
-        "engine": {"name": "vllm", "version": VLLM_VERSION},
+        "engine": {"name": "vllm", "version": vllm_version(plan.fleet)},
         "max_model_len": plan.max_model_len,
         "command": command,
     }

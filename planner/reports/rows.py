@@ -7,7 +7,8 @@ import numpy as np
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, SPOT
 from planner.fleet import Fleet, Pool
-from planner.manifests.engine import VLLM_VERSION, running
+from planner.manifests.engine import running
+from planner.manifests.engine import version as vllm_version
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence
 from planner.reports.words import (
@@ -352,7 +353,7 @@ def source_rows(plan: Plan) -> Rows:
     ]
     if plan.power is not None:
         found.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))
-    found.append(("Deployment", "rendered", f"for vLLM {VLLM_VERSION}"))
+    found.append(("Deployment", "rendered", f"for vLLM {vllm_version(plan.fleet)}"))
     return ("Figure", "How", "From"), found
 
 

@@ -380,6 +380,8 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
     for pool in fleet.pools:
         if not pool.type.latency.is_measured:
             found.append(facts.GuessedSteps(pool.type.gpu.name, pool.type.tp, pool.type.latency.basis))
+    if (engine := fleet.engine) is not None and engine.is_nearest:
+        found.append(facts.NearestEngine(engine.title, engine.basis))
     return tuple(dict.fromkeys(found))
 
 

@@ -49,8 +49,8 @@ def _cut_after(state, l, steps):
 
 @small_jit
 def known_s(time_s, cause):
-    """When an asynchronous engine knows what came at `time_s`: after a step that starts just then, unless it is
-    an arrival that nothing caused.
+    """When an asynchronous engine knows what came at `time_s`: after a step that starts just then, unless it
+    is an arrival that nothing caused.
     """
     return time_s if cause == NONE else np.nextafter(time_s, np.inf)
 

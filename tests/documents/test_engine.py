@@ -1,0 +1,158 @@
+"""`engine:` of slo.yaml and fleet.yaml, and the rows it takes its constants from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fleet import fleet_document, fleet_of
+from planner.documents.task import parse_task
+from planner.errors import CatalogError, InputError
+from planner.models.engine import DEPLOYED_VERSION, Engine, HostTime
+from planner.models.latency import StepLatency
+
+WORKERS = {"llm": "meta-llama/Llama-3.1-8B", "workers": [{"gpu": "h100-80g"}]}
+ASKED = {"llm": "meta-llama/Llama-3.1-8B", "slo": {"ttft": {"p90": "2 s"}}}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return read_catalog()
+
+
+def engine_of(asked: object, catalog: Catalog) -> Engine | None:
+    return fleet_of({**WORKERS, "engine": asked}, Path("fleet.yaml"), catalog).engine
+
+
+def test_without_the_key_no_engine_is_modelled(catalog: Catalog) -> None:
+    assert fleet_of(dict(WORKERS), Path("fleet.yaml"), catalog).engine is None
+    assert parse_task(ASKED, catalog).engine is None
+
+
+@pytest.mark.parametrize(
+    ("version", "is_async", "is_nearest"),
+    [
+        ("0.11.1", False, False),
+        ("v0.13.2", False, False),
+        ("0.14", True, False),
+        ("0.15.1", True, False),
+        (0.15, True, False),
+        ("0.7.3", False, True),
+        ("0.33", True, True),
+        ("1.2.0", True, True),
+    ],
+)
+def test_constants_are_those_of_the_version_or_of_the_nearest(
+    catalog: Catalog, version: object, is_async: bool, is_nearest: bool
+) -> None:
+    engine = engine_of({"name": "vllm", "version": version}, catalog)
+    assert engine is not None
+    row = catalog.engines["vllm-asynchronous" if is_async else "vllm-synchronous"]
+    assert (engine.async_scheduling, engine.is_nearest) == (is_async, is_nearest)
+    assert (engine.host, engine.rest, engine.front_end_s) == (row.host, row.rest, row.front_end_s)
+    assert engine.basis.endswith(row.source)
+
+
+def test_a_name_alone_is_what_the_manifests_deploy(catalog: Catalog) -> None:
+    engine = engine_of("vllm", catalog)
+    assert engine is not None and engine.version == DEPLOYED_VERSION and engine.async_scheduling
+
+
+def test_scheduling_and_constants_may_be_ones_own(catalog: Catalog) -> None:
+    engine = engine_of(
+        {"version": "0.15.1", "async_scheduling": False, "host": {"step": "2 ms"}, "front_end": "0 ms"},
+        catalog,
+    )
+    row = catalog.engines["vllm-asynchronous"]
+    assert engine == Engine(
+        "vllm",
+        "0.15.1",
+        False,
+        HostTime(0.002, row.host.sequence_s, row.host.log2_tp_s),
+        row.rest,
+        0.0,
+        "constants of your own",
+    )
+
+
+@pytest.mark.parametrize("key", ["engine"])
+def test_a_fleet_with_an_engine_is_read_back_to_the_last_bit(catalog: Catalog, key: str) -> None:
+    asked = {"version": "0.33", "host": {"sequence": "0.0123 ms"}, "rest": {"step": "0.1 ms"}}
+    fleet = fleet_of({**WORKERS, key: asked}, Path("fleet.yaml"), catalog)
+    assert fleet_of(fleet_document(fleet), Path("fleet.yaml"), catalog) == fleet
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"name": "sglang"}, "engine: name: sglang is not there yet"),
+        ({"name": "trtllm"}, "engine: name: trtllm is not there yet"),
+        ({"name": "vlm"}, "engine: name: .*vllm.*found 'vlm'"),
+        ({"version": 0.1}, "engine: version: 0.1 may mean 0.1 or 0.10"),
+        ({"version": "latest"}, "engine: version: expected a version such as 0.15.1, found 'latest'"),
+        ({"version": "0.9", "async_scheduling": True}, "async_scheduling: vllm 0.9 has none"),
+        ({"host": {"step": "-1 ms"}}, "engine: host: step: must be >= 0, found '-1 ms'"),
+        ({"host": {"step": "3 s"}}, "engine: host: step: must be at most 1 s, found '3 s'"),
+        ({"rest": {"sequence": "1 s"}}, "engine: rest: sequence: must be at most 0.01 s"),
+        ({"front_end": "1 min"}, "engine: front_end: must be at most 10 s"),
+        ({"host": {"step": 2}}, "engine: host: step: 2 has no unit"),
+        ({"async": True}, "engine: .*async"),
+        (3, "engine: expected keys and values, found 3"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(catalog: Catalog, asked: Any, said: str) -> None:
+    for read in (lambda: engine_of(asked, catalog), lambda: parse_task({**ASKED, "engine": asked}, catalog)):
+        with pytest.raises(InputError, match=said) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+def test_the_host_is_not_asked_for_twice(catalog: Catalog) -> None:
+    asked = {**ASKED, "engine": "vllm", "fleet": {"host_overhead": "2 ms"}}
+    with pytest.raises(InputError, match="host_overhead: engine says what the host takes"):
+        parse_task(asked, catalog)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("to: '0.7'", "mine: to: is 0.7, must not be before 0.8"),
+        ("host: {step: -1 ms, sequence: 0 s, log2_tp: 0 s}", "mine: host: step: must be >= 0"),
+        ("front_end: 20 s", "mine: front_end: must be at most 10 s"),
+        ("engine: sglang", "mine: engine: sglang is not there yet"),
+        ("stop: 1", "mine: .*stop"),
+    ],
+)
+def test_a_row_of_ones_own_is_checked(tmp_path: Path, row: str, said: str) -> None:
+    lines = {
+        "engine": "vllm",
+        "from": "'0.8'",
+        "to": "'0.13'",
+        "async_scheduling": "false",
+        "host": "{step: 1 ms, sequence: 1 us, log2_tp: 0 s}",
+        "rest": "{step: 0 s, sequence: 0 s, log2_tp: 0 s}",
+        "front_end": "1 ms",
+        "error": "none",
+        "source": "me",
+        "date": "2026-11-20",
+    }
+    key, _, value = row.partition(": ")
+    lines[key] = value
+    document = "mine:\n" + "".join(f"  {name}: {text}\n" for name, text in lines.items())
+    (tmp_path / "engines.yaml").write_text(document)
+    with pytest.raises(CatalogError, match=said):
+        read_catalog(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("basis", "h_s", "has_host"),
+    [("silicon: kernels", 0.0, False), ("measured: here", 0.0, True), ("silicon: kernels", 1e-3, True)],
+)
+def test_steps_that_were_measured_hold_their_host(
+    catalog: Catalog, basis: str, h_s: float, has_host: bool
+) -> None:
+    latency = StepLatency((1, 2), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, h_s, basis)
+    assert latency.has_host is has_host
