@@ -1,10 +1,11 @@
 """Predicted against measured, on runs of real engines that others published. docs/accuracy.md is its table.
 
-    python benchmarks/reality.py DIR [--only SOURCE] [--json]
+    python benchmarks/reality.py DIR [--engine off|runs] [--only SOURCE] [--json]
 
 Replays every run found in DIR, and the measured points of aiconfigurator-core where that is installed, with
 what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, no constant of
-the run's own. Prints the errors per source, LLM and GPU, what others reach on such data, and what was left
+the run's own. With `--engine runs` the fleet also names the engine that ran (its version, and how it scheduled
+where that is not the version's default). Prints the errors per source, LLM and GPU, what others reach on such data, and what was left
 out and why. Exit code 1 where a bound is missed, 2 where there is nothing to replay.
 
 Reads these (the README beside the data says how they were measured):
@@ -21,6 +22,7 @@ import argparse
 import csv
 import importlib.util
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,9 +125,10 @@ Found = Iterator[Row | LeftOut]
 
 @dataclass(frozen=True)
 class Engines:
-    """Fleets of one kind of worker, as fleet.yaml describes them."""
+    """Fleets of one kind of worker, as fleet.yaml describes them; `modelled`: with the engine that ran."""
 
     catalog: Catalog
+    modelled: bool = False
 
     def fleet(
         self, run: Run, engine: Mapping[str, int], *, weights: str = "", count: int = 1, cache: bool = False
@@ -137,6 +140,8 @@ class Engines:
             "workers": [worker],
             "policies": {"prefix_cache": cache},
         }
+        if self.modelled and (version := re.match(r"vLLM (\d+\.\d+(\.\d+)?)", run.engine)):
+            document["engine"] = {"name": "vllm", "version": version[1], **_told_apart(run)}
         fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
         if fleet.llm.dtype_bytes != WEIGHT_BYTES[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
@@ -159,6 +164,15 @@ class Engines:
 
     def basis(self, fleet: Fleet) -> str:
         return "roofline" if fleet.pools[0].type.latency.basis.startswith("roofline") else "fit"
+
+
+def _told_apart(run: Run) -> Document:
+    """What else is known of the engine of a run."""
+    if run.source == "llmservingsim":
+        return {"front_end": "0 s"}  # times are of the engine's own clock
+    if run.engine == f"vLLM {UNSTATED_VERSIONS.get(run.llm)}":
+        return {"async_scheduling": True}
+    return {}
 
 
 def _places() -> list[Path]:
@@ -692,11 +706,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--only", choices=SOURCES)
     parser.add_argument("--catalog", type=Path, help="a catalog directory in place of the shipped one")
+    parser.add_argument(
+        "--engine",
+        choices=("off", "runs"),
+        default="off",
+        help="runs: model the engine that ran; off (default): step times alone",
+    )
     parser.add_argument("--json", action="store_true", help="every row, as one JSON object")
     args = parser.parse_args(arguments)
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is no folder")
-    everything = list(found(args.folder, Engines(read_catalog(args.catalog)), args.only))
+    everything = list(
+        found(args.folder, Engines(read_catalog(args.catalog), args.engine == "runs"), args.only)
+    )
     rows = [each for each in everything if isinstance(each, Row)]
     left_out = [each for each in everything if isinstance(each, LeftOut)]
     if not rows and not left_out:

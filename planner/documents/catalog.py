@@ -170,9 +170,8 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
         if not any((directory / name).exists() for name in (*FILES, "latency")):
-            raise CatalogError(
-                f"{directory}: holds none of {', '.join((*FILES[:3], 'latency/', *FILES[3:]))}; expected at least one"
-            )
+            names = ", ".join((*FILES[:3], "latency/", *FILES[3:]))
+            raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
     gpus_path, llms_path, slos_path, engines_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )

@@ -114,6 +114,7 @@ def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refus
     ]
     for name, said in notes.items():
         target = TARGETS[name]
+        versions = f"For {engine.made_for(target.ENGINE, fleet)}"
         lines += ["", f"## {name}", "", versions, "", *target.steps(fleet)]
         lines += ["", f"Routing: {' '.join([target.routing(fleet), *said])}"]
     if refused:
