@@ -4,9 +4,10 @@
 
 Replays every run found in DIR, and the measured points of aiconfigurator-core where that is installed, with
 what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, no constant of
-the run's own. With `--engine runs` the fleet also names the engine that ran (its version, and how it scheduled
-where that is not the version's default). Prints the errors per source, LLM and GPU, what others reach on such data, and what was left
-out and why. Exit code 1 where a bound is missed, 2 where there is nothing to replay.
+the run's own. With `--engine runs` the fleet also names the engine that ran (its version, and how it
+scheduled where that is not the version's default). Prints the errors per source, LLM and GPU, what others
+reach on such data, and what was left out and why. Exit code 1 where a bound is missed, 2 where there is
+nothing to replay.
 
 Reads these (the README beside the data says how they were measured):
 
