@@ -303,6 +303,14 @@ class HostOverheads:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineModelled:
+    """Which engine the simulations are of, and where its constants are from."""
+
+    engine: str
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -695,6 +703,7 @@ Assuming = (
     Assumption
     | StepTimes
     | HostOverheads
+    | EngineModelled
     | EngineSettings
     | KvLink
     | MeasuredWindow

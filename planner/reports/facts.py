@@ -374,6 +374,11 @@ def _(fact: facts.HostOverheads) -> str:
 
 
 @sentence.register
+def _(fact: facts.EngineModelled) -> str:
+    return f"simulated as {fact.engine}; {fact.basis}; the lower bound leaves this out"
+
+
+@sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"

@@ -7,6 +7,7 @@ import math
 from planner.documents.facts import (
     Assuming,
     Assumption,
+    EngineModelled,
     EngineSettings,
     HostOverheads,
     KvLink,
@@ -42,6 +43,8 @@ def assumptions(problem: Problem, simulation: Simulation) -> tuple[Assuming, ...
         Assumption("one-budget-per-role"),
         Assumption("board-power"),
     ]
+    if task.engine is not None:
+        found.append(EngineModelled(task.engine.title, task.engine.basis))
     if problem.hits is not None:
         found.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:

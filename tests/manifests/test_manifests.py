@@ -37,6 +37,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool
 from planner.io.files import write_files
 from planner.manifests import engine, kserve, kubernetes
+from planner.models.engine import Engine
 from planner.reports.output import plan_yaml
 
 DATA = Path(__file__).parents[1] / "data"
@@ -165,6 +166,38 @@ def test_flags_are_vllms_with_values_it_takes(fleet: Fleet) -> None:
                 value = words.pop(0)
                 types[FLAGS[flag].get("type")](value)
                 assert value in FLAGS[flag].get("choices", [value])
+
+
+@pytest.mark.parametrize(
+    ("version", "is_async", "flag", "tag"),
+    [
+        ("0.15.1", True, "--async-scheduling", "v0.15.1"),
+        ("0.13", False, "--no-async-scheduling", "v0.13.0"),
+        ("0.9.2", False, None, "v0.9.2"),
+    ],
+)
+def test_the_engine_a_plan_names_is_deployed(
+    version: str, is_async: bool, flag: str | None, tag: str
+) -> None:
+    modelled = Engine("vllm", version, is_async)
+    fleet = replace(
+        mixed(), pools=tuple(replace(p, type=replace(p.type, engine=modelled)) for p in mixed().pools)
+    )
+    for target, command in engines(fleet):
+        if target == "ray-serve":
+            continue
+        given = {word for word in command.args if word.endswith("async-scheduling")}
+        assert given == ({flag} if flag else set()), target
+    deployment = kubernetes.documents(fleet, 5000)[0]
+    image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == f"vllm/vllm-openai:{tag}"
+    files = rendered(fleet)
+    assert f"pip install vllm=={tag[1:]}" in files["README.md"]
+    assert f"For Ray 2.60.0 with vLLM 0.29.0; the plan counts on vLLM {tag[1:]}, which" in files["README.md"]
+    (config,) = (yaml.safe_load(text) for path, text in files.items() if path.endswith(".config.yaml"))
+    assert {key for key in config if "async" in key} == ({flag[2:]} if flag else set())
+    written = yaml.safe_load(plan_yaml(a_plan(fleet)))["engine"]
+    assert (written["version"], written["images"]) == (version, [image])
 
 
 def test_prefill_produces_and_decode_consumes() -> None:

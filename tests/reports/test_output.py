@@ -14,6 +14,7 @@ import pytest
 import yaml
 from plans import CATALOG, a_plan, a_simulation, a_trace, mixed, pairs
 
+from planner.documents.engine import parse_engine
 from planner.documents.fleet import read_fleet, read_max_model_len
 from planner.documents.slo import parse_slo
 from planner.fleet import Fleet, Network
@@ -81,6 +82,15 @@ def test_a_price_of_the_users_own_survives(tmp_path: Path) -> None:
     fleet = replace(fleet, pools=(replace(pool, type=cheap),))
     write_files(tmp_path, {"plan.yaml": plan_yaml(a_plan(fleet))})
     assert read_fleet(tmp_path / "plan.yaml", CATALOG).price_usd_per_h == fleet.price_usd_per_h
+
+
+@pytest.mark.parametrize("version", ["0.11.1", "0.33"])
+def test_the_engine_in_plan_yaml_reads_back(tmp_path: Path, version: str) -> None:
+    engine = parse_engine({"version": version}, CATALOG.engines.values(), "here")
+    fleet = pairs()
+    fleet = replace(fleet, pools=tuple(replace(p, type=replace(p.type, engine=engine)) for p in fleet.pools))
+    write_files(tmp_path, {"plan.yaml": plan_yaml(a_plan(fleet))})
+    assert read_fleet(tmp_path / "plan.yaml", CATALOG) == fleet
 
 
 def test_the_slo_in_plan_yaml_reads_back() -> None:

@@ -314,6 +314,37 @@ def test_host_overhead_is_in_every_step(catalog: Catalog) -> None:
     assert "host overhead per step: 5 ms" in sentences(slower.certificate.assumptions)
 
 
+@pytest.mark.parametrize("version", ["0.11.1", "0.15.1"])
+def test_an_engine_is_simulated_and_the_bound_stays_below(catalog: Catalog, version: str) -> None:
+    """Its host takes time and saves none: the plan costs as much or more, and step times are as they were."""
+    plain = plan(question(catalog), traffic(), catalog)
+    engine = {"name": "vllm", "version": version, "host": {"step": "5 ms"}, "rest": {"step": "5 ms"}}
+    slower = plan(question(catalog, engine=engine), traffic(), catalog)
+    assert slower.fleet.engine is not None and slower.fleet.engine.version == version
+    assert all(pool.type.latency.h_s == 0 for pool in slower.fleet.pools)
+    assert slower.certificate.value >= plain.certificate.value >= (slower.certificate.bound or 0)
+    assert judge(simulate(slower.fleet, slower.trace, limits=slower.slo.limits), slower.slo).holds
+    said = sentences(slower.certificate.assumptions)
+    assert any(line.startswith(f"simulated as vLLM {version}, ") for line in said)
+
+
+def test_a_version_without_constants_is_warned_of(catalog: Catalog) -> None:
+    found = plan(question(catalog, engine={"version": "0.33"}), traffic(), catalog)
+    (said,) = (line for line in sentences(found.warnings) if line.startswith("engine "))
+    assert said.startswith(
+        "engine vLLM 0.33, asynchronous scheduling: nearest row: vllm 0.33 has no constants"
+    )
+
+
+def test_steps_that_may_take_longer_have_a_host_that_does(catalog: Catalog) -> None:
+    asked = question(catalog, engine={"version": "0.15.1"}, robust={"step_times": "50 %"})
+    found = Engines.of(asked).simulated
+    assert found is not None and asked.engine is not None
+    assert found.host.step_s == pytest.approx(1.5 * asked.engine.host.step_s)
+    assert found.rest.sequence_s == pytest.approx(1.5 * asked.engine.rest.sequence_s)
+    assert found.front_end_s == asked.engine.front_end_s
+
+
 def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Catalog) -> None:
     """27 outputs of 16,000 tokens in 20 s and a limit on TTFT alone: nobody asks when they end, so the work
     of decoding must not refute a single small worker."""
