@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,7 +120,6 @@ def main() -> None:
                     "kind": error.kind,
                     "constraint": error.constraint,
                     "relaxation": error.relaxation,
-                    "ways": [list(map(asdict, way)) for way in error.ways],
                     "message": str(error),
                 }
             )
