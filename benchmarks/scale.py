@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
-from planner.search.asked import asked_traffic
+from planner.search.asked import Asked
 from planner.search.best_fleet import search
 from planner.search.bounds import lower_bound
 from planner.search.level0 import search_level0
@@ -56,7 +56,7 @@ def run_case(trace: Trace, rate_rps: float, asked: argparse.Namespace, catalog: 
         "fleet": {"gpus": GPUS, "pp": asked.pp, "network": {"bandwidth": "100 TB/s"}},
     }
     task = parse_task(question, catalog)
-    traffic, traffic_s = timed(lambda: asked_traffic(trace, task, seed=0))
+    traffic, traffic_s = timed(lambda: Asked.of(trace, task, seed=0))
     problem = pose(task, trace, catalog, asked=traffic)
     bound, bound_s = timed(lambda: lower_bound(problem))
     if asked.beyond:

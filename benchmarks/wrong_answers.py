@@ -40,7 +40,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
 from planner.io.files import read_yaml
-from planner.search.asked import asked_traffic
+from planner.search.asked import Asked, asked_traffic
 from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan
@@ -48,7 +48,7 @@ from planner.search.fleets import Counts, objective
 from planner.search.options import decode_options, mixed_options, prefill_options
 from planner.search.oracle import Answers
 from planner.search.pose import pose
-from planner.search.problem import Problem
+from planner.search.problem import Conditions, Problem
 from planner.simulator.metrics import judge, value_s
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option
@@ -244,7 +244,7 @@ def _on_code(
             },
             catalog,
         )
-        asked = asked or asked_traffic(trace, task, seed=0)
+        asked = asked or Asked.of(trace, task, seed=0)
         yield _against_scan(
             f"TTFT p90 {ttft_s:g} s, TBT p99 {1e3 * tbt_s:g} ms", task, trace, catalog, answers, asked
         )
@@ -305,10 +305,10 @@ def _one(rng: np.random.Generator, options: list[Option]) -> Option:
 
 
 def _against_scan(
-    name: str, task: Task, trace: Trace, catalog: Catalog, answers: Answers, asked: tuple[Trace, str] | None
+    name: str, task: Task, trace: Trace, catalog: Catalog, answers: Answers, asked: Asked | None
 ) -> Row:
     start_s = time.perf_counter()
-    problem = pose(task, trace, catalog, asked=asked, deadline=time.monotonic() + 120.0)
+    problem = pose(task, trace, catalog, asked=asked, conditions=Conditions(time.monotonic() + 120.0))
     try:
         _, found = best_of(search_policies(problem))
         level0, is_exact, value = found.level0.search.value, _is_exact(found), found.value

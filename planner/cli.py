@@ -226,6 +226,7 @@ def plan(
     from planner.reports.words import command_line
     from planner.search import certify
     from planner.search.oracle import Answers
+    from planner.search.problem import Conditions
     from planner.studies.whatif import Study
 
     files.check_output_directory(out)
@@ -242,8 +243,7 @@ def plan(
             known,
             seed=seed,
             time_limit_s=time_limit,
-            progress=progress,
-            answers=answers,
+            conditions=Conditions(progress=progress, answers=answers),
             prove=prove,
         )
         if explain:

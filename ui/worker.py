@@ -39,7 +39,9 @@ from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.reports.facts import sentences
 from planner.search import certify
+from planner.search.oracle import Answers
 from planner.search.plan import Plan
+from planner.search.problem import Conditions
 from planner.search.together import plan_together
 from planner.simulator.replay import Simulation
 from planner.solvers.schedule import at_peak, by_rule, schedule
@@ -160,10 +162,12 @@ def _planned(request: Request, tell: Tell) -> Plan:
         study.catalog,
         seed=study.seed,
         time_limit_s=study.time_limit_s,
-        progress=study.progress,
-        watch=lambda standing: tell({"standing": asdict(standing)}),
-        answers=None if looks_for_rate else study.answers,
-        asked=None if looks_for_rate else study.traffic(task),
+        conditions=Conditions(
+            progress=study.progress,
+            watch=lambda standing: tell({"standing": asdict(standing)}),
+            answers=Answers() if looks_for_rate else study.answers,
+        ),
+        asked=None if looks_for_rate else study.asked(task),
     )
 
 

@@ -76,7 +76,7 @@ def replan(
         study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
-        moved = drift(read_trace(planned_on), study.traffic(task)[0]) if planned_on.exists() else None
+        moved = drift(read_trace(planned_on), study.asked(task).requests) if planned_on.exists() else None
         if out is not None:
             files.write_file(out, files.to_yaml(output.fleet_document(found.best.fleet)))
     document = to_json(found, moved, horizon_h)

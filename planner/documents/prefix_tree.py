@@ -20,7 +20,7 @@ import numpy as np
 from planner.errors import InfeasibleError, InputError
 from planner.io.files import read_yaml
 from planner.io.values import at_least_0, mapping, refuse_unknown, share, whole
-from planner.solvers.prefix_demand import Demand, SessionReuse
+from planner.solvers.prefix_demand import PrefixDemand, SessionReuse
 from planner.solvers.prefixes import Replication, hot_bound, replicate
 from planner.traffic.trace import MAX_TOKENS
 
@@ -35,7 +35,7 @@ class TreeQuestion:
     """`names` (V,) of the nodes of `demand`; without `largest_load` there are `replicas`."""
 
     names: tuple[str, ...]
-    demand: Demand
+    demand: PrefixDemand
     memory_tokens: int
     replicas: int | None
     largest_load: float | None
@@ -75,7 +75,7 @@ def read_tree(path: Path) -> TreeQuestion:
         place[name] = number
         columns.append((above, tokens, prefill_s, rate_rps, rest_s))
     parent, tokens_of, prefill_of, rate_of, rest_of = map(np.array, zip(*columns, strict=True))
-    idle = Demand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
+    idle = PrefixDemand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
     demand = replace(idle, rate_rps=rate_of, work_s=idle.path_sum(prefill_of) + rest_of)
     limit = document.get("largest_load")
     return TreeQuestion(

@@ -40,7 +40,7 @@ from planner.papers.goodput import Rule, Steady, Traffic, goodput
 from planner.search.fleets import Counts
 from planner.search.one_pool import Bounded, Search
 from planner.search.oracle import INSTANT, NO_LINK, side_by_side
-from planner.search.two_pools import search_two_pools
+from planner.search.two_pools import AskPairs, search_two_pools
 from planner.solvers.master import Limits, Option
 from planner.traffic.trace import Trace
 
@@ -274,16 +274,8 @@ def free_counts(
         )
     front = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
     back = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
-    search_two_pools(
-        front,
-        back,
-        each(holds),
-        each(leads),
-        search,
-        side_by_side,
-        lambda: False,
-        lambda prefill, decode: True,
-    )
+    ask = AskPairs(each(holds), each(leads))
+    search_two_pools(front, back, ask, search, side_by_side, lambda: False)
     return _fleet(setting, search.best)
 
 

@@ -12,6 +12,7 @@ from planner.documents.facts import NoneUpTo, Note, Remarked
 from planner.search.fleets import Counts, largest_below
 from planner.search.level0 import Level0
 from planner.search.one_pool import least_that_holds
+from planner.search.options import breaks_gaps
 from planner.search.oracle import side_by_side
 from planner.search.problem import Problem, on_all_draws
 from planner.solvers.master import Option
@@ -129,12 +130,9 @@ def _cheapest_mixed(
         count = min(level0.bounded[option.name].most, largest_below(option, price))
         return int(count) if failed[option.name] < count < math.inf else 0
 
-    gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
-
     def expected(option: Option) -> tuple[bool, float, int]:
         """Whether a full step would break the tightest limit on gaps; then by what is likely to do."""
-        budget = option.type.max_num_batched_tokens
-        is_late = float(option.type.latency.step_s(budget)) > 0.9 * min(gaps_s, default=math.inf)
+        budget, is_late = option.type.max_num_batched_tokens, breaks_gaps(option.type, problem.slo)
         count = search.smallest.get(option.name, level0.bounded[option.name].likely)
         return is_late and option.name not in search.smallest, count * option.objective, -budget
 

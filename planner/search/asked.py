@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.documents.task import Task
@@ -14,6 +16,20 @@ from planner.units import show_s
 RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interval of traffic
 
 RATES_LEAST, RATES_MOST = 5, 41
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What must be served: requests, how they came out of the trace, and further draws and rates of them."""
+
+    requests: Trace
+    note: str
+    further: tuple[Trace, ...] = ()
+
+    @classmethod
+    def of(cls, trace: Trace, task: Task, *, seed: int) -> Asked:
+        requests, note = asked_traffic(trace, task, seed=seed)
+        return cls(requests, note, further_traffic(trace, task, requests, seed=seed))
 
 
 def asked_traffic(trace: Trace, task: Task, *, seed: int) -> tuple[Trace, str]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from planner.documents.facts import Assumed, Shortcut, Tested
+from planner.search.fleets import Told
 
 MORE_MIXED: Shortcut = "more-mixed"
 """One mixed pool: what holds with n workers holds with n + 1."""
@@ -37,9 +38,6 @@ IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
     FOLLOWS: (Tested(0, 150),),
     LINK: (),  # not measured
 }
-
-Told = Mapping[tuple[tuple[str, int], ...], bool]
-"""What was said of fleets, by the names and counts of their options."""
 
 
 def with_counts(assumed: Iterable[Shortcut], told: Told) -> tuple[Assumed, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from planner.search.fleets import Counts, largest_below, objective
 from planner.search.level0 import WALK_EFFORT, Level0
 from planner.search.one_pool import least_that_holds
-from planner.search.options import by_hardware
+from planner.search.options import breaks_gaps, by_hardware
 from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
 from planner.search.problem import Problem, Standing
 from planner.search.walk import every_mix
@@ -89,7 +89,9 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
             value = objective(best)
         else:
             cuts.append(counts)
-        problem.watch(Standing(value if best is not None else None, problem.lower, oracle.simulations))
+        problem.watch(
+            Standing(value if best is not None else None, problem.lower or None, oracle.simulations)
+        )
     if best is not None:
         best = _moved(problem, tuple((option, count) for option, count in best if count), options, tries)
     best, is_exact = _every_mix(problem, level0, best)
@@ -167,7 +169,7 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
         if largest_below(alike[0], search.value) <= most:
             continue  # it is the price that leaves it out
         least = math.inf
-        for option in sorted(alike, key=lambda o: rank_late(problem, o)):
+        for option in sorted(alike, key=lambda o: _rank_late(problem, o)):
             if problem.out_of_time():
                 return found
             item = replace(level0.bounded[option.name], most=math.inf)
@@ -191,18 +193,15 @@ def _best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, in
 
     def rank(option: Option) -> tuple[float, bool, int]:
         known = smallest.get(option.name, capacities.get(option.name, math.inf))
-        return known, *rank_late(problem, option)
+        return known, *_rank_late(problem, option)
 
     return [min(alike, key=rank) for alike in by_hardware(level0.options).values()]
 
 
-def rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
+def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
     """Whether a full step of a mixed worker breaks the tightest limit on gaps; larger budgets first."""
-    gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric in ("tbt", "tpot")]
-    worker = option.type
-    full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
-    is_late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
-    return is_late and option.role == "mixed", -worker.max_num_batched_tokens
+    is_late = option.role == "mixed" and breaks_gaps(option.type, problem.slo, ("tbt", "tpot"))
+    return is_late, -option.type.max_num_batched_tokens
 
 
 def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]) -> float:

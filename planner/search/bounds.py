@@ -12,7 +12,7 @@ from planner.search.options import by_hardware, decode_options, mixed_options, p
 from planner.search.problem import Problem
 from planner.solvers import master
 from planner.solvers.demand import demand
-from planner.solvers.master import Option, bound
+from planner.solvers.master import Load, Option, bound
 from planner.solvers.required_work import due, steady
 from planner.traffic.workload import to_classes
 
@@ -35,16 +35,16 @@ def lower_bound(problem: Problem) -> float | None:
         in_bursts = demand(envelopes, trace, problem.lengths, dues, deadline).least_objective
     if time.monotonic() > deadline:
         return in_bursts
-    return bound(
-        envelopes,
+    return bound(envelopes, _load(problem), problem.limits, at_least=in_bursts, deadline=deadline)
+
+
+def _load(problem: Problem) -> Load:
+    return Load(
         problem.hits.classes() if problem.hits else to_classes(problem.trace),
-        problem.limits,
-        obliged=problem.obliged,
-        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
-        link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
-        at_least=in_bursts,
+        problem.obliged,
+        problem.llm.kv_bytes_per_token,
+        problem.task.network.bandwidth_bytes_per_s,
         is_cached=problem.hits is not None,
-        deadline=deadline,
     )
 
 
@@ -71,14 +71,7 @@ def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
     if left_s <= 0 or not problem.limits.rows():
         return {}
     return master.shadow_prices(
-        _any_fleet(problem),
-        problem.hits.classes() if problem.hits else to_classes(problem.trace),
-        problem.limits,
-        obliged=problem.obliged,
-        kv_bytes_per_token=problem.llm.kv_bytes_per_token,
-        link_bytes_per_s=problem.task.network.bandwidth_bytes_per_s,
-        is_cached=problem.hits is not None,
-        time_limit_s=min(left_s, 20.0),
+        _any_fleet(problem), _load(problem), problem.limits, time_limit_s=min(left_s, 20.0)
     )
 
 

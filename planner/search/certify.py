@@ -14,16 +14,16 @@ from planner.documents.facts import Finding, OfTraffic, Refuted
 from planner.documents.task import Task
 from planner.search import assumed, draws, evidence
 from planner.search.alternatives import alternatives
+from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
 from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.most_traffic import at_rate, most_traffic
 from planner.search.options import OBJECTIVE_UNITS
-from planner.search.oracle import Answers
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
-from planner.search.problem import Problem, Progress, Watch, on_all_draws, silent, unwatched
+from planner.search.problem import Conditions, Problem, on_all_draws
 from planner.simulator.repeats import Repeats
 from planner.traffic.trace import Trace
 
@@ -37,10 +37,8 @@ def plan(
     *,
     seed: int = 0,
     time_limit_s: float = 120.0,
-    progress: Progress = silent,
-    watch: Watch = unwatched,
-    answers: Answers | None = None,
-    asked: tuple[Trace, str] | None = None,
+    conditions: Conditions | None = None,
+    asked: Asked | None = None,
     prove: bool = False,
 ) -> Plan:
     """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
@@ -48,28 +46,32 @@ def plan(
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
     `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
     clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow.
-    `answers` and `asked` as for `pose`. With `prove` every cheaper fleet of level 0 is simulated.
+    `asked` as for `pose`. With `prove` every cheaper fleet of level 0 is simulated.
     """
     deadline = time.monotonic() + time_limit_s
-    answers, throughput = answers or Answers(), None
+    conditions, throughput = replace(conditions or Conditions(), deadline=deadline), None
     if task.objective == "throughput":
-        throughput = most_traffic(task, trace, catalog, answers, seed, deadline, progress)
+        throughput = most_traffic(task, trace, catalog, seed=seed, conditions=conditions)
         task = at_rate(task, trace, throughput.rate_rps, seed)
-    problem = pose(
-        task,
-        trace,
-        catalog,
-        seed=seed,
-        deadline=deadline,
-        progress=progress,
-        watch=watch,
-        answers=answers,
-        asked=asked,
-    )
-    progress("lower bound over all fleets")
+    searched = search_llm(task, trace, catalog, seed=seed, conditions=conditions, asked=asked, prove=prove)
+    return certified(searched, trace, catalog, seed=seed, throughput=throughput)
+
+
+def search_llm(
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int,
+    conditions: Conditions,
+    asked: Asked | None = None,
+    prove: bool = False,
+) -> list[tuple[Problem, Found]]:
+    """The fleets of one LLM, with all of the limits for itself: bounded from below, then searched for."""
+    problem = pose(task, trace, catalog, seed=seed, conditions=conditions, asked=asked)
+    problem.progress("lower bound over all fleets")
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
-    problem = replace(problem, lower=lower, bounded=True)
-    return certified(search_policies(problem, prove=prove), trace, catalog, seed=seed, throughput=throughput)
+    return search_policies(replace(problem, lower=lower), prove=prove)
 
 
 def certified(

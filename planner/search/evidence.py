@@ -35,7 +35,7 @@ from planner.search.fleets import Counts, counts_of, objective
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import SPOT_RISK_FRAC, stripped
 from planner.search.pose import pose
-from planner.search.problem import Problem, on_all_draws, with_policies
+from planner.search.problem import Conditions, Problem, on_all_draws, with_policies
 from planner.simulator.metrics import Verdict, measured
 from planner.simulator.replay import Simulation
 from planner.solvers.master import Limits
@@ -228,8 +228,7 @@ def insurance(
             trace,
             catalog,
             seed=seed,
-            deadline=clock.deadline,
-            progress=problem.progress,
+            conditions=Conditions(clock.deadline, problem.progress),
         )
         expected, plain = best_of(search_policies(asked, (robust,)))
     except InfeasibleError as error:

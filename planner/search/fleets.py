@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.fleet import Fleet
 from planner.solvers.master import Option
 
+Counts = tuple[tuple[Option, int], ...]
+"""A fleet as options with their counts."""
+Named = tuple[tuple[str, int], ...]
+"""The same by the options' names."""
+Told = Mapping[Named, bool]
+"""What was said of fleets: whether they hold."""
+
+
+def named(counts: Counts) -> Named:
+    return tuple((option.name, count) for option, count in counts)
+
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     """A fleet as counts of these options; None if one of its pools is none of them."""
-    named = {option.name: option for option in options}
+    by_name = {option.name: option for option in options}
     names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.pools if pool.count]
-    if any(name not in named for name, _ in names):
+    if any(name not in by_name for name, _ in names):
         return None
-    return tuple((named[name], count) for name, count in names)
-
-
-Counts = tuple[tuple[Option, int], ...]
-"""A fleet as options with their counts."""
+    return tuple((by_name[name], count) for name, count in names)
 
 
 def objective(counts: Iterable[tuple[Option, int]]) -> float:
@@ -28,8 +35,13 @@ def objective(counts: Iterable[tuple[Option, int]]) -> float:
 
 def largest_below(option: Option, value: float, fixed: float = 0.0) -> float:
     """Largest count of an option whose objective plus `fixed` is strictly less than `value`."""
+    return count_below(option.objective, value, fixed)
+
+
+def count_below(each: float, value: float, fixed: float = 0.0) -> float:
+    """Largest count of something whose total plus `fixed` is strictly less than `value`."""
     if not math.isfinite(value):
         return math.inf
-    if option.objective == 0:
+    if each == 0:
         return math.inf if fixed < value else -1
-    return math.ceil((value * (1 - 1e-9) - fixed) / option.objective) - 1
+    return math.ceil((value * (1 - 1e-9) - fixed) / each) - 1

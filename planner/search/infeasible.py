@@ -125,7 +125,7 @@ def infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleEr
     """
     rows = problem.limits.rows()
     names = ", ".join(limit.name for limit, _ in rows)
-    is_proved = problem.lower is None and problem.bounded
+    is_proved = problem.lower is None
     has_ended = level0.search.is_exhausted and (
         beyond.is_exact
         # what a fleet carries after a loss, the master does not know

@@ -1,6 +1,6 @@
 """What limits that several LLMs share cost: what more of each saves, and what it takes where all do not fit.
 
-Every question goes to the same shapes (joint.py), so that what was simulated for one serves all. The
+Every question goes to the same designs (cheapest.py), so that what was simulated for one serves all. The
 least of a limit is found by minimising its use under the others: no step, no bisection.
 """
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from planner.documents.facts import Binding, MoreSaves, MoreSavesNothing
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.search.joint import Row, Shape, Shared, Weigh, share
+from planner.search.cheapest import Cheapest, SharedLimit, Weigh, cheapest
+from planner.search.designs import Design
 from planner.search.oracle import side_by_side
 
 CHEAPER_FRAC = 1e-6  # a saving of less is none
@@ -19,15 +20,15 @@ CHEAPER_FRAC = 1e-6  # a saving of less is none
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The shapes of each LLM, and until when they may be asked about."""
+    """The designs of each LLM, and until when they may be asked about."""
 
-    llms: Sequence[Sequence[Shape]]
+    llms: Sequence[Sequence[Design]]
     out_of_time: Callable[[], bool]
     progress: Callable[[str], None]
 
-    def cheapest(self, rows: Sequence[Row], *, below: float) -> Shared:
+    def cheapest(self, rows: Sequence[SharedLimit], *, below: float) -> Cheapest:
         """The least objective under these limits, if that is below a value."""
-        return share(
+        return cheapest(
             self.llms,
             rows,
             below=below,
@@ -36,9 +37,9 @@ class Asking:
             progress=self.progress,
         )
 
-    def least(self, rows: Sequence[Row], weigh: Weigh) -> Shared:
+    def least(self, rows: Sequence[SharedLimit], weigh: Weigh) -> Cheapest:
         """The least of something else."""
-        return share(
+        return cheapest(
             self.llms,
             rows,
             weigh=weigh,
@@ -48,7 +49,7 @@ class Asking:
         )
 
 
-def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[Binding, ...]:
+def prices(ask: Asking, rows: Sequence[SharedLimit], value: float, unit: str) -> tuple[Binding, ...]:
     """Of each limit, the least more (of it alone) with fleets below `value`, and what they save.
 
     Over fleets with one worker type per pool, as all that is asked here.
@@ -63,7 +64,7 @@ def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[B
         if lifted.best is None:
             found.append(MoreSavesNothing(row.limit, is_known=lifted.is_exact))
             continue
-        least = ask.least([*others, Row(None, below, lambda option: option.objective)], row.use)
+        least = ask.least([*others, SharedLimit(None, below, lambda option: option.objective)], row.use)
         amount = least.value if least.best is not None else _used(row, lifted)
         then = ask.cheapest([*others, replace(row, amount=amount)], below=below)
         if then.best is not None:
@@ -74,7 +75,9 @@ def prices(ask: Asking, rows: Sequence[Row], value: float, unit: str) -> tuple[B
     return tuple(found)
 
 
-def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool, is_proved: bool) -> InfeasibleError:
+def infeasible(
+    ask: Asking, rows: Sequence[SharedLimit], *, is_exact: bool, is_proved: bool
+) -> InfeasibleError:
     """Name the limits that bind, and the least more of each alone that would do.
 
     Only one worker type per pool was looked at, so that nothing would do is seldom proved.
@@ -120,12 +123,12 @@ def infeasible(ask: Asking, rows: Sequence[Row], *, is_exact: bool, is_proved: b
     )
 
 
-def _used(row: Row, shared: Shared) -> float:
+def _used(row: SharedLimit, shared: Cheapest) -> float:
     """What the best choice takes of a limit; nothing if there is none."""
-    chosen = [shape.counts(vector) for shape, vector in shared.best or ()]
+    chosen = [design.counts(vector) for design, vector in shared.best or ()]
     return sum(row.use(option) * count for counts in chosen for option, count in counts)
 
 
-def _raised(row: Row, amount: float) -> Change:
+def _raised(row: SharedLimit, amount: float) -> Change:
     assert row.limit is not None
     return Change(row.limit.name, row.amount, amount, row.limit.unit)

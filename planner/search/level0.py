@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.fleet import Fleet
 from planner.search import assumed, link
+from planner.search.designs import Design, Pool, learn_from
 from planner.search.fleets import Counts, counts_of
 from planner.search.one_pool import Bounded, Holds, Search, StoppedError, first_incumbent, search_one_pool
-from planner.search.options import decode_options, hardware, mixed_options, prefill_options
+from planner.search.options import breaks_gaps, decode_options, hardware, mixed_options, prefill_options
 from planner.search.oracle import LEAST_EFFORT, side_by_side
 from planner.search.problem import Problem, Standing
-from planner.search.two_pools import search_two_pools
-from planner.search.walk import known, note_cheaper, walk
+from planner.search.two_pools import AskPairs, pair_up, search_two_pools
+from planner.search.walk import note_cheaper, walk
 from planner.solvers.master import Option, least_workers
 from planner.solvers.required_work import Obliged, usual
 from planner.traffic.trace import no_edges
@@ -38,6 +37,42 @@ class Level0:
     one_gpu: tuple[Counts | None, float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """What level 0 ranges over, the most promising first; `options` in the order of the worker types."""
+
+    mixed: list[Bounded]
+    prefill: list[Bounded]
+    decode: list[Bounded]
+    options: tuple[Option, ...]
+    bounded: dict[str, Bounded]
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Ranges:
+        wanted = problem.task.objective
+        mixed, prefill, decode = (
+            make(problem.types, wanted) for make in (mixed_options, prefill_options, decode_options)
+        )
+        # for guesses no whole session is let go because its first request may be late
+        guess = usual(problem.slo, replace(problem.trace, after=no_edges()))
+        bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
+
+        def promising_first(option: Option) -> tuple[float, int, int]:
+            """By the lower bound; token budgets that would break the tightest limit on gaps last."""
+            worker = option.type
+            likely = bounded[option.name].likely * option.objective
+            slower = 1.5 if breaks_gaps(worker, problem.slo) else 1.0
+            return likely * slower, -worker.max_num_batched_tokens, -worker.max_num_seqs
+
+        return cls(
+            [bounded[option.name] for option in sorted(mixed, key=promising_first)],
+            [bounded[option.name] for option in sorted(prefill, key=promising_first)],
+            [bounded[option.name] for option in decode],
+            (*mixed, *prefill, *decode),
+            bounded,
+        )
+
+
 def search_level0(
     problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool = False, prove: bool = False
 ) -> Level0:
@@ -45,48 +80,13 @@ def search_level0(
 
     With `prove` every cheaper fleet is simulated, however many there are.
     """
-    task = problem.task
-    mixed = mixed_options(problem.types, task.objective)
-    prefill = prefill_options(problem.types, task.objective)
-    decode = decode_options(problem.types, task.objective)
-    # for guesses no whole session is let go because its first request may be late
-    guess = usual(problem.slo, replace(problem.trace, after=no_edges()))
-    bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
-
-    def promising_first(option: Option) -> tuple[float, int, int]:
-        """By the lower bound; token budgets that would break the tightest limit on gaps last."""
-        worker = option.type
-        full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
-        gaps_s = [limit.limit_s for limit in problem.slo.limits if limit.metric == "tbt"]
-        late = full_step_s > 0.9 * min(gaps_s, default=math.inf)
-        likely = bounded[option.name].likely * option.objective
-        return likely * (1.5 if late else 1.0), -worker.max_num_batched_tokens, -worker.max_num_seqs
-
-    oracle, search = problem.oracle, Search(problem.limits)
+    over, search = _Ranges.of(problem), Search(problem.limits)
 
     def enough() -> bool:
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
-    def timed(ask: Holds) -> Holds:
-        """Simulations one by one, none of which begins once the time is over."""
-
-        def answer(fleets: Sequence[Counts]) -> list[bool]:
-            answers: list[bool] = []
-            for counts in fleets:
-                if problem.out_of_time():
-                    raise StoppedError
-                answers += ask([counts])
-            best = search.value if search.best is not None else None
-            problem.watch(Standing(best, problem.lower, oracle.simulations))
-            return answers
-
-        return answer
-
-    holds = timed(oracle.holds)
-    ordered = [bounded[option.name] for option in sorted(mixed, key=promising_first)]
-    ordered_prefill = [bounded[option.name] for option in sorted(prefill, key=promising_first)]
-    ordered_decode = [bounded[option.name] for option in decode]
-    pairs = list(itertools.product(ordered_prefill, ordered_decode))
+    holds = _timed(problem, search, problem.oracle.holds)
+    pairs = list(itertools.product(over.prefill, over.decode))
     too_slow = link.too_slow(problem)
     if reason := too_slow or (None if prove else link.falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
@@ -94,33 +94,75 @@ def search_level0(
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
     try:
-        _offer_known(problem, start, (*mixed, *prefill, *decode), holds, search)
-        problem.progress(f"level 0: {len(mixed)} mixed pools")
-        _search_mixed(ordered, holds, search, enough)
+        _offer_known(problem, start, over.options, holds, search)
+        problem.progress(f"level 0: {len(over.mixed)} mixed pools")
+        _search_mixed(over.mixed, holds, search, enough)
         best_mixed = best_one_gpu = (search.best, search.value)
-        # answers that take no time bring the next requests of a session earlier: nothing to learn from them
-        is_open_loop = not problem.trace.after.size
-        leads, follows = (timed(oracle.leads), timed(oracle.follows)) if is_open_loop else (None, None)
-        for label, compare in (("one GPU type", operator.eq), ("two GPU types", operator.ne)):
-            if not pairs:
-                break
-            problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
-
-            def allowed(p: Option, d: Option, compare: Callable[[str, str], bool] = compare) -> bool:
-                return compare(p.type.gpu.name, d.type.gpu.name)
-
-            search_two_pools(
-                ordered_prefill, ordered_decode, holds, leads, search, side_by_side, enough, allowed, follows
-            )
-            if label == "one GPU type":
-                best_one_gpu = (search.best, search.value)
+        if pairs:
+            _search_pairs(problem, over, "one GPU type", search, enough)
+            best_one_gpu = (search.best, search.value)
+            _search_pairs(problem, over, "two GPU types", search, enough)
         if search.is_exhausted and not enough():
-            _walk(problem, search, ordered, pairs, holds, prove=prove)
+            _walk(problem, search, over.mixed, pairs, holds, prove=prove)
     except StoppedError:
         search.is_exhausted = False
-    note_cheaper(ordered, pairs, oracle.told, search)
-    options = (*mixed, *prefill, *decode) if pairs else tuple(mixed)
-    return Level0(search, options, bounded, best_mixed, best_one_gpu)
+    note_cheaper(over.mixed, pairs, problem.oracle.told, search)
+    options = over.options if pairs else tuple(o for o in over.options if o.role == "mixed")
+    return Level0(search, options, over.bounded, best_mixed, best_one_gpu)
+
+
+def _timed(problem: Problem, search: Search, ask: Holds) -> Holds:
+    """Simulations one by one, none of which begins once the time is over."""
+
+    def answer(fleets: Sequence[Counts]) -> list[bool]:
+        answers: list[bool] = []
+        for counts in fleets:
+            if problem.out_of_time():
+                raise StoppedError
+            answers += ask([counts])
+        best = search.value if search.best is not None else None
+        problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations))
+        return answers
+
+    return answer
+
+
+def _search_pairs(
+    problem: Problem, over: _Ranges, label: str, search: Search, enough: Callable[[], bool]
+) -> None:
+    """Prefill and decode pools of "one GPU type" or of "two GPU types"."""
+    problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
+    oracle, is_one = problem.oracle, label == "one GPU type"
+    ask = AskPairs(_timed(problem, search, oracle.holds))
+    if not problem.trace.after.size:  # answers that take no time bring the next requests of a session earlier
+        ask = AskPairs(
+            ask.holds, _timed(problem, search, oracle.leads), _timed(problem, search, oracle.follows)
+        )
+
+    def allowed(prefill: Option, decode: Option) -> bool:
+        return (prefill.type.gpu.name == decode.type.gpu.name) is is_one
+
+    search_two_pools(over.prefill, over.decode, ask, search, side_by_side, enough, allowed)
+
+
+def designs_of(problem: Problem, level0: Level0) -> list[Design]:
+    """All designs of level 0, with what its search has learned, to be asked about further."""
+    oracle, prefills = problem.oracle, {option.name for option in level0.options if option.role == "prefill"}
+    search = Search(problem.limits)
+    search.learned = {
+        name: replace(learned) for name, learned in level0.search.learned.items() if name in prefills
+    }
+    of_role = {
+        role: [level0.bounded[option.name] for option in level0.options if option.role == role]
+        for role in ("mixed", "prefill", "decode")
+    }
+    leads = None if problem.trace.after.size else oracle.leads
+    designs = [Design((Pool(item, search),), oracle.holds, search) for item in of_role["mixed"]]
+    designs += pair_up(of_role["prefill"], of_role["decode"], AskPairs(oracle.holds, leads), search)
+    learn_from(designs, oracle.told)
+    for design in designs:
+        design.asked_by = problem
+    return designs
 
 
 def _offer_known(
@@ -175,7 +217,7 @@ def _walk(
         return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
 
     problem.progress("level 0: every cheaper fleet, one by one")
-    walk(mixed, pairs, holds, known(oracle.told), search, side_by_side, may_go_on)
+    walk(mixed, pairs, holds, oracle.told, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
         raise StoppedError  # what was begun depends on the clock
 

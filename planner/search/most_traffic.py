@@ -11,9 +11,8 @@ from planner.documents.task import Task
 from planner.errors import InfeasibleError, PlannerError
 from planner.search.asked import asked_traffic
 from planner.search.level0 import search_level0
-from planner.search.oracle import Answers
 from planner.search.pose import pose
-from planner.search.problem import Progress, on_all_draws, with_policies
+from planner.search.problem import Conditions, on_all_draws, with_policies
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
@@ -23,13 +22,7 @@ _FEWEST_REQUESTS = 20  # a trace thinned further says nothing
 
 
 def most_traffic(
-    task: Task,
-    trace: Trace,
-    catalog: Catalog,
-    answers: Answers,
-    seed: int,
-    deadline: float,
-    progress: Progress,
+    task: Task, trace: Trace, catalog: Catalog, *, seed: int, conditions: Conditions
 ) -> Throughput:
     """The most requests per second that a fleet of level 0 within the limits carries, to RATE_STEP_FRAC.
 
@@ -38,10 +31,12 @@ def most_traffic(
     keeps the SLO on every draw of it that the task asks for.
     """
 
+    quiet = Conditions(conditions.deadline, answers=conditions.answers)
+
     def carries(rate_rps: float) -> bool:
         at = at_rate(task, trace, rate_rps, seed)
-        progress(f"most traffic: {rate_rps:g} requests/s")
-        problem = on_all_draws(pose(at, trace, catalog, seed=seed, deadline=deadline, answers=answers))
+        conditions.progress(f"most traffic: {rate_rps:g} requests/s")
+        problem = on_all_draws(pose(at, trace, catalog, seed=seed, conditions=quiet))
         searched = [
             search_level0(with_policies(problem, policies), any_will_do=True).search
             for policies in task.policies()

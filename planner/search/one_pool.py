@@ -82,7 +82,6 @@ class Search:
     learned: dict[str, Learned] = field(default_factory=dict)  # option name -> of its pool alone
     is_exhausted: bool = True
     is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
-    capped: bool = False  # an unlimited search gave up at far too many workers
     assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/assumed.py)
     cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
     cheaper_simulated: int = 0  # of those

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,16 +12,15 @@ import numpy as np
 from planner.documents import facts
 from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
-from planner.documents.task import TOKEN_BUDGETS
-from planner.domain import Gpu, Limit, Llm, Slo
+from planner.documents.task import TOKEN_BUDGETS, Task
+from planner.domain import Gpu, Limit, Llm, Metric, Slo
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.simulator.metrics import percentile_s
-from planner.simulator.replay import measured_window
 from planner.solvers.master import Floats, Option, attention_s
-from planner.solvers.required_work import steady
+from planner.solvers.required_work import due, steady
 from planner.traffic.sessions import waiting
 from planner.traffic.trace import IntArray, Trace
 from planner.traffic.workload import Lengths
@@ -38,6 +38,7 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, tuple[str, int, in
     return groups
 
 
+NEARLY = 0.9  # of a limit on gaps: steps do not come alone
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
@@ -53,32 +54,49 @@ class Left:
     workers: tuple[WorkerType, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What may be chosen of an engine, and how its steps are counted.
+
+    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
+    `stages` are the depths of pipelines; activations cross from node to node at `node_bytes_per_s` where a
+    worker has more GPUs than a node. `host_overhead_s` is added to each step of a fit, and every step then
+    takes `longer_frac` longer.
+    """
+
+    budgets: tuple[int, ...] = TOKEN_BUDGETS
+    seats: tuple[int, ...] = (MAX_NUM_SEQS,)
+    stages: tuple[int, ...] = (1,)
+    node_bytes_per_s: float | None = None
+    host_overhead_s: float = 0.0
+    longer_frac: float = 0.0
+
+    @classmethod
+    def of(cls, task: Task) -> Engines:
+        return cls(
+            budgets=task.max_num_batched_tokens,
+            seats=task.max_num_seqs,
+            stages=task.stages,
+            node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+            host_overhead_s=task.host_overhead_s,
+            longer_frac=task.robust.step_times_frac,
+        )
+
+
 def worker_types(
-    llm: Llm,
-    gpus: Iterable[Gpu],
-    catalog: Catalog,
-    longest_tokens: int,
-    budgets: Iterable[int] = TOKEN_BUDGETS,
-    host_overhead_s: float = 0.0,
-    longer_frac: float = 0.0,
-    stages: Iterable[int] = (1,),
-    node_bytes_per_s: float | None = None,
-    seats: Iterable[int] = (MAX_NUM_SEQS,),
+    llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, engines: Engines = Engines()
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
     """Every engine that holds the weights and the longest request, and what was left out.
 
     A plan turns no request away, so it is made of the first alone; a lower bound over all fleets counts on
     those too that hold the weights but not the longest request (`Left.workers`).
-
-    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
-    `host_overhead_s` is added to each step of a fit, and every step then takes `longer_frac` longer.
-    `stages` are the depths of pipelines to consider; activations cross from node to node at
-    `node_bytes_per_s` where a worker has more GPUs than a node.
     """
     types: list[WorkerType] = []
     left: list[Left] = []
-    settings = list(dict.fromkeys((budget, min(n, budget)) for budget in budgets for n in seats))
-    for gpu, pp in itertools.product(gpus, stages):
+    settings = list(
+        dict.fromkeys((budget, min(n, budget)) for budget in engines.budgets for n in engines.seats)
+    )
+    for gpu, pp in itertools.product(gpus, engines.stages):
         tp = 1
         while tp <= gpu.gpus_per_node:
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
@@ -87,7 +105,7 @@ def worker_types(
             elif pp > llm.layers:
                 left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
             else:
-                between = node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
+                between = engines.node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
                 latency: StepLatency | None = None
                 small: list[WorkerType] = []
                 no_room: list[int] = []
@@ -102,10 +120,10 @@ def worker_types(
                         latency = pipelined(
                             catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
                         )
-                        latency = replace(latency, h_s=latency.h_s + host_overhead_s)
-                        if longer_frac:
-                            basis = f"{latency.basis}; taken {100 * longer_frac:g} % longer (robust)"
-                            latency = replace(latency.longer(longer_frac), basis=basis)
+                        latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
+                        if engines.longer_frac:
+                            basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
+                            latency = replace(latency.longer(engines.longer_frac), basis=basis)
                     worker = WorkerType(gpu, tp, latency, kv_tokens, budget, most_seqs, pp)
                     (types if kv_tokens >= longest_tokens else small).append(worker)
                 if len(no_room) == len(settings):
@@ -154,6 +172,13 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
         ):
             first[key] = worker
     return [Option("decode", worker, weight(worker, objective)) for worker in first.values()]
+
+
+def breaks_gaps(worker: WorkerType, slo: Slo, metrics: tuple[Metric, ...] = ("tbt",)) -> bool:
+    """Whether a full step takes nearly as long as the tightest limit on gaps between tokens, or longer."""
+    gaps_s = [limit.limit_s for limit in slo.limits if limit.metric in metrics]
+    full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
+    return full_step_s > NEARLY * min(gaps_s, default=math.inf)
 
 
 def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:
@@ -208,12 +233,12 @@ class Judged:
 
 def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
     """`shared_tokens` (n,) of the prompts are in others too, where there may be prefix caches."""
-    start_s, end_s = measured_window(trace)
-    is_measured = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+    measured = due(slo, trace)
+    is_measured, end_s = measured.arrives(trace), measured.window_s[1]
     decoded, perhaps = trace.output_tokens > 1, waiting(trace) & ~is_measured
     has_gaps = bool((is_measured & decoded).any())
     if tested := steady(slo, trace):  # half of the last tenth, each with its second token in the window
-        last = (trace.arrival_s >= tested.window_s[0]) & (trace.arrival_s <= tested.window_s[1])
+        last = tested.arrives(trace)
         in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
         has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
     columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]

@@ -21,7 +21,7 @@ from planner.documents.task import Spot
 from planner.domain import Limit, Llm, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
-from planner.search.fleets import Counts
+from planner.search.fleets import Counts, Named, named
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.solvers.master import Option
@@ -101,7 +101,7 @@ class Oracle:
     spot: Mapping[str, Spot] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)
     draws: tuple[Trace, ...] = ()
-    told: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict, init=False)
+    told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
     _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
@@ -156,7 +156,7 @@ class Oracle:
             for counts in fleets
         ]
         for counts, answer in zip(fleets, answers, strict=True):
-            self.told[tuple((option.name, count) for option, count in counts)] = answer
+            self.told[named(counts)] = answer
         return answers
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:

@@ -8,16 +8,16 @@ from dataclasses import replace
 from planner.documents.catalog import Catalog
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
-from planner.domain import SPOT, Limit, Llm, Slo
+from planner.domain import SPOT, Gpu, Limit, Llm, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.search.asked import asked_traffic, further_traffic
+from planner.search.asked import Asked
 from planner.search.infeasible import no_room, out_of_reach
-from planner.search.options import Left, floor_s, judged, unreachable, worker_types
-from planner.search.oracle import Answers, Oracle
+from planner.search.options import Engines, Left, floor_s, judged, unreachable, worker_types
+from planner.search.oracle import Oracle
 from planner.search.prefix_hits import PrefixHits
-from planner.search.problem import Problem, Progress, Watch, silent, unwatched
+from planner.search.problem import Conditions, Problem
 from planner.solvers.master import Limits
 from planner.solvers.required_work import obliged
 from planner.traffic.trace import Trace
@@ -32,22 +32,17 @@ def pose(
     catalog: Catalog,
     *,
     seed: int = 0,
-    deadline: float = math.inf,
-    progress: Progress = silent,
-    watch: Watch = unwatched,
-    answers: Answers | None = None,
-    asked: tuple[Trace, str] | None = None,
-    further: tuple[Trace, ...] | None = None,
+    conditions: Conditions | None = None,
+    asked: Asked | None = None,
 ) -> Problem:
-    """The question, ready to be searched; `deadline` is on time.monotonic's clock.
+    """The question, ready to be searched.
 
-    `answers` are those of earlier questions; `asked` and `further` are what `asked_traffic` and
-    `further_traffic` gave for one of them, where the traffic is the same. Raises InputError, and
+    `asked` is what `Asked.of` gave for an earlier one, where the traffic is the same. Raises InputError, and
     InfeasibleError for what no number of workers could cure.
     """
     llm = catalog.llm(task.llm)
-    requests, note = asked or asked_traffic(trace, task, seed=seed)
-    draws = further_traffic(trace, task, requests, seed=seed) if further is None else further
+    conditions, asked = conditions or Conditions(), asked or Asked.of(trace, task, seed=seed)
+    requests, draws = asked.requests, asked.further
     longest = max(int((each.input_tokens + each.output_tokens).max()) for each in (requests, *draws))
     if longest > llm.context_tokens:
         raise InputError(
@@ -55,25 +50,7 @@ def pose(
             f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
         )
     gpus = task.gpus(catalog)
-    left: tuple[Left, ...] = ()
-    for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
-        types, others = worker_types(
-            llm,
-            gpus,
-            catalog,
-            longest,
-            host_overhead_s=task.host_overhead_s,
-            longer_frac=task.robust.step_times_frac,
-            stages=stages,
-            node_bytes_per_s=task.network.bandwidth_bytes_per_s,
-            budgets=task.max_num_batched_tokens,
-            seats=task.max_num_seqs,
-        )
-        left += others
-        if types:
-            break
-    if not types:
-        raise no_room(llm, left)
+    types, left = _workers(task, llm, gpus, catalog, longest)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
@@ -89,7 +66,7 @@ def pose(
         task.spare_workers,
         task.spare_nodes,
         spot,
-        answers or Answers(),
+        conditions.answers,
     )
     problem = Problem(
         task,
@@ -97,7 +74,7 @@ def pose(
         slo,
         slo_reference,
         requests,
-        note,
+        asked.note,
         longest,
         lengths,
         hits,
@@ -107,14 +84,28 @@ def pose(
         limits,
         oracle,
         obliged(slo, requests),
-        deadline,
-        progress,
-        watch,
+        conditions.deadline,
+        conditions.progress,
+        conditions.watch,
         draws,
     )
     if broken:
         raise out_of_reach(problem, broken)
     return problem
+
+
+def _workers(
+    task: Task, llm: Llm, gpus: tuple[Gpu, ...], catalog: Catalog, longest_tokens: int
+) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
+    """The worker types, of deeper pipelines where none fits; InfeasibleError if those do not either."""
+    left: tuple[Left, ...] = ()
+    for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
+        engines = replace(Engines.of(task), stages=stages)
+        types, others = worker_types(llm, gpus, catalog, longest_tokens, engines)
+        left += others
+        if types:
+            return types, left
+    raise no_room(llm, left)
 
 
 def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:

@@ -24,7 +24,7 @@ from planner.errors import InputError, TraceError
 from planner.fleet import Fleet, Pool
 from planner.simulator.replay import Simulation
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
-from planner.solvers.prefix_demand import Demand, SessionReuse
+from planner.solvers.prefix_demand import PrefixDemand, SessionReuse
 from planner.solvers.prefixes import Replication, hot_bound, replicate
 from planner.traffic.prefixes import Blocks, HitCurve, PrefixTree, block_uses, hit_curve, prefix_tree, reuse
 from planner.traffic.trace import FloatArray, IntArray, Trace
@@ -59,7 +59,7 @@ class StableTraffic:
     """
 
     tree: PrefixTree
-    demand: Demand
+    demand: PrefixDemand
     node_of: IntArray
     sessions: SessionReuse
     session_hits: HitCurve
@@ -242,7 +242,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     requests = np.bincount(class_of, minlength=len(kept) + 1)
     own_s = np.concatenate(([0.0], prefill_s(tree.start_tokens[kept], tree.tokens[kept])))
     parent = np.concatenate(([-1], number[tree.parent[kept]]))
-    demand = Demand(
+    demand = PrefixDemand(
         parent=parent,
         tokens=np.concatenate(([0], tree.tokens[kept])),
         prefill_s=own_s,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
 from planner.domain import Gpu, Llm, Slo
 from planner.fleet import Policies, WorkerType
 from planner.search.options import Left
-from planner.search.oracle import Oracle
+from planner.search.oracle import Answers, Oracle
 from planner.search.prefix_hits import PrefixHits
 from planner.solvers.master import Limits
 from planner.solvers.required_work import Obliged
@@ -42,6 +43,18 @@ def unwatched(_: Standing) -> None:
     """Lets the standings pass."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """Until when a search may go on, on time.monotonic's clock, who is told how far it is, and the answers of
+    earlier questions.
+    """
+
+    deadline: float = math.inf
+    progress: Progress = silent
+    watch: Watch = unwatched
+    answers: Answers = field(default_factory=Answers)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What stays the same through all stages of one search."""
@@ -65,8 +78,7 @@ class Problem:
     progress: Progress
     watch: Watch
     draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
-    lower: float | None = None  # what any fleet costs at least, None if none is within the limits
-    bounded: bool = False  # `lower` has been looked for
+    lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline

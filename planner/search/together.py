@@ -1,4 +1,4 @@
-"""Several LLMs on one stock, planned together: the loop around planner/search/joint.py.
+"""Several LLMs on one stock, planned together: the master of search/cheapest.py over all of them.
 
     alone    each LLM with all of the fleet for itself; where all fit together, that is the answer
     share    else one master over all of them, whose proposals the simulator judges LLM by LLM
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.catalog import Catalog
@@ -34,19 +34,19 @@ from planner.domain import COST, GPUS, POWER, FleetLimit
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
 from planner.search import evidence
-from planner.search.best_fleet import Found, best_of, search, search_policies
+from planner.search.best_fleet import Found, best_of, search
 from planner.search.bounds import checked_bound, lower_bound
-from planner.search.certify import certified
+from planner.search.certify import certified, search_llm
+from planner.search.cheapest import Cheapest, cheapest, shared_limits
+from planner.search.designs import Design, learn_from
 from planner.search.fleets import Counts
-from planner.search.joint import Shape, Shared, rows_of, share
 from planner.search.joint_limits import CHEAPER_FRAC, Asking, infeasible, prices
-from planner.search.level0 import WALK_EFFORT, search_level0
+from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import LEAST_EFFORT, Answers, side_by_side
 from planner.search.plan import Plan
-from planner.search.pose import pose
-from planner.search.problem import Problem, Progress, on_all_draws, silent
+from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent
 from planner.search.walk import cheaper_fleets, count_cheaper
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement
@@ -146,25 +146,34 @@ def plan_together(
         on_all = [[(on_all_draws(problem), found) for problem, found in searched] for searched in alone]
         until = _slice(deadline, 1)
         _one_after_another(on_all, limits, _slice(until, 1), progress)
-        llms = [_shapes(searched) for searched in on_all]
+        llms = [
+            [design for problem, found in searched for design in designs_of(problem, found.level0)]
+            for searched in on_all
+        ]
         ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
-        shared = share(
+        shared = cheapest(
             llms,
-            rows_of(limits),
+            shared_limits(limits),
             run=side_by_side,
             out_of_time=lambda: time.monotonic() > until,
             progress=progress,
         )
         if shared.best is None:
             raise infeasible(
-                ask, rows_of(limits), is_exact=shared.is_exact, is_proved=_fewest_are_too_many(on_all, limits)
+                ask,
+                shared_limits(limits),
+                is_exact=shared.is_exact,
+                is_proved=_fewest_are_too_many(on_all, limits),
             )
         is_walked = shared.is_exact and _walk(on_all, llms, shared, deadline)
         if is_walked:
-            better = ask.cheapest(rows_of(limits), below=shared.value)
+            better = ask.cheapest(shared_limits(limits), below=shared.value)
             is_walked, shared = (True, shared) if better.best is None else (False, better)
         plans = _plans(parts, shared, catalog, seed, deadline)
-        binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows_of(limits), shared.value, unit))
+        binding = (
+            *_gives_way(parts, best, plans, unit),
+            *prices(ask, shared_limits(limits), shared.value, unit),
+        )
         # a smaller fleet that holds after all, where more workers have hurt
         if (least := sum(plan.certificate.level0 for plan in plans)) < shared.value * (1 - 1e-9):
             shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
@@ -207,7 +216,7 @@ def _fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
     return limits.broken([(option.type, n) for counts in fleets for option, n in counts or ()]) is None
 
 
-def _all_fit(alone: Sequence[Searched], limits: Limits) -> Shared:
+def _all_fit(alone: Sequence[Searched], limits: Limits) -> Cheapest:
     """What is known of level 0 where the best fleets of all LLMs fit together, of several types or not."""
     best = [best_of(searched)[1] for searched in alone]
     level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
@@ -216,7 +225,7 @@ def _all_fit(alone: Sequence[Searched], limits: Limits) -> Shared:
     has_draws = any(problem.draws for each in alone for problem, _ in each)  # which only the best must keep
     is_known = least <= sum(found.value for found in best) * (1 + 1e-9)
     is_known |= not has_draws and _fit(limits, (search.best for search in level0))
-    return Shared(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+    return Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
 
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
@@ -228,9 +237,9 @@ def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
 
 
 def _walk(
-    searched: Sequence[Searched], llms: Sequence[Sequence[Shape]], shared: Shared, deadline: float
+    searched: Sequence[Searched], llms: Sequence[Sequence[Design]], shared: Cheapest, deadline: float
 ) -> bool:
-    """Simulate every fleet of level 0 that a better choice could have; the shapes learn what holds.
+    """Simulate every fleet of level 0 that a better choice could have; the designs learn what holds.
 
     Beside the least that the other LLMs need alone, each of which must be exact, a fleet of an LLM may have
     no more than what is left of the value. Returns whether all were simulated.
@@ -241,7 +250,6 @@ def _walk(
     effort = 0
     for i, each in enumerate(searched):
         ceiling = shared.value - (sum(alone) - alone[i])
-        rows = {(*(pool.option.name for pool in shape.pools), id(shape.kind)): shape for shape in llms[i]}
         for problem, found in each:
             of_role = {
                 role: [found.level0.bounded[o.name] for o in found.level0.options if o.role == role]
@@ -256,9 +264,9 @@ def _walk(
             for counts in cheaper_fleets(of_role["mixed"], pairs, search, ceiling):
                 if time.monotonic() > deadline or effort + problem.oracle.effort() - before > WALK_EFFORT:
                     return False
-                shape = rows[(*(option.name for option, _ in counts), id(problem))]
-                if problem.oracle.holds([counts])[0]:
-                    shape.learn(tuple(n for _, n in counts), holds=True)
+                problem.oracle.holds([counts])
+            held = {fleet: True for fleet, holds in problem.oracle.told.items() if holds}
+            learn_from([design for design in llms[i] if design.asked_by is problem], held)
             effort += problem.oracle.effort() - before
     return True
 
@@ -274,55 +282,12 @@ def _searched(
 ) -> Searched:
     """The search for one LLM with all of the fleet for itself."""
     try:
-        problem = pose(
-            part.task,
-            part.trace,
-            catalog,
-            seed=seed,
-            deadline=until,
-            answers=answers,
-            progress=lambda message: progress(f"{part.name}: {message}"),
-        )
-        return search_policies(replace(problem, lower=lower_bound(problem), bounded=True))
+        told = Conditions(until, lambda message: progress(f"{part.name}: {message}"), answers=answers)
+        return search_llm(part.task, part.trace, catalog, seed=seed, conditions=told)
     except InfeasibleError as error:
         raise error.of(f"{part.name}, even with all of the fleet for itself") from None
     except PlannerError as error:
         raise type(error)(f"{part.name}: {error}") from None
-
-
-def _shapes(searched: Searched) -> list[Shape]:
-    """Every shape of level 0 under every choice of policies, with what the searches learned of it."""
-    shapes: list[Shape] = []
-    for problem, found in searched:
-        oracle, bounded = problem.oracle, found.level0.bounded
-
-        def holds(counts: Counts, oracle_holds: Callable[..., list[bool]] = oracle.holds) -> bool:
-            return oracle_holds([counts])[0]
-
-        def leads(counts: Counts, oracle_leads: Callable[..., list[bool]] = oracle.leads) -> bool:
-            return oracle_leads([counts])[0]
-
-        by_role = {
-            role: [bounded[option.name] for option in found.level0.options if option.role == role]
-            for role in ("mixed", "prefill", "decode")
-        }
-        mine: dict[tuple[str, ...], Shape] = {
-            (item.option.name,): Shape((item,), holds, kind=problem) for item in by_role["mixed"]
-        }
-        for prefill in by_role["prefill"]:
-            lead = Shape((prefill,), leads)
-            if missed := found.level0.search.beyond.get(prefill.option.name):
-                lead.learn((missed,), holds=False)
-            for decode in by_role["decode"]:
-                names = (prefill.option.name, decode.option.name)
-                proof = None if problem.trace.after.size else lead
-                mine[names] = Shape((prefill, decode), holds, proof, kind=problem)
-        for fleet, answer in oracle.told.items():
-            shape = mine.get(tuple(name for name, _ in fleet))
-            if shape is not None and all(count > 0 for _, count in fleet):
-                shape.learn(tuple(count for _, count in fleet), holds=answer)
-        shapes += mine.values()
-    return shapes
 
 
 def _one_after_another(alone: Sequence[Searched], limits: Limits, until: float, progress: Progress) -> None:
@@ -362,13 +327,15 @@ def _less(limits: Limits, counts: Counts) -> Limits:
     return Limits(stock, left.get(POWER), left.get(COST), gpus)
 
 
-def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, deadline: float) -> list[Plan]:
+def _plans(
+    parts: Sequence[Part], shared: Cheapest, catalog: Catalog, seed: int, deadline: float
+) -> list[Plan]:
     """Plan each LLM within what the others leave, from its fleet in the best choice on."""
     assert shared.best is not None
-    chosen = [shape.counts(vector) for shape, vector in shared.best]
+    chosen = [design.counts(vector) for design, vector in shared.best]
     plans = []
-    for k, (part, (shape, _)) in enumerate(zip(parts, shared.best, strict=True)):
-        problem = shape.kind
+    for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
+        problem = design.asked_by
         assert isinstance(problem, Problem)
         others = [each for other, counts in enumerate(chosen) if other != k for each in counts]
         left = _less(problem.limits, tuple(others))
@@ -380,7 +347,7 @@ def _plans(parts: Sequence[Part], shared: Shared, catalog: Catalog, seed: int, d
             gpu_limit=left.gpus,
         )
         problem = replace(problem, task=task, limits=left, deadline=_slice(deadline, len(parts) - k))
-        problem = replace(problem, lower=lower_bound(problem), bounded=True)
+        problem = replace(problem, lower=lower_bound(problem))
         found = search(problem, [problem.oracle.fleet(chosen[k])])
         chosen[k] = found.best
         plan = certified([(problem, found)], part.trace, catalog, seed=seed, deadline=deadline)

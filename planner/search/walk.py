@@ -8,14 +8,14 @@ below `Bounded.least`, with which no policy can do the work that the SLO obliges
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Role
 from planner.search import assumed
-from planner.search.fleets import Counts, largest_below, objective
+from planner.search.fleets import Counts, Told, largest_below, named, objective
 from planner.search.one_pool import Bounded, Holds, Search
 from planner.solvers.master import Limits, Option
 
@@ -84,7 +84,7 @@ def walk(
     mixed: Sequence[Bounded],
     pairs: Sequence[tuple[Bounded, Bounded]],
     holds: Holds,
-    told: Callable[[Counts], bool | None],
+    told: Told,
     search: Search,
     run: Callable[[Sequence[Callable[[], None]]], None],
     may_go_on: Callable[[int, int], bool],
@@ -99,7 +99,9 @@ def walk(
     if not np.isfinite(left) or not may_go_on(0, int(left)):
         return
     fleets = [
-        counts for counts in cheaper_fleets(mixed, pairs, search, search.value) if told(counts) is not False
+        counts
+        for counts in cheaper_fleets(mixed, pairs, search, search.value)
+        if told.get(named(counts)) is not False
     ]
     fleets.sort(key=lambda counts: -objective(counts))
     every = max(len(fleets) // FIRST, 1)
@@ -118,17 +120,14 @@ def walk(
             found += [counts for counts, is_held in zip(part, holds(part), strict=True) if is_held]
 
         run([lambda part=part: look(part) for part in parts if part])  # type: ignore[misc]
-        for counts in sorted(found, key=lambda counts: (objective(counts), _names(counts))):
+        for counts in sorted(found, key=lambda counts: (objective(counts), named(counts))):
             search.offer(counts)
     search.assumed &= {assumed.LINK}  # pairs that it left out are not among these
     search.is_exact = not search.assumed
 
 
 def note_cheaper(
-    mixed: Sequence[Bounded],
-    pairs: Sequence[tuple[Bounded, Bounded]],
-    told: Mapping[tuple[tuple[str, int], ...], bool],
-    search: Search,
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], told: Told, search: Search
 ) -> None:
     """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
     count = count_cheaper(mixed, pairs, search, search.value)
@@ -180,12 +179,3 @@ def every_mix(options: Sequence[Option], limits: Limits, value: float, *, most: 
 def _serves(roles: set[Role]) -> bool:
     """Whether workers of these roles serve anything, and none of them is there for nothing."""
     return bool(roles) and ("prefill" in roles) == ("decode" in roles)
-
-
-def _names(counts: Counts) -> tuple[tuple[str, int], ...]:
-    return tuple((option.name, count) for option, count in counts)
-
-
-def known(told: dict[tuple[tuple[str, int], ...], bool]) -> Callable[[Counts], bool | None]:
-    """Looks a fleet up in what an oracle was asked."""
-    return lambda counts: told.get(_names(counts))

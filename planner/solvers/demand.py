@@ -107,7 +107,7 @@ def prices(options: Sequence[Option], lengths: Lengths, *, whole: bool) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class BurstBound:
     """A bound on the objective, and the intervals [s] whose demand makes it."""
 
     least_objective: float
@@ -116,12 +116,12 @@ class Demand:
 
 def demand(
     options: Sequence[Option], trace: Trace, lengths: Lengths, dues: Sequence[Due], deadline: float = math.inf
-) -> Demand:
+) -> BurstBound:
     """Least objective of any fleet of these options on the trace, under any policy: the best over `dues`.
 
     It ends by `deadline`, on time.monotonic's clock, with what it has by then.
     """
-    bounds = [Demand(0.0, ())]
+    bounds = [BurstBound(0.0, ())]
     codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
     at: npt.NDArray[np.int64] | None = None
     for due in dues:
@@ -145,7 +145,7 @@ def demand(
 
 def _demand(
     trace: Trace, due: Due, those: Held, pi: Floats, pi_prefill: Floats, whole: bool, deadline: float
-) -> Demand:
+) -> BurstBound:
     arrival_s, latest_s = trace.arrival_s[those.index], those.latest_s
     output, spared = trace.output_tokens[those.index], those.spared
     whole_s = due.whole_s(output) if whole else np.full(len(pi), due.prefill_s)
@@ -187,7 +187,7 @@ def _demand(
         if solved is None:
             break
         least, kept = solved[0], solved[1][group]
-    return Demand(least, tuple(rows.intervals_s))
+    return BurstBound(least, tuple(rows.intervals_s))
 
 
 @dataclass(frozen=True, slots=True)

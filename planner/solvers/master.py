@@ -288,16 +288,25 @@ def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
     return int(np.ceil(workers - 1e-9))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """What the traffic asks of any fleet: its requests by class, how much of them must be done by when, and
+    the bytes that a pair of pools moves. `is_cached`: where prefix caches may be counted on.
+    """
+
+    workload: Workload
+    obliged: Obliged
+    kv_bytes_per_token: float
+    link_bytes_per_s: float
+    is_cached: bool = False
+
+
 def bound(
     options: Sequence[Option],
-    workload: Workload,
+    load: Load,
     limits: Limits,
     *,
-    obliged: Obliged,
-    kv_bytes_per_token: float,
-    link_bytes_per_s: float,
     at_least: float = 0.0,
-    is_cached: bool = False,
     cuts: Sequence[Sequence[int]] = (),
     deadline: float = math.inf,
     time_limit_s: float = 20.0,
@@ -331,7 +340,7 @@ def bound(
             pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)),
             "objective",
         )
-        _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s, is_cached)
+        _carry(problem, n, options, load)
         outcome = run(problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
             return None
@@ -341,15 +350,7 @@ def bound(
 
 
 def shadow_prices(
-    options: Sequence[Option],
-    workload: Workload,
-    limits: Limits,
-    *,
-    obliged: Obliged,
-    kv_bytes_per_token: float,
-    link_bytes_per_s: float,
-    is_cached: bool = False,
-    time_limit_s: float = 20.0,
+    options: Sequence[Option], load: Load, limits: Limits, *, time_limit_s: float = 20.0
 ) -> dict[FleetLimit, float]:
     """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
 
@@ -361,7 +362,7 @@ def shadow_prices(
     for n_j in n:
         n_j.upBound = None  # it follows from the limits, and would take their price
     problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
-    _carry(problem, n, options, workload, obliged, kv_bytes_per_token, link_bytes_per_s, is_cached)
+    _carry(problem, n, options, load)
     if run(problem, time_limit_s=time_limit_s).status != "optimal":
         return {}
     duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
@@ -443,16 +444,10 @@ def _counts(
 
 
 def _carry(
-    problem: pulp.LpProblem,
-    n: Sequence[pulp.LpVariable],
-    options: Sequence[Option],
-    workload: Workload,
-    obliged: Obliged,
-    kv_bytes_per_token: float,
-    link_bytes_per_s: float,
-    is_cached: bool,
+    problem: pulp.LpProblem, n: Sequence[pulp.LpVariable], options: Sequence[Option], load: Load
 ) -> None:
     """The constraints on x and d: served, handed, given_up, capacity, memory, transfer; and some worker."""
+    workload, obliged, is_cached = load.workload, load.obliged, load.is_cached
     classes, columns = range(len(workload)), range(len(options))
     inputs, outputs = workload.min_input_tokens, workload.min_output_tokens
     horizon_s, served_frac = obliged.whole_s, obliged.whole_frac
@@ -464,7 +459,7 @@ def _carry(
     cached, shared = inputs - workload.min_uncached_tokens, inputs - workload.min_own_tokens
     u = np.array([least_seconds(o, inputs, outputs, cached, is_cached=is_cached) for o in options])
     m = np.array([least_token_seconds(o, inputs, outputs, shared, is_cached=is_cached) for o in options])
-    b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * kv_bytes_per_token * (outputs > 1)
+    b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * load.kv_bytes_per_token * (outputs > 1)
     held = np.array([is_held(o, inputs, workload.min_output_tokens) for o in options])
     x = [[problem.add_variable(f"x_{k}_{j}", 0, None if held[j, k] else 0) for j in columns] for k in classes]
     d = [problem.add_variable(f"d_{k}", 0) for k in classes]
@@ -487,6 +482,6 @@ def _carry(
         problem += kept <= n[j], f"memory_{j}"
     if of_role["prefill"]:
         moved = pulp.lpSum(
-            b[k] / link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"]
+            b[k] / load.link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"]
         )
         problem += moved <= 1, "transfer"

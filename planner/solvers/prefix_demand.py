@@ -17,7 +17,7 @@ SAME_FRAC = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Demand:
+class PrefixDemand:
     """A prefix tree with its traffic; arrays (V,), parents before their children, -1 the parent of a root.
 
     Every node is also the class of requests that end there (`rate_rps` may be 0). Requests without any stable

@@ -31,7 +31,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from planner.errors import PlannerError
-from planner.solvers.prefix_demand import SAME_FRAC, Bools, Demand, Floats, Ints, SessionReuse
+from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
 CELLS = 2000  # that memory is cut into
 CLIMB_STEPS, BISECTIONS = 300, 8  # of the bound
@@ -63,7 +63,7 @@ class Routed:
 class Prices:
     """An instance of the placement problem, laid out for the above."""
 
-    demand: Demand
+    demand: PrefixDemand
     replicas: int
     memory_tokens: int
     sessions: SessionReuse

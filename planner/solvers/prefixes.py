@@ -45,7 +45,7 @@ import pulp
 
 from planner.errors import InputError
 from planner.solvers.backend import run
-from planner.solvers.prefix_demand import SAME_FRAC, Bools, Demand, Floats, Ints, SessionReuse
+from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 from planner.solvers.prefix_prices import Budget, Prices, Routed
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
@@ -82,12 +82,12 @@ class Replication:
     def gap_frac(self) -> float:
         return 1 - self.bound / self.largest_load if self.largest_load > 0 else 0.0
 
-    def hits_rps(self, demand: Demand) -> Floats:
+    def hits_rps(self, demand: PrefixDemand) -> Floats:
         """h (V, R): requests per second that find node v on r."""
         return demand.subtree_sum(self.routed_rps) * self.placed
 
 
-def hot_bound(demand: Demand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
+def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
     """No placement has a largest load below this: the linear relaxation in closed form, see the module."""
     saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
     tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
@@ -101,7 +101,7 @@ def hot_bound(demand: Demand, replicas: int, memory_tokens: int, sessions: Sessi
 
 
 def replicate(
-    demand: Demand,
+    demand: PrefixDemand,
     replicas: int,
     memory_tokens: int,
     *,

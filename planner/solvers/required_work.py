@@ -64,6 +64,11 @@ class Due:
     e2e_s: float
     is_paced: bool
 
+    def arrives(self, trace: Trace) -> npt.NDArray[np.bool_]:
+        """Which requests (n,) of the trace arrive in the window."""
+        start_s, end_s = self.window_s
+        return np.asarray((trace.arrival_s >= start_s) & (trace.arrival_s <= end_s))
+
     def whole_s(self, output_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Seconds from its arrival in which a request of such an output must be done."""
         return np.asarray(np.maximum(self.prefill_s + self.gap_s * output_tokens, self.e2e_s))
@@ -94,8 +99,7 @@ class Held:
 
 def held(each: Due, trace: Trace, *, whole: bool) -> Held:
     """Whom the SLO holds to doing the whole work, or the prefill alone, in time."""
-    start_s, end_s = each.window_s
-    is_measured = (trace.arrival_s >= start_s) & (trace.arrival_s <= end_s)
+    is_measured = each.arrives(trace)
     share = each.whole_frac if whole else each.prefill_frac
     if not trace.after.size:
         index = np.flatnonzero(is_measured)

@@ -215,7 +215,7 @@ def _amount(task: Task, name: str, key: str, of: Callable[[Fleet], float]) -> _W
 
 
 def _rate(study: Study, task: Task) -> _Walk:
-    asked = study.traffic(task)[0].rate_rps if task.rate_rps is None else task.rate_rps
+    asked = study.asked(task).requests.rate_rps if task.rate_rps is None else task.rate_rps
 
     def at(rate_rps: float) -> Task:
         return replace(task, rate_rps=rate_rps)

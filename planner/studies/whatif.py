@@ -29,14 +29,14 @@ from planner.fleet import Fleet, Policies
 from planner.io.files import yaml_value
 from planner.reports.facts import moved_text
 from planner.reports.words import describe
-from planner.search.asked import asked_traffic, further_traffic
+from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import Answers
 from planner.search.plan import served_s
 from planner.search.pose import pose
-from planner.search.problem import Problem, Progress, on_all_draws, silent, with_policies
+from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent, with_policies
 from planner.search.router_fit import fitted
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
@@ -81,38 +81,31 @@ class Study:
     time_limit_s: float = 120.0
     progress: Progress = silent
     answers: Answers = field(default_factory=Answers)
-    _traffic: dict[tuple[object, ...], tuple[Trace, str]] = field(default_factory=dict)
-    _further: dict[tuple[object, ...], tuple[Trace, ...]] = field(default_factory=dict)
+    _asked: dict[tuple[object, ...], Asked] = field(default_factory=dict)
 
-    def traffic(self, task: Task) -> tuple[Trace, str]:
-        """`asked.asked_traffic`, once for every traffic."""
+    def asked(self, task: Task) -> Asked:
+        """`Asked.of`, once for every traffic."""
         robust = task.robust
-        key = (task.rate_rps, task.scale, task.window, robust.traffic_frac, robust.traffic_from_frac)
-        if key not in self._traffic:
-            self._traffic[key] = asked_traffic(self.trace, task, seed=self.seed)
-        return self._traffic[key]
-
-    def further(self, task: Task) -> tuple[Trace, ...]:
-        """`asked.further_traffic`, once for every traffic."""
-        robust = task.robust
-        key = (
-            task.rate_rps,
-            task.scale,
-            task.window,
-            robust.traffic_frac,
-            robust.traffic_from_frac,
-            task.draws,
-        )
-        if key not in self._further:
-            requests = self.traffic(task)[0]
-            self._further[key] = further_traffic(self.trace, task, requests, seed=self.seed)
-        return self._further[key]
+        base = (task.rate_rps, task.scale, task.window, robust.traffic_frac, robust.traffic_from_frac)
+        key = (*base, task.draws)
+        if key not in self._asked:
+            known = next((each for one, each in self._asked.items() if one[:-1] == base), None)
+            requests, note = (
+                asked_traffic(self.trace, task, seed=self.seed)
+                if known is None
+                else (known.requests, known.note)  # the same object: simulations of it are known
+            )
+            further = further_traffic(self.trace, task, requests, seed=self.seed)
+            self._asked[key] = Asked(requests, note, further)
+        return self._asked[key]
 
     @property
     def held_requests(self) -> int:
         """Requests of all the traffic that is remembered: 24 bytes each, and what was said of them."""
-        first = sum(len(trace) for trace, _ in self._traffic.values())
-        return first + sum(len(trace) for traces in self._further.values() for trace in traces)
+        traces = {
+            id(trace): trace for each in self._asked.values() for trace in (each.requests, *each.further)
+        }
+        return sum(map(len, traces.values()))
 
     def pose(self, task: Task) -> Problem:
         if task.objective == "throughput":
@@ -122,10 +115,8 @@ class Study:
             self.trace,
             self.catalog,
             seed=self.seed,
-            deadline=time.monotonic() + self.time_limit_s,
-            answers=self.answers,
-            asked=self.traffic(task),
-            further=self.further(task),
+            conditions=Conditions(time.monotonic() + self.time_limit_s, answers=self.answers),
+            asked=self.asked(task),
         )
 
     def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:

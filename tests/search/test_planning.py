@@ -15,7 +15,7 @@ from planner.reports.output import to_json
 from planner.reports.rows import alternative_rows
 from planner.search.certify import plan
 from planner.search.fleets import Counts, objective
-from planner.search.options import mixed_options, worker_types
+from planner.search.options import Engines, mixed_options, worker_types
 from planner.search.oracle import Oracle
 from planner.search.plan import Plan
 from planner.simulator import judge, simulate
@@ -337,7 +337,7 @@ def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Cata
 def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
     """Random questions; the plan is never below the bound as it comes from the solver."""
     from planner.search.bounds import envelopes
-    from planner.solvers.master import Limits, bound
+    from planner.solvers.master import Limits, Load, bound
     from planner.solvers.required_work import obliged
     from planner.traffic.workload import to_classes
 
@@ -355,11 +355,13 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
     options = [o for o in options_of(found, catalog, task) if o.name in found.certificate.universe]
     lower = bound(
         envelopes(options),
-        to_classes(found.trace),
+        Load(
+            to_classes(found.trace),
+            obliged(task.slo, found.trace),
+            found.fleet.llm.kv_bytes_per_token,
+            task.network.bandwidth_bytes_per_s,
+        ),
         Limits(task.stock),
-        obliged=obliged(task.slo, found.trace),
-        kv_bytes_per_token=found.fleet.llm.kv_bytes_per_token,
-        link_bytes_per_s=task.network.bandwidth_bytes_per_s,
     )
     assert lower is not None and lower <= found.certificate.value * (1 + 1e-9)
 
@@ -468,8 +470,7 @@ def test_no_cheaper_fleet_of_level_0_holds_with_pipelines(catalog: Catalog, seed
         task.gpus(catalog),
         catalog,
         longest,
-        stages=task.stages,
-        node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+        Engines(stages=task.stages, node_bytes_per_s=task.network.bandwidth_bytes_per_s),
     )
     assert {worker.pp for worker in types} == {1, 2}
     oracle = Oracle(found.fleet.llm, trace, task.slo, task.network, found.fleet.policies)

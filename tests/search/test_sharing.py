@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from planner.search import pose as posing
 from planner.search import together as sharing
 from planner.search.asked import asked_traffic
 from planner.search.certify import plan
-from planner.search.joint import Shared, share
+from planner.search.cheapest import Cheapest, cheapest
 from planner.search.pose import pose
 from planner.search.together import SharedPlan, plan_together
 from planner.simulator.metrics import judge
@@ -109,7 +108,11 @@ def least_by_force(fleets: list[Floats], amounts: list[float], column: int = 0) 
 @pytest.fixture
 def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of one token budget, so that all fleets can be simulated; few further draws of the traffic."""
-    monkeypatch.setattr(posing, "worker_types", partial(options.worker_types, budgets=(2048,)))
+
+    def of_one_budget(llm: Any, gpus: Any, catalog: Any, longest: int, engines: options.Engines) -> Any:
+        return options.worker_types(llm, gpus, catalog, longest, replace(engines, budgets=(2048,)))
+
+    monkeypatch.setattr(posing, "worker_types", of_one_budget)
     monkeypatch.setattr(draws, "RUNS_MOST", 3)
 
 
@@ -199,6 +202,17 @@ def test_with_enough_for_all_each_has_its_own_plan() -> None:
     assert "no shared limit binds" in sentences(found.binding)[0]
 
 
+def test_one_llm_is_planned_as_it_is_alone() -> None:
+    """The same search: the same fleet, certificate and count of simulations."""
+    asked = question({"gpus": {"a100-80g": 12, "h100-80g": 8}}, llms=1)
+    (part,) = asked.parts
+    found, alone = plan_together(asked, CATALOG), plan(part.task, part.trace, CATALOG)
+    assert found.plans[part.name].fleet == alone.fleet
+    assert found.plans[part.name].certificate == alone.certificate
+    assert found.simulations <= alone.certificate.simulations
+    assert (found.value, found.bound) == (alone.certificate.value, alone.certificate.bound)
+
+
 def test_the_one_that_loses_least_gives_way() -> None:
     """Both like 4 H100 best, and there are 4. What the other one costs on A100 decides who gets them."""
     fleet = {"gpus": {"a100-80g": 16, "h100-80g": 4}}
@@ -278,10 +292,10 @@ def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 4}}, rates=(9.0, 6.0))
     best = plan_together(asked, CATALOG)
 
-    def stopped(*question: Any, **how: Any) -> Shared:
-        return share(*question, **how | {"out_of_time": lambda: True})
+    def stopped(*question: Any, **how: Any) -> Cheapest:
+        return cheapest(*question, **how | {"out_of_time": lambda: True})
 
-    monkeypatch.setattr(sharing, "share", stopped)
+    monkeypatch.setattr(sharing, "cheapest", stopped)
     found = plan_together(asked, CATALOG)
     assert found.status == "best found" and not found.is_exact
     assert best.level0 is not None and found.level0 is not None

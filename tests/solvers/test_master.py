@@ -17,9 +17,10 @@ from planner.search import two_pools
 from planner.search.fleets import objective
 from planner.search.one_pool import Bounded, Search, search_one_pool
 from planner.search.reasons import reason_text
-from planner.search.two_pools import search_two_pools
+from planner.search.two_pools import AskPairs, search_two_pools
 from planner.solvers.master import (
     Limits,
+    Load,
     Option,
     bound,
     cheapest_token_s,
@@ -108,14 +109,7 @@ def test_bound_by_hand() -> None:
     work = one_class(1000, 1000, 1)
 
     def value(stock: dict[str, int | None]) -> float | None:
-        return bound(
-            [slow, quick],
-            work,
-            Limits(stock),
-            obliged=Obliged(1.0, 10.0, 1.0, 10.0),
-            kv_bytes_per_token=1e5,
-            link_bytes_per_s=1e12,
-        )
+        return bound([slow, quick], Load(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, 1e12), Limits(stock))
 
     assert value({"g": None, "q": None}) == pytest.approx(7.5)
     assert value({"g": None, "q": 2}) == pytest.approx(9.0)
@@ -130,11 +124,8 @@ def test_shadow_prices_by_hand() -> None:
     def prices(limits: Limits, *others: Option) -> dict[str, float]:
         found = shadow_prices(
             [option("mixed", 1.0), *others],
-            one_class(100, 1000, 1),
+            Load(one_class(100, 1000, 1), Obliged(1.0, 1.0, 1.0, 1.0), 1.0, 1e12),
             limits,
-            obliged=Obliged(1.0, 1.0, 1.0, 1.0),
-            kv_bytes_per_token=1.0,
-            link_bytes_per_s=1e12,
         )
         return {limit.name: price for limit, price in found.items()}
 
@@ -151,12 +142,7 @@ def test_bound_knows_the_link() -> None:
 
     def value(link_bytes_per_s: float) -> float | None:
         return bound(
-            options,
-            work,
-            Limits({"g": None}),
-            obliged=Obliged(1.0, 10.0, 1.0, 10.0),
-            kv_bytes_per_token=1e5,
-            link_bytes_per_s=link_bytes_per_s,
+            options, Load(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, link_bytes_per_s), Limits({"g": None})
         )
 
     assert value(10.09e9) is not None and value(10.07e9) is None
@@ -255,19 +241,32 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         search_two_pools(
             [bounded[o.name] for o in prefill],
             [bounded[o.name] for o in decode],
-            holds,
-            leads,
+            AskPairs(holds, leads, follows),
             search,
             serial,
             lambda: False,
             partial(of_gpus, compare),
-            follows,
         )
     best = min((objective(counts) for counts in allowed_counts()), default=np.inf)
     assert search.value == pytest.approx(best)
     if search.best is not None:
         assert holds_one(search.best)
         assert limits.broken([(o.type, n) for o, n in search.best]) is None
+
+
+def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_known() -> None:
+    """Beside the cheap decode worker 4 prefill workers hold and no other count; leaps ask for 1, 2, 3, 5, 8
+    and so on, until there are far too many. Then the dear one holds beside 1: 101, and below that 4 + 1."""
+    prefill, cheap = option("prefill", 1.0), option("decode", 1.0)
+    dear = option("decode", 100.0, gpu=replace(GPU, name="dear", base="dear"))
+
+    def holds(fleets: object) -> list[bool]:
+        return [d is dear or n_p == 4 for (_, n_p), (d, _) in fleets]  # type: ignore[attr-defined]
+
+    search = Search(Limits({}))
+    front, *back = (Bounded(each, 1, np.inf) for each in (prefill, cheap, dear))
+    search_two_pools([front], back, AskPairs(holds), search, serial, lambda: False)
+    assert search.value == 5.0 and search.best == ((prefill, 4), (cheap, 1))
 
 
 def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:

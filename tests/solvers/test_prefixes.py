@@ -11,14 +11,14 @@ from prefix_trees import tools, tree
 from scipy.optimize import linprog
 
 from planner.errors import InputError
-from planner.solvers.prefix_demand import Bools, Demand, Floats, SessionReuse
+from planner.solvers.prefix_demand import Bools, Floats, PrefixDemand, SessionReuse
 from planner.solvers.prefix_prices import Budget, Prices
 from planner.solvers.prefixes import Replication, hot_bound, replicate
 
 NO_SESSIONS = SessionReuse()
 
 
-def random_tree(rng: np.random.Generator, nodes: int, replicas: int, room: float) -> tuple[Demand, int]:
+def random_tree(rng: np.random.Generator, nodes: int, replicas: int, room: float) -> tuple[PrefixDemand, int]:
     """Zipf rates; `room` is the memory of all replicas as a share of all tokens."""
     tokens = rng.integers(100, 3000, nodes)
     popularity = rng.permutation(1 / np.arange(1, nodes + 1))
@@ -27,11 +27,11 @@ def random_tree(rng: np.random.Generator, nodes: int, replicas: int, room: float
     return tree(parent, tokens.tolist(), rates.tolist(), 0.05), int(room * tokens.sum() / replicas)
 
 
-def solved(demand: Demand, replicas: int, memory_tokens: int, **settings: object) -> Replication:
+def solved(demand: PrefixDemand, replicas: int, memory_tokens: int, **settings: object) -> Replication:
     return replicate(demand, replicas, memory_tokens, rng=np.random.default_rng(0), **settings)  # type: ignore[arg-type]
 
 
-def best_routing(demand: Demand, placed: Bools, session_s: Floats) -> float:
+def best_routing(demand: PrefixDemand, placed: Bools, session_s: Floats) -> float:
     """The smallest largest load with x fixed, by an LP of our own."""
     nodes, replicas = placed.shape
     cost = np.zeros((nodes, replicas))
@@ -58,7 +58,7 @@ def best_routing(demand: Demand, placed: Bools, session_s: Floats) -> float:
     return float(answer.fun)
 
 
-def enumerated(demand: Demand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
+def enumerated(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
     """The smallest L over all placements that are closed under parents and fit."""
     nodes = len(demand)
     columns = []
@@ -179,7 +179,7 @@ def test_best_replica_by_hand() -> None:
     Uncached, A costs 26 and B 16 s, so the offers leave 3 x 74 + 4 x 84 = 558.
     """
     prefill = np.array([5.0, 20.0, 10.0])
-    demand = Demand(
+    demand = PrefixDemand(
         np.array([-1, 0, 0]),
         np.array([5, 20, 10]),
         prefill,
@@ -193,7 +193,7 @@ def test_best_replica_by_hand() -> None:
 
 def test_twice_the_traffic_is_twice_the_load() -> None:
     demand = tools()
-    twice = Demand(demand.parent, demand.tokens, demand.prefill_s, 2 * demand.rate_rps, demand.work_s)
+    twice = PrefixDemand(demand.parent, demand.tokens, demand.prefill_s, 2 * demand.rate_rps, demand.work_s)
     assert solved(twice, 3, 5000).largest_load == pytest.approx(2 * solved(demand, 3, 5000).largest_load)
 
 
@@ -220,13 +220,13 @@ def test_without_memory_the_work_is_shared_evenly() -> None:
 def test_nonsense_is_refused() -> None:
     one = np.ones(1)
     with pytest.raises(InputError, match="every parent must stand before its children"):
-        Demand(np.array([0]), np.array([1]), one, one, one)
+        PrefixDemand(np.array([0]), np.array([1]), one, one, one)
     with pytest.raises(InputError, match="another length"):
-        Demand(np.array([-1]), np.array([1, 2]), one, one, one)
+        PrefixDemand(np.array([-1]), np.array([1, 2]), one, one, one)
     with pytest.raises(InputError, match="must be >= 0"):
-        Demand(np.array([-1]), np.array([-1]), one, one, one)
+        PrefixDemand(np.array([-1]), np.array([-1]), one, one, one)
     with pytest.raises(InputError, match="must hold the prefill of its own prefix"):
-        Demand(np.array([-1]), np.array([1]), one, one, one / 2)
+        PrefixDemand(np.array([-1]), np.array([1]), one, one, one / 2)
     with pytest.raises(InputError, match="0 replicas of 5000 tokens"):
         solved(tools(), 0, 5000)
     with pytest.raises(InputError, match=r"from \(0, 0\)"):

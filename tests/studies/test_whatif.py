@@ -134,7 +134,7 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
 
     def up_to(traffic_frac: float) -> tuple[Task, Trace]:
         task = replace(question(), robust=Robust(0.0, traffic_frac))
-        return task, study.traffic(task)[0]
+        return task, study.asked(task).requests
 
     def keeps(steps_frac: float, traffic_frac: float) -> bool:
         pools = tuple(

@@ -28,7 +28,7 @@ from planner.search.bounds import lower_bound
 from planner.search.certify import plan
 from planner.search.fleets import Counts, objective
 from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.oracle import Answers, Oracle
+from planner.search.oracle import Oracle
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Problem, with_policies
@@ -123,10 +123,10 @@ def check(question: Question, *, most_fleets: int = 20_000, samples: int = 400) 
 def _problem(task: Task, question: Question) -> Problem:
     """The question as it is posed; limits that no worker keeps are left to simulations."""
     try:
-        return pose(task, question.trace, question.catalog, answers=Answers())
+        return pose(task, question.trace, question.catalog)
     except InfeasibleError:
         loose = replace(task, slo=replace(task.slo, limits=(), attainment_frac=None))
-        problem = pose(loose, question.trace, question.catalog, answers=Answers())
+        problem = pose(loose, question.trace, question.catalog)
         oracle = replace(problem.oracle, slo=task.slo)
         return replace(problem, task=task, slo=task.slo, oracle=oracle)
 

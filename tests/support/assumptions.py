@@ -23,9 +23,9 @@ import numpy.typing as npt
 from random_questions import Question
 
 from planner.domain import Slo
-from planner.fleet import Fleet, Network, Pool, WorkerType
-from planner.models.latency import StepLatency
+from planner.fleet import Fleet, Pool, WorkerType
 from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.oracle import INSTANT, NO_LINK
 from planner.search.pose import pose
 from planner.search.problem import Problem, with_policies
 from planner.simulator.metrics import Verdict, judge
@@ -33,7 +33,6 @@ from planner.simulator.replay import simulate
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
-NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 NAMES = ("A1", "A2", "A3", "A3o", "A4", "A4o", "A5", "A6", "A7")
 Bools = npt.NDArray[np.bool_]
 
@@ -192,6 +191,5 @@ def _leads(problem: Problem, option: Option, count: int, *, outputs: bool) -> bo
 
 def instant(worker: WorkerType, trace: Trace) -> WorkerType:
     """A worker that takes no time, with room for everything."""
-    no_s = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
     all_tokens = int((trace.input_tokens + trace.output_tokens + 32).sum())
-    return WorkerType(worker.gpu, 1, no_s, 16 * all_tokens, 8192, 256)
+    return WorkerType(worker.gpu, 1, INSTANT, 16 * all_tokens, 8192, 256)

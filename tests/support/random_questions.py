@@ -23,7 +23,7 @@ from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
 from planner.search.fleets import Counts
-from planner.search.options import decode_options, mixed_options, prefill_options, worker_types
+from planner.search.options import Engines, decode_options, mixed_options, prefill_options, worker_types
 from planner.simulator.metrics import judge, value_s
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option
@@ -156,10 +156,7 @@ def types_of(document: Mapping[str, Any], catalog: Catalog, *, longest_tokens: i
         task.gpus(catalog),
         catalog,
         longest_tokens,
-        budgets=task.max_num_batched_tokens,
-        seats=task.max_num_seqs,
-        host_overhead_s=task.host_overhead_s,
-        node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+        replace(Engines.of(task), stages=(1,), longer_frac=0.0),
     )
     return types
 

@@ -12,9 +12,11 @@ import pytest
 from hand_made import GPU, LATENCY
 
 from planner.fleet import Role, WorkerType
+from planner.search import assumed
+from planner.search.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
+from planner.search.designs import Design, Pool
 from planner.search.fleets import Counts
-from planner.search.joint import Row, Shape, Shared, rows_of, share
-from planner.search.one_pool import Bounded
+from planner.search.one_pool import Bounded, Search
 from planner.solvers.master import Limits, Option
 
 MOST = 6  # workers of a pool in the brute force
@@ -29,16 +31,16 @@ def an_option(role: Role, kind: str, price: float, *, tp: int = 1, watts: float 
 
 @dataclass(slots=True)
 class Truth:
-    """A shape whose counts hold where they reach one of `corners`, and how often it was asked."""
+    """A design whose counts hold where they reach one of `corners`, and how often it was asked."""
 
     options: tuple[Option, ...]
     corners: tuple[tuple[int, ...], ...]
     asked: list[tuple[int, ...]]
 
-    def holds(self, counts: Counts) -> bool:
-        vector = tuple(count for _, count in counts)
-        self.asked.append(vector)
-        return self.reaches(vector)
+    def holds(self, fleets: Sequence[Counts]) -> list[bool]:
+        vectors = [tuple(count for _, count in counts) for counts in fleets]
+        self.asked += vectors
+        return [self.reaches(vector) for vector in vectors]
 
     def reaches(self, vector: tuple[int, ...]) -> bool:
         return any(all(a <= b for a, b in zip(corner, vector, strict=True)) for corner in self.corners)
@@ -52,13 +54,18 @@ class RowsOfTruth(Truth):
         return any(vector[0] == p and vector[1] >= d for p, d in self.corners)
 
 
-def a_pool(option: Option, least: int) -> Bounded:
-    return Bounded(option, least, math.inf, least)
+def a_pool(option: Option, least: int, alone: Truth | None = None) -> Pool:
+    item = Bounded(option, least, math.inf, least)
+    return Pool(item, Search(Limits({})), None if alone is None else alone.holds, assumed.LEADS)
+
+
+def a_design(truth: Truth, *pools: Pool) -> Design:
+    return Design(pools, truth.holds, Search(Limits({})))
 
 
 def instance(
     rng: np.random.Generator, *, rows: bool = False
-) -> tuple[list[list[Truth]], list[list[Shape]], Limits]:
+) -> tuple[list[list[Truth]], list[list[Design]], Limits]:
     """Two or three LLMs with mixed types and pairs on two or three kinds of GPU, random staircases.
 
     With `rows` what a pair needs to decode follows no order of its prefill counts.
@@ -67,10 +74,10 @@ def instance(
     price = {kind: float(rng.integers(2, 12)) for kind in kinds}
     watts = {kind: 100.0 * float(rng.integers(2, 9)) for kind in kinds}
     truths: list[list[Truth]] = []
-    llms: list[list[Shape]] = []
+    llms: list[list[Design]] = []
     for _ in range(rng.integers(2, 4)):
         mine: list[Truth] = []
-        shapes: list[Shape] = []
+        designs: list[Design] = []
 
         def some(role: Role) -> Option:
             kind = kinds[rng.integers(len(kinds))]
@@ -80,10 +87,10 @@ def instance(
             truth = Truth((some("mixed"),), ((int(rng.integers(1, MOST + 1)),),), [])
             least = int(rng.integers(1, truth.corners[0][0] + 1))
             mine.append(truth)
-            shapes.append(Shape((a_pool(truth.options[0], least),), truth.holds))
+            designs.append(a_design(truth, a_pool(truth.options[0], least)))
         prefill = some("prefill")
         lead_least = int(rng.integers(1, 4))
-        lead = Shape((a_pool(prefill, 1),), Truth((prefill,), ((lead_least,),), []).holds)
+        lead = a_pool(prefill, 1, Truth((prefill,), ((lead_least,),), []))
         for _ in range(rng.integers(0, 3)):
             decode = some("decode")
             steps = sorted({int(p) for p in rng.integers(lead_least, MOST + 1, 3)})
@@ -93,9 +100,9 @@ def instance(
                 needs = tuple((p, int(rng.integers(1, MOST + 1))) for p in steps)
                 truth = RowsOfTruth((prefill, decode), needs, [])
             mine.append(truth)
-            shapes.append(Shape((a_pool(prefill, 1), a_pool(decode, 1)), truth.holds, lead))
+            designs.append(a_design(truth, lead, a_pool(decode, 1)))
         truths.append(mine)
-        llms.append(shapes)
+        llms.append(designs)
     stock = {kind: int(rng.integers(1, 12)) if rng.random() < 0.8 else None for kind in kinds}
     limits = Limits(
         stock,
@@ -107,9 +114,9 @@ def instance(
 
 
 def least_by_force(
-    truths: Sequence[Sequence[Truth]], rows: Sequence[Row], weigh: Callable[[Option], float]
+    truths: Sequence[Sequence[Truth]], rows: Sequence[SharedLimit], weigh: Callable[[Option], float]
 ) -> float:
-    """The least weight over every choice of shapes and of counts up to MOST that hold, within the limits."""
+    """The least weight over every choice of designs and of counts up to MOST that hold, within the limits."""
     totals = np.zeros((1, 1 + len(rows)))
     for mine in truths:
         each = [
@@ -138,8 +145,8 @@ def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bo
     truths, llms, limits = instance(np.random.default_rng(seed), rows=rows)
     stocked = {gpu: 12 if count is None else count for gpu, count in limits.stock.items()}
     limits = replace(limits, stock=stocked) if rows else limits
-    limited = rows_of(limits)
-    found = share(llms, limited)
+    limited = shared_limits(limits)
+    found = cheapest(llms, limited)
     expected = least_by_force(truths, limited, by_objective)
     assert found.value == pytest.approx(expected) and found.is_exact
     assert (found.best is None) == math.isinf(expected)
@@ -150,16 +157,16 @@ def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bo
         for truth in mine:
             assert len(set(truth.asked)) == len(truth.asked)  # nothing is simulated twice
 
-    for row in limited:  # the least of one limit with which the others can be kept, asked of the same shapes
+    for row in limited:  # the least of one limit with which the others can be kept, asked of the same designs
         others = [other for other in limited if other is not row]
-        again = share(llms, others, weigh=row.use)
+        again = cheapest(llms, others, weigh=row.use)
         assert again.value == pytest.approx(least_by_force(truths, others, row.use))
 
 
-def _keeps_all(found: Shared, truths: Sequence[Sequence[Truth]], rows: Sequence[Row]) -> None:
-    """The constraints, from the answer alone: one shape per LLM, counts that hold, every limit."""
+def _keeps_all(found: Cheapest, truths: Sequence[Sequence[Truth]], rows: Sequence[SharedLimit]) -> None:
+    """The constraints, from the answer alone: one design per LLM, counts that hold, every limit."""
     assert found.best is not None
-    chosen = [shape.counts(vector) for shape, vector in found.best]
+    chosen = [design.counts(vector) for design, vector in found.best]
     assert len(chosen) == len(truths)
     for counts, mine in zip(chosen, truths, strict=True):
         options, vector = tuple(o for o, _ in counts), tuple(n for _, n in counts)
@@ -173,11 +180,11 @@ def _keeps_all(found: Shared, truths: Sequence[Sequence[Truth]], rows: Sequence[
 @pytest.mark.parametrize("seed", range(20))
 def test_more_of_any_limit_never_costs_more(seed: int) -> None:
     _, llms, limits = instance(np.random.default_rng(seed))
-    rows = rows_of(limits)
-    before = share(llms, rows).value
+    rows = shared_limits(limits)
+    before = cheapest(llms, rows).value
     for row in rows:
         more = [replace(other, amount=other.amount * 1.5) if other is row else other for other in rows]
-        assert share(llms, more).value <= before * (1 + 1e-9)
+        assert cheapest(llms, more).value <= before * (1 + 1e-9)
 
 
 def test_one_of_two_gives_way_where_it_is_cheaper() -> None:
@@ -185,34 +192,33 @@ def test_one_of_two_gives_way_where_it_is_cheaper() -> None:
     the first moves, 8 + 15 = 23 instead of 8 + 30."""
     a, b = (an_option("mixed", kind, price) for kind, price in (("a", 4.0), ("b", 5.0)))
     llms = [
-        [Shape((a_pool(o, 1),), Truth((o,), ((n,),), []).holds) for o, n in ((a, 2), (b, on_b))]
-        for on_b in (3, 6)
+        [a_design(Truth((o,), ((n,),), []), a_pool(o, 1)) for o, n in ((a, 2), (b, on_b))] for on_b in (3, 6)
     ]
-    found = share(llms, rows_of(Limits({"a": 3, "b": None})))
+    found = cheapest(llms, shared_limits(Limits({"a": 3, "b": None})))
     assert found.best is not None and found.value == 23.0
-    assert [(s.pools[0].option.type.gpu.name, v) for s, v in found.best] == [("b", (3,)), ("a", (2,))]
-    assert share(llms, rows_of(Limits({"a": 4, "b": None}))).value == 16.0
+    assert [(s.pools[0].item.option.type.gpu.name, v) for s, v in found.best] == [("b", (3,)), ("a", (2,))]
+    assert cheapest(llms, shared_limits(Limits({"a": 4, "b": None}))).value == 16.0
 
 
 def test_nothing_below_a_value_is_said_to_be_nothing() -> None:
     """The optimum costs 16: nothing is below 16, and 16 is found below 17."""
     a = an_option("mixed", "a", 4.0)
-    llms = [[Shape((a_pool(a, 1),), Truth((a,), ((2,),), []).holds)] for _ in range(2)]
-    nothing = share(llms, (), below=16.0)
+    llms = [[a_design(Truth((a,), ((2,),), []), a_pool(a, 1))] for _ in range(2)]
+    nothing = cheapest(llms, (), below=16.0)
     assert nothing.best is None and nothing.is_exact and nothing.bound == 16.0
-    assert share(llms, (), below=17.0).value == 16.0
+    assert cheapest(llms, (), below=17.0).value == 16.0
 
 
 def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:
     """Stopped before the first simulation: least counts 1 and 1 of 4 USD/h bound it by 8, no fleet is known.
     Once 3 workers of each are known to hold and 1 to fail, the bound is 16 and the best 24."""
     a = an_option("mixed", "a", 4.0)
-    shapes = [Shape((a_pool(a, 1),), Truth((a,), ((2,),), []).holds) for _ in range(2)]
-    llms = [[shape] for shape in shapes]
-    stopped = share(llms, (), out_of_time=lambda: True)
+    designs = [a_design(Truth((a,), ((2,),), []), a_pool(a, 1)) for _ in range(2)]
+    llms = [[design] for design in designs]
+    stopped = cheapest(llms, (), out_of_time=lambda: True)
     assert (stopped.best, stopped.bound, stopped.is_exact) == (None, 8.0, False)
-    for shape in shapes:
-        shape.learn((3,), holds=True)
-        shape.learn((1,), holds=False)
-    stopped = share(llms, (), out_of_time=lambda: True)
+    for design in designs:
+        design.learn((3,), holds=True)
+        design.learn((1,), holds=False)
+    stopped = cheapest(llms, (), out_of_time=lambda: True)
     assert (stopped.value, stopped.bound, stopped.is_exact) == (24.0, 16.0, False)

@@ -1,0 +1,255 @@
+"""Designs of level 0, and what simulations have said of their counts.
+
+A design is one mixed option, or a prefill option with a decode option; its fleets differ in their counts.
+They fall into rows: every count of prefill workers is a row of a pair, a mixed pool has one row. In a row
+more workers of the last pool never hurt, so two counts say all that is known of it: the largest that failed
+and the least that held. Rows say nothing of each other: more prefill workers hand over in larger bursts.
+
+What a pool can do beside a perfect partner is known once for all pairs that it is part of: a prefill pool
+that misses TTFT when every request leaves with its first token does in any pair, and a decode pool whose
+backlog grows when every prompt arrives prefilled does. That is an assumption each (assumed.py).
+
+A corner of a row is the least count that is not refuted: no fleet of the row that holds has less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from planner.documents import facts
+from planner.documents.facts import Shortcut
+from planner.search import assumed
+from planner.search.fleets import Counts, Told, count_below
+from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
+
+LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
+Vector = tuple[int, ...]
+"""Counts of the pools of a design; all but the last are its row."""
+
+
+class Question(Protocol):
+    def ask(self) -> None:
+        """Simulate; may run beside others."""
+
+    def conclude(self) -> None:
+        """Put the answer where the search finds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one worker of a pool weighs and takes of each limit in one question, and how many there may be."""
+
+    weight: float
+    uses: tuple[float, ...]
+    most: float
+
+
+class Pool:
+    """One option, and what is known of the least count that does beside a perfect partner.
+
+    `alone` asks for it; None: it cannot be asked for.
+    """
+
+    def __init__(
+        self, item: Bounded, search: Search, alone: Holds | None = None, assumption: Shortcut | None = None
+    ):
+        self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
+        self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
+        self.designs: list[Design] = []  # that it is part of
+
+    @property
+    def least(self) -> int:
+        return self.learned.failed + 1
+
+    @property
+    def is_known(self) -> bool:
+        return self.alone is None or self.learned.held == self.least
+
+    def price(self, terms: Terms) -> float:
+        """What the least that may do weighs; without end if there are not so many."""
+        return self.least * terms.weight if self.least <= min(terms.most, self.item.too_many) else math.inf
+
+    def most_below(self, terms: Terms, ceiling: float, beside: float) -> int:
+        """The most workers that are within the limits and together with `beside` below the ceiling."""
+        most = min(terms.most, self.item.too_many, count_below(terms.weight, ceiling, beside))
+        return max(int(most), self.least)
+
+
+def explain(item: Bounded, search: Search) -> None:
+    """Say what speaks against an option that is not in the best fleet."""
+    option = item.option
+    failed = search.learned[option.name].failed
+    if search.best is not None and option in [each for each, _ in search.best]:
+        search.refuted.pop(option.name, None)
+    elif failed >= item.least:
+        role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
+        search.refuted[option.name] = facts.AloneFails(role, failed)
+    elif (failed + 1) * option.objective >= search.value or item.least > item.most:
+        search.refuted[option.name] = by_bound(item, search.value)
+
+
+@dataclass(slots=True)
+class PoolQuestion:
+    """Do so many workers of a pool do beside a perfect partner?"""
+
+    pool: Pool
+    count: int
+    answer: bool = False
+
+    @classmethod
+    def of(cls, pool: Pool, terms: Terms, ceiling: float, beside: float) -> PoolQuestion:
+        """Ask whether any count could pay at all, else how few it may be."""
+        failed, held = pool.learned.failed, pool.learned.held
+        count = pool.most_below(terms, ceiling, beside)
+        if held <= count:
+            likely = pool.item.likely  # far too few fail fast, so it pays to look low first
+            count = likely if failed < likely < held else (failed + int(held)) // 2
+        return cls(pool, count)
+
+    def ask(self) -> None:
+        assert self.pool.alone is not None
+        self.answer = self.pool.alone([((self.pool.item.option, self.count),)])[0]
+
+    def conclude(self) -> None:
+        pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
+        for design in pool.designs:
+            design.version += 1
+        if pool.assumption is not None:
+            pool.search.assumed.add(pool.assumption)
+        if self.answer:
+            learned.held = min(learned.held, self.count)
+        else:
+            learned.failed = max(learned.failed, self.count)
+            pool.search.beyond[name] = learned.failed
+        if pool.is_known:
+            pool.search.smallest[name] = pool.least
+
+
+@dataclass(slots=True, eq=False)
+class Design:
+    """Fleets of one pool, or of a prefill and a decode pool.
+
+    `holds` simulates. Of every row, the counts of all pools but the last, `failed` has the largest last count
+    known to fail, `held` the least known to hold. `leap` is the prefill count looked at next as long as no
+    fleet is known at all. `asked_by` is the question that it belongs to.
+    """
+
+    pools: tuple[Pool, ...]
+    holds: Holds
+    search: Search
+    asked_by: object = None
+    failed: dict[Vector, int] = field(default_factory=dict)
+    held: dict[Vector, int] = field(default_factory=dict)
+    leap: int = 0
+    version: int = 0  # grows with whatever is learned of it or its pools
+
+    def __post_init__(self) -> None:
+        for pool in self.pools:
+            pool.designs.append(self)
+
+    def counts(self, vector: Vector) -> Counts:
+        return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
+
+    def ask(self, vector: Vector) -> bool:
+        """Whether so many workers hold; simulated only where no earlier answer of the row implies it."""
+        row, count = vector[:-1], vector[-1]
+        if count >= self.held.get(row, math.inf):
+            return True
+        if count <= self.failed.get(row, 0):
+            return False
+        answer = self.holds([self.counts(vector)])[0]
+        self.learn(vector, holds=answer)
+        return answer
+
+    def learn(self, vector: Vector, *, holds: bool) -> None:
+        row, count = vector[:-1], vector[-1]
+        self.version += 1
+        if holds:
+            self.held[row] = min(count, self.held.get(row, count))
+        else:
+            self.failed[row] = max(count, self.failed.get(row, count))
+
+    def fleets(self) -> list[Vector]:
+        """The least counts of each row that are known to hold."""
+        return [(*row, count) for row, count in self.held.items()]
+
+    def corners(self, *, leaping: bool = False) -> list[Vector]:
+        """Of each row the least counts that are not refuted, and of all rows beyond those looked at.
+
+        Where `leaping`, of the row alone that is to be looked at next.
+        """
+        last = self.pools[-1].least
+        if len(self.pools) == 1:
+            return [(max(last, self.failed.get((), 0) + 1),)]
+        first = self.pools[0].least
+        if leaping and self.leap:
+            return [(max(self.leap, first), last)]
+        looked = [row[0] for row in (*self.failed, *self.held) if row[0] >= first]
+        beyond = max(looked, default=first - 1) + 1
+        rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
+        return [*rows, (beyond, last)]
+
+    def in_doubt(self, terms: Sequence[Terms], ceiling: float) -> PoolQuestion | None:
+        """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do."""
+        if len(self.pools) == 1:
+            return None
+        prices = [pool.price(each) for pool, each in zip(self.pools, terms, strict=True)]
+        doubtful = [
+            each for each in zip(self.pools, terms, reversed(prices), strict=True) if not each[0].is_known
+        ]
+        if not doubtful:
+            return None
+        for pool, each, beside in doubtful:
+            if pool.learned.held > pool.most_below(each, ceiling, beside):
+                return PoolQuestion.of(pool, each, ceiling, beside)
+        pool, each, beside = max(
+            doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight
+        )
+        return PoolQuestion.of(pool, each, ceiling, beside)
+
+
+@dataclass(slots=True)
+class RowQuestion:
+    """Which is the least count of a row that holds, from a corner up to `most`?"""
+
+    design: Design
+    corner: Vector
+    most: float
+    leaping: bool = False
+    found: Counts | None = None
+
+    def ask(self) -> None:
+        row, item = self.corner[:-1], self.design.pools[-1].item
+        n = least_that_holds(lambda n: self.design.ask((*row, n)), self.corner[-1], self.most, item)
+        self.found = None if n is None else self.design.counts((*row, n))
+
+    def conclude(self) -> None:
+        design, search = self.design, self.design.search
+        search.assumed.add(assumed.MORE_DECODE if len(design.pools) == 2 else assumed.MORE_MIXED)
+        if self.found is not None:
+            search.offer(self.found)
+            name, n = self.found[-1][0].name, self.found[-1][1]
+            search.smallest[name] = min(n, search.smallest.get(name, n))
+            return
+        label = " + ".join(pool.item.option.name for pool in design.pools)
+        p = self.corner[0]
+        if self.leaping:
+            design.version += 1
+            design.leap = math.ceil(LEAP * p)
+            if design.leap > design.pools[0].item.too_many:
+                search.refuted[label] = facts.PairFails(p)
+                return
+        if len(design.pools) == 2:
+            search.refuted[label] = facts.NoDecodeBeside(p)
+
+
+def learn_from(designs: Iterable[Design], told: Told) -> None:
+    """Let designs know what fleets were said to hold or fail, by the names and counts of their options."""
+    named = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
+    for fleet, holds in told.items():
+        design = named.get(tuple(name for name, _ in fleet))
+        if design is not None and all(count > 0 for _, count in fleet):
+            design.learn(tuple(count for _, count in fleet), holds=holds)
