@@ -168,9 +168,8 @@ def calibrate(
     moved = corrected(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
     basis = (
-        f"{latency.basis}; calibrated on {_counted(len(y), 'step')}{' and ' if len(y) and runs else ''}"
-        f"{_counted(len(runs), 'run')}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, host overhead "
-        f"{host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
+        f"{latency.basis}; {_measured(len(y), len(runs))}: compute x{compute:.3g}, "
+        f"bandwidth x{bandwidth:.3g}, host overhead {host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
     )
     error = np.sqrt(np.diag(covariance))
     return Calibrated(
@@ -186,6 +185,13 @@ def calibrate(
             (target.run.name, " ".join(target.key)): float(np.expm1(log))
             for target, log in zip(targets, after[len(y) :], strict=True)
         },
+    )
+
+
+def _measured(steps: int, runs: int) -> str:
+    """For instance 'calibrated on 40 steps and 2 runs'."""
+    return (
+        f"calibrated on {_counted(steps, 'step')}{' and ' if steps and runs else ''}{_counted(runs, 'run')}"
     )
 
 

@@ -72,6 +72,7 @@ FORMATS = (
     Format("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     Format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
+PUBLISHED = tuple(each.name for each in FORMATS[2:])  # by others than us
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
