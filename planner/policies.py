@@ -80,8 +80,8 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
         KSERVE: Router("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
         DYNAMO: Router("Dynamo's frontend", "least-loaded", is_single=True),
         RAY_SERVE: Router("Ray Serve", EMPTIER_OF_TWO),
-        STACK: Router("the production stack's router", "roundrobin"),
-        STACK_PAIRS: Router("the production stack's router", IN_TURNS),
+        STACK: Router("production-stack", "roundrobin"),
+        STACK_PAIRS: Router("production-stack", IN_TURNS),
         OURS: Router("plan serve", ""),
         VLLM: Router("vLLM", "fcfs"),
     }
