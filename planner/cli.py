@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner import __version__
-from planner.__main__ import hold_places
 from planner.commands import facts, measurements
 from planner.commands import validate as validation
 from planner.commands.allocate import allocate
@@ -55,6 +54,7 @@ from planner.commands.whatif import sensitivity, what_if
 from planner.documents.catalog import read_catalog
 from planner.documents.task import has_several_llms
 from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.io.streams import hold_places
 from planner.units import show_s
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Capacity planner for LLM serving, from Python."""
