@@ -337,7 +337,7 @@ def _under(fleet: FleetLike, known: Catalog, label: str, policies: Section | Non
     try:
         return read_fleet(fleet, known, policies=policies)
     except InputError as error:
-        raise InputError(f"policies {label!r}: {error}") from None
+        raise InputError(f"--policies {label!r}: {error}") from None
 
 
 def _write_csv(file: Path, text: str) -> None:

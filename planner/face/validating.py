@@ -113,7 +113,8 @@ def validate(
     read = read_trace(beside(file) if trace is None else trace)
     requests = asked.of(spread(read, seed=seed), seed=seed)
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
-    whole, notes = None, ()
+    whole = None
+    notes: tuple[str, ...] = ()
     if how.get("is_slice"):
         whole = fleet, requests
         fleet, requests, note = slice_of(fleet, requests)
