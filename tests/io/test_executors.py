@@ -57,7 +57,7 @@ def ray_addresses() -> Iterator[tuple[str, str]]:
     pytest.importorskip("ray", reason="ray is not installed (extra `cluster`)")
     port = free_port()
     command = [sys.executable, "-c", RAY_HEAD, str(port)]
-    here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[1])}
+    here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=here
     ) as head:
