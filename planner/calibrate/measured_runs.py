@@ -167,10 +167,12 @@ def calibrate(
     host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
     moved = corrected(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
+    of_what = " and ".join(
+        _counted(many, noun) for many, noun in ((len(y), "step"), (len(runs), "run")) if many
+    )
     basis = (
-        f"{latency.basis}; calibrated on {_counted(len(y), 'step')}{' and ' if len(y) and runs else ''}"
-        f"{_counted(len(runs), 'run')}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, host overhead "
-        f"{host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
+        f"{latency.basis}; calibrated on {of_what}: compute x{compute:.3g}, "
+        f"bandwidth x{bandwidth:.3g}, host overhead {host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
     )
     error = np.sqrt(np.diag(covariance))
     return Calibrated(

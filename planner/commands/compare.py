@@ -110,11 +110,10 @@ def compare(
         [{"": label, **dict(zip(names, cells, strict=True))} for label, cells in lines(comparison)],
         f"{len(comparison.requests)} requests of {comparison.requests.name}",
     )
-    console = stdout_console(soft_wrap=True)
-    for sentence in (found.headline(), *(f"mind: {note}" for note in found.sentences())):
-        console.print(sentence, markup=False)
-    if out is not None:
-        console.print(f"written to {out}: {', '.join(NAMES)}", markup=False)
+    notes = (f"mind: {note}" for note in found.sentences())
+    written = [] if out is None else [f"written to {out}: {', '.join(NAMES)}"]
+    for sentence in (found.headline(), *notes, *written):
+        stdout_console(soft_wrap=True).print(sentence, markup=False)
 
 
 def _named(text: str) -> tuple[str, Path]:

@@ -95,7 +95,7 @@ def validate(
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
     the prediction was off by more than is allowed.
     """
-    from planner.face.inputs import plan_file, read_catalog
+    from planner.face.inputs import plan_file, read_catalog, read_fleet
     from planner.face.validating import beside, need_aiohttp, validate
     from planner.io.files import check_output_directory
     from planner.traffic.scaling import Asked
@@ -105,6 +105,7 @@ def validate(
     with Progress() as progress:
         known, file = read_catalog(catalog), plan_file(plan)
         traffic = Asked(rate, scaling(scale), window or "whole")
+        read_fleet(file, known)  # before a long trace is read
         read = read_requests(trace or beside(file), drop_invalid=drop_invalid)
         found = validate(
             file,

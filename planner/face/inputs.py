@@ -66,7 +66,8 @@ def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Secti
     """The fleet of fleet.yaml or plan.yaml; `policies`, keys of its section, take the place of its own."""
     known = read_catalog(catalog)
     if isinstance(fleet, str | Path):
-        return fleets.read_fleet(plan_file(fleet), known, policies=policies)
+        inside = plan_file(fleet)
+        return fleets.read_fleet(inside if inside.is_file() else Path(fleet), known, policies=policies)
     if not isinstance(fleet, Mapping):
         running = fleet if isinstance(fleet, Fleet) else getattr(fleet, "fleet", None)
         if not isinstance(running, Fleet):
@@ -83,8 +84,7 @@ def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Secti
 
 def plan_file(path: str | Path) -> Path:
     """plan.yaml where `path` is the folder of a plan, else the path itself."""
-    inside = Path(path) / "plan.yaml"
-    return inside if inside.is_file() else Path(path)
+    return Path(path) / "plan.yaml" if Path(path).is_dir() else Path(path)
 
 
 def named_fleets(
