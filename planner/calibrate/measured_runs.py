@@ -162,13 +162,13 @@ def calibrate(
         sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + square) / (SIGMA_POINTS + points)))
     jacobian = np.asarray(solution.jac) * np.append(np.full(len(weights), used / sigma), [1.0] * 3)[:, None]
     covariance = np.linalg.inv(jacobian.T @ jacobian)
-
     compute, bandwidth = float(z[0]), float(z[1])
     host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
     moved = corrected(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
+    measured = " and ".join(filter(None, (_counted(len(y), "step"), _counted(len(runs), "run"))))
     basis = (
-        f"{latency.basis}{_measured(len(y), len(runs))}compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, "
+        f"{latency.basis}; calibrated on {measured}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, "
         f"host overhead {host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
     )
     error = np.sqrt(np.diag(covariance))
@@ -185,13 +185,6 @@ def calibrate(
             (target.run.name, " ".join(target.key)): float(np.expm1(log))
             for target, log in zip(targets, after[len(y) :], strict=True)
         },
-    )
-
-
-def _measured(steps: int, runs: int) -> str:
-    """For instance "; calibrated on 40 steps and 2 runs: "."""
-    return (
-        f"calibrated on {_counted(steps, 'step')}{' and ' if steps and runs else ''}{_counted(runs, 'run')}: "
     )
 
 

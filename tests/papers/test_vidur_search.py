@@ -15,7 +15,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.papers.goodput import Steady, goodput, poisson
-from planner.papers.vidur import Row, SchedulingDelay, configurations, frontier, most_rps, search
+from planner.papers.vidur import Row, SchedulingDelay, Space, configurations, frontier, most_rps, search
 from planner.traffic.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "reference" / "vidur"
@@ -87,9 +87,8 @@ def test_configurations_hold_the_weights_and_the_longest_request() -> None:
         catalog.llm("llama-3.1-70b"),
         [catalog.gpu("h100-80g")],
         catalog,
+        Space(budgets=(512,), seats=(128,)),
         total_gpus=16,
-        budgets=(512,),
-        seats=(128,),
         least_kv_tokens=8192,
     )
     pools = [fleet.pools[0] for fleet in fleets]
