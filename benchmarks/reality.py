@@ -1,0 +1,719 @@
+"""Predicted against measured, on runs of real engines that others published. docs/accuracy.md is its table.
+
+    python benchmarks/reality.py DIR [--only SOURCE] [--json]
+
+Replays every run found in DIR, and the measured points of aiconfigurator-core where that is installed, with
+what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, no constant of
+the run's own. Prints the errors per source, LLM and GPU, what others reach on such data, and what was left
+out and why. Exit code 1 where a bound is missed, 2 where there is nothing to replay.
+
+Reads these (the README beside the data says how they were measured):
+
+    *inference_perf*.json                      open loop, stages of a constant rate
+    *ml_energy*.jsonl, *output_lengths*.json   closed loop, one line per run; histograms of outputs
+    *.requests.jsonl, *.meta.json              every request of a run, by the engine's own clock
+    systems/silicon_sample.csv of the wheel    closed loop, means of TTFT and TPOT
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fleet import fleet_of
+from planner.errors import InputError, PlannerError
+from planner.fleet import Fleet
+from planner.simulator import Simulation, simulate
+from planner.simulator.energy import expected_power
+from planner.simulator.metrics import gap_percentile_s, gap_runs
+from planner.traffic.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Document = Mapping[str, Any]
+
+CONFIGS = Path(__file__).parent / "configs"  # LLMs that are in no catalog: shapes their authors publish
+GPUS = {  # as the sources call them
+    "H100 SXM 80 GB": "h100-80g",
+    "H100": "h100-80g",
+    "B200": "b200-180g",
+    "h100_sxm": "h100-80g",
+    "h200_sxm": "h200-141g",
+    "b200_sxm": "b200-180g",
+    "RTXPRO6000": "rtx-pro-6000",
+}
+WEIGHT_BYTES = {"": 2.0, "bfloat16": 2.0, "fp8": 1.0}
+FP8_CHECKPOINTS = {  # where the source names the LLM and not what was loaded
+    "meta-llama/Llama-3.1-70B": "nvidia/Llama-3.1-70B-Instruct-FP8",
+    "Qwen/Qwen3-32B": "Qwen/Qwen3-32B-FP8",
+}
+SERVER = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}  # `vllm serve` on a GPU of 70 GB and more
+BLOCK_TOKENS = 16
+QUANTITIES = ("ttft", "tpot", "itl", "e2e", "throughput", "power")
+QUANTILES = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+FAILED_FRAC = 0.01  # of a stage's requests: from here on it is overloaded
+HOST_BOUND_FRAC = 0.6  # of their power limit: GPUs that draw less wait for their host
+PROMPTS = {  # median and spread of a lognormal, about: ML.ENERGY states none
+    "lm-arena-chat": (150, 1.3),  # every turn of a chat with all before it: 340 on average, a tenth above 790
+    "gpqa": (200, 0.4),
+    "sourcegraph-fim": (400, 0.7),
+}
+LONGEST_PROMPT = 8192
+SHARED_EXPERTS = "experts shared by data-parallel workers: fleet.yaml cannot say it"
+UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}  # InferenceX's, with asynchronous scheduling
+ROUNDS = 4  # requests per seat of a closed loop, of which the first and the last do not count
+CLIENT_ROUNDS = 10  # requests per client where a load generator reports on all of them
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured where: `campaign` is what was taken together, `case` tells its runs apart."""
+
+    source: str
+    campaign: str
+    case: str
+    llm: str
+    gpu: str
+    tp: int
+    engine: str
+    regime: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of a run: seconds, tokens per second or Watts. `basis`: where the step times come from."""
+
+    run: Run
+    basis: str
+    quantity: str
+    statistic: str
+    predicted: float
+    measured: float
+
+    @property
+    def error_frac(self) -> float:
+        return self.predicted / self.measured - 1
+
+    def document(self) -> dict[str, Any]:
+        row = asdict(self)
+        run: dict[str, Any] = row.pop("run")
+        return run | row | {"error_frac": self.error_frac}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    run: Run
+    why: str
+
+
+Found = Iterator[Row | LeftOut]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Fleets of one kind of worker, as fleet.yaml describes them."""
+
+    catalog: Catalog
+
+    def fleet(
+        self, run: Run, engine: Mapping[str, int], *, weights: str = "", count: int = 1, cache: bool = False
+    ) -> Fleet:
+        """`engine`: settings other than SERVER's. Raises PlannerError for what the planner does not model."""
+        worker = {"gpu": run.gpu, "tp": run.tp, "count": count, **SERVER, **engine}
+        document = {
+            "llm": self._llm(run.llm, weights),
+            "workers": [worker],
+            "policies": {"prefix_cache": cache},
+        }
+        fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
+        if fleet.llm.dtype_bytes != WEIGHT_BYTES[weights]:
+            raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
+        return fleet
+
+    def _llm(self, name: str, weights: str) -> str:
+        """A name of the catalog, or the path of a config.json."""
+        if weights not in WEIGHT_BYTES:
+            raise InputError(f"weights in {weights} are not modelled")
+        if weights == "fp8":
+            name = FP8_CHECKPOINTS.get(name, name)
+        elif name.lower() in self.catalog.llm_aliases:
+            return name
+        stem = name.replace("/", "--")
+        for place in _places():
+            for file in (place / f"{stem}.json", place / f"{stem}_config.json"):
+                if file.exists():
+                    return str(file)
+        raise InputError(f"{name}: neither in the catalog nor in {CONFIGS.parent.name}/{CONFIGS.name}")
+
+    def basis(self, fleet: Fleet) -> str:
+        return "roofline" if fleet.pools[0].type.latency.basis.startswith("roofline") else "fit"
+
+
+def _places() -> list[Path]:
+    """Folders of config.json files: ours, and that of the wheel."""
+    return [CONFIGS] if (wheel := _wheel()) is None else [CONFIGS, wheel / "model_configs"]
+
+
+def _wheel() -> Path | None:
+    spec = importlib.util.find_spec("aiconfigurator_core")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def refused(run: Run, error: PlannerError) -> LeftOut:
+    why = str(error).removeprefix("fleet.yaml: ").removeprefix("llm: ").removeprefix("workers[0]: ")
+    for place in _places():
+        why = why.replace(f"{place}/", "")
+    return LeftOut(run, why)
+
+
+def statistic(values: Floats, name: str) -> float:
+    """Of those that are numbers: a request of one token has no time per token."""
+    q = QUANTILES[name]
+    return float(np.nanmean(values) if q is None else np.nanquantile(values, q))
+
+
+# --- inference-perf: open loop, stages of a constant rate
+
+
+def inference_perf(path: Path, engines: Engines) -> Found:
+    """Means and percentiles of TTFT, time per token and E2E per stage, and of the gaps between tokens.
+
+    vLLM wrote `output_len` tokens to every request (ignore_eos); `output_tokens` counts what a tokeniser
+    makes of the text, up to a fifth less, and would stretch the time per token. The client saw two chunks per
+    token, one right after the other: `tpot_s` counts half a token, and quantile q of the true gaps is
+    (1 + q) / 2 of those in `itl_s`.
+    """
+    for name, document in json.loads(path.read_text()).items():
+        engine = document["engine"]
+        run = Run(
+            "inference-perf",
+            name,
+            "",
+            engine["model"],
+            GPUS.get(document["gpu"], document["gpu"]),
+            int(engine["tensor_parallelism"]),
+            f"vLLM {document['vllm']}",
+        )
+        settings = {key: int(engine[key]) for key in ("max_num_batched_tokens", "max_num_seqs")}
+        stages = document["stages"]
+        runs = [
+            replace(run, case=f"{stage['requested_rate']:g}/s", regime=_stage_regime(stage))
+            for stage in stages
+        ]
+        try:
+            fleet = engines.fleet(run, settings, cache=True)
+        except PlannerError as error:
+            yield from (refused(each, error) for each in runs)
+            continue
+        trace, stage_of, starts_s = shared_prompts(document)
+        simulation = simulate(fleet, trace, record=True)
+        for k, (each, stage) in enumerate(zip(runs, stages, strict=True)):
+            if each.regime == "overloaded":
+                share = f"{stage['failed']} of {stage['sent']}"
+                yield LeftOut(
+                    each, f"overloaded: {share} requests failed; no client gives up in the simulator"
+                )
+                continue
+            seen = replace(simulation, window_s=(starts_s[k], starts_s[k + 1]))
+            yield from _stage_rows(each, engines.basis(fleet), document, stage, seen, stage_of == k)
+
+
+def _stage_regime(stage: Document) -> str:
+    return "overloaded" if stage["failed"] > FAILED_FRAC * stage["sent"] else ""
+
+
+def _stage_rows(
+    run: Run,
+    basis: str,
+    document: Document,
+    stage: Document,
+    simulation: Simulation,
+    chosen: npt.NDArray[np.bool_],
+) -> Iterator[Row]:
+    names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
+    tokens = int(document["data"]["shared_prefix"]["output_len"])
+    token_s = (stage["e2e_s"]["mean"] - stage["ttft_s"]["mean"]) / (tokens - 1)
+    for quantity, values, factor in (
+        ("ttft", simulation.ttft_s, 1.0),
+        ("tpot", simulation.tpot_s, token_s / stage["tpot_s"]["mean"]),
+        ("e2e", simulation.e2e_s, 1.0),
+    ):
+        for name, key in names.items():
+            measured = float(stage[f"{quantity}_s"][key]) * factor
+            yield Row(run, basis, quantity, name, statistic(values[chosen], name), measured)
+    gaps = gap_runs(simulation)
+    for name, q, key in (("p50", 0.5, "p75"), ("p90", 0.9, "p95")):
+        yield Row(run, basis, "itl", name, gap_percentile_s(gaps, q), float(stage["itl_s"][key]))
+
+
+def shared_prompts(document: Document, *, seed: int = 0) -> tuple[Trace, Ints, list[float]]:
+    """The requests of a run, the stage of each, and when the stages begin (and when the last has ended).
+
+    Every user sends one prompt again and again, in turn, and the users of a group begin it alike. Within a
+    stage the intervals are exponential and fill it exactly, as the client draws them. A minute lies between
+    stages, more than any request takes.
+    """
+    rng = np.random.default_rng(seed)
+    data, stages = document["data"]["shared_prefix"], document["stages"]
+    groups, members = int(data["num_unique_system_prompts"]), int(data["num_users_per_system_prompt"])
+    users = groups * members
+    lengths = spread_lengths(stages[0]["prompt_tokens"], users)[rng.permutation(users)]
+    arrivals, starts_s = [], [0.0]
+    for stage, load in zip(stages, document["load"]["stages"], strict=True):
+        arrivals.append(starts_s[-1] + np.sort(rng.uniform(0, load["duration"], int(stage["sent"]))))
+        starts_s.append(starts_s[-1] + load["duration"] + 60.0)
+    user = np.concatenate([np.arange(len(each)) % users for each in arrivals])
+    common = int(data["system_prompt_len"]) // BLOCK_TOKENS
+    blocks = np.maximum(lengths // BLOCK_TOKENS, common)
+    ids = [
+        np.concatenate(
+            [
+                (u // members) * 1_000_000 + np.arange(common),
+                1_000_000_000 + u * 1_000_000 + np.arange(common, blocks[u]),
+            ]
+        )
+        for u in range(users)
+    ]
+    trace = Trace(
+        "inference-perf",
+        np.concatenate(arrivals),
+        lengths[user],
+        np.full(len(user), int(data["output_len"])),
+        prefix_offsets=np.concatenate(([0], np.cumsum(blocks[user]))),
+        prefix_ids=np.concatenate([ids[u] for u in user]),
+        prefix_block_tokens=BLOCK_TOKENS,
+    )
+    return trace, np.repeat(np.arange(len(stages)), [len(each) for each in arrivals]), starts_s
+
+
+def spread_lengths(quantiles: Document, n: int) -> Ints:
+    """(n,) lengths with these quantiles (min, p10, median, max, ...), in order."""
+    known = {"min": 0.0, "median": 0.5, "max": 1.0}
+    points = sorted(
+        (known[key] if key in known else float(key[1:]) / 100, float(value))
+        for key, value in quantiles.items()
+        if key in known or key.startswith("p")
+    )
+    at, values = zip(*points, strict=True)
+    lengths: Ints = np.round(np.interp((np.arange(n) + 0.5) / n, at, values)).clip(min=1).astype(np.int64)
+    return lengths
+
+
+# --- ML.ENERGY: closed loop, so many requests in flight
+
+
+def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
+    """Gaps between tokens, tokens per second and Watts while all seats are taken.
+
+    A run with all its GPUs in one group is a worker of that tensor parallelism, experts split or not.
+    Prompts are drawn from PROMPTS, outputs from the histogram of the LLM and task.
+    """
+    taken: Counter[tuple[str, str]] = Counter()  # some were measured twice
+    for line in path.read_text().splitlines():
+        point = json.loads(line)
+        split, seats = point["parallelization"], int(point["max_num_seqs"])
+        gpus, groups = int(point["num_gpus"]), int(split["data_parallel"])
+        campaign, case = f"{point['llm']} {point['task']} {gpus} x {point['gpu_model']}", f"{seats} in flight"
+        taken[campaign, case] += 1
+        run = Run(
+            "ml-energy",
+            campaign,
+            case if taken[campaign, case] == 1 else f"{case}, run {taken[campaign, case]}",
+            point["llm"],
+            GPUS.get(point["gpu_model"], point["gpu_model"]),
+            gpus // groups,
+            "vLLM 0.11.1",
+        )
+        try:
+            if groups > 1:
+                raise InputError(SHARED_EXPERTS)
+            if point["task"] not in PROMPTS:
+                raise InputError(f"task {point['task']}: nothing says how long its prompts are")
+            fleet = engines.fleet(run, {"max_num_seqs": seats}, weights=point["weights"])
+        except PlannerError as error:
+            yield refused(run, error)
+            continue
+        watts = float(point["avg_power_watts"])
+        if watts / gpus < HOST_BOUND_FRAC * fleet.pools[0].type.gpu.power_w:
+            run = replace(run, regime="host-bound")
+        yield from _seat_rows(run, engines.basis(fleet), point, full_seats(fleet, point, lengths), fleet)
+
+
+def full_seats(fleet: Fleet, point: Document, lengths: Document, *, seed: int = 0) -> Simulation:
+    """The closed loop of a row, its window cut to when every seat was taken and no longer by the first."""
+    seats, rng = int(point["max_num_seqs"]), np.random.default_rng(seed)
+    n = ROUNDS * seats + 64
+    histogram = lengths.get(f"{point['llm']} {point['task']}")
+    outputs = np.full(n, round(point["avg_output_len"]))
+    if histogram is not None:
+        outputs = drawn(histogram, n, rng)
+    median, sigma = PROMPTS[point["task"]]
+    inputs = np.round(median * rng.lognormal(0, sigma, n)).clip(1, LONGEST_PROMPT).astype(np.int64)
+    trace = Trace("closed loop", np.zeros(n), inputs, outputs)
+    simulation = simulate(fleet, trace, closed_loop=seats, record=True)
+    finish_s = np.sort(simulation.arrival_s + simulation.e2e_s)
+    return replace(simulation, window_s=(float(finish_s[seats - 1]), float(simulation.arrival_s.max())))
+
+
+def drawn(histogram: Document, n: int, rng: np.random.Generator) -> Ints:
+    """(n,) lengths from a histogram: a bin by its count, any length in it alike."""
+    edges, counts = np.array(histogram["bins"]), np.array(histogram["counts"], dtype=float)
+    chosen = rng.choice(len(counts), size=n, p=counts / counts.sum())
+    lengths = np.round(rng.uniform(edges[chosen], edges[chosen + 1])).astype(np.int64)
+    return np.maximum(lengths, 1)
+
+
+def _seat_rows(run: Run, basis: str, point: Document, simulation: Simulation, fleet: Fleet) -> Iterator[Row]:
+    start_s, end_s = simulation.window_s
+    gaps = gap_runs(simulation)
+    for name, key in (("p50", "median_itl_ms"), ("p90", "p90_itl_ms"), ("p99", "p99_itl_ms")):
+        yield Row(run, basis, "itl", name, gap_percentile_s(gaps, QUANTILES[name] or 0.5), point[key] / 1e3)
+    first_s = simulation.arrival_s + simulation.ttft_s
+    tokens = int(
+        (gaps["steps"] * gaps["sequences"]).sum() + ((first_s >= start_s) & (first_s <= end_s)).sum()
+    )
+    measured = float(point["output_throughput_tokens_per_sec"])
+    yield Row(run, basis, "throughput", "mean", tokens / (end_s - start_s), measured)
+    try:
+        power = expected_power(fleet, simulation)
+    except PlannerError:
+        return  # no figures for this GPU
+    if power is not None:
+        yield Row(run, basis, "power", "mean", power.mean_w, float(point["avg_power_watts"]))
+
+
+# --- LLMServingSim's runs: every request, by the engine's own clock
+
+
+def request_logs(folder: Path, engines: Engines) -> Found:
+    """TTFT, time per token and E2E from the moment a request was queued."""
+    for path in sorted(folder.rglob("*.requests.jsonl")):
+        stem = path.name.removesuffix(".requests.jsonl")
+        meta = json.loads(path.with_name(f"{stem}.meta.json").read_text())
+        settings = meta["engine_kwargs"]
+        run = Run(
+            "llmservingsim",
+            stem,
+            "",
+            meta["model"],
+            GPUS.get(stem.split("--")[0], stem.split("--")[0]),
+            int(settings["tensor_parallel_size"]),
+            f"vLLM {meta['vllm_version']}",
+        )
+        limits = {key: int(settings[key]) for key in ("max_num_batched_tokens", "max_num_seqs")}
+        try:
+            count = int(settings["data_parallel_size"])
+            if count > 1 and settings["enable_expert_parallel"]:
+                raise InputError(SHARED_EXPERTS)
+            fleet = engines.fleet(run, limits, count=count)
+        except PlannerError as error:
+            yield refused(run, error)
+            continue
+        log = [json.loads(line) for line in path.read_text().splitlines()]
+        yield from _request_rows(run, engines.basis(fleet), log, fleet)
+
+
+def _request_rows(run: Run, basis: str, log: Sequence[Document], fleet: Fleet) -> Iterator[Row]:
+    columns = ("queued_ts", "first_token_ts", "last_token_ts", "input_toks", "output_toks")
+    table = np.array([[float(request[key]) for key in columns] for request in log])
+    queued_s, first_s, last_s, inputs, outputs = table[np.argsort(table[:, 0], kind="stable")].T
+    trace = Trace(run.campaign, queued_s - queued_s[0], inputs.astype(np.int64), outputs.astype(np.int64))
+    simulation = simulate(fleet, trace)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        token_s = np.where(outputs > 1, (last_s - first_s) / (outputs - 1), np.nan)
+    for quantity, predicted, measured in (
+        ("ttft", simulation.ttft_s, first_s - queued_s),
+        ("tpot", simulation.tpot_s, token_s),
+        ("e2e", simulation.e2e_s, last_s - queued_s),
+    ):
+        for name in QUANTILES:
+            yield Row(run, basis, quantity, name, statistic(predicted, name), statistic(measured, name))
+
+
+# --- silicon_sample of aiconfigurator-core: closed loop, means
+
+
+def silicon_sample(path: Path, engines: Engines) -> Found:
+    """Mean TTFT and TPOT of vLLM's points, each measurement once: the file has some two or three times.
+
+    InferenceX drew lengths from 0.8 to 1 of the nominal ones; AIConfigurator's authors sent equal ones, to
+    engines with the token budget of its generator: a prompt, the batch and 1500 tokens.
+    """
+    seen = set()
+    for point in csv.DictReader(path.read_text().splitlines()):
+        if point["backend"] != "vllm":
+            continue
+        is_authors = "aic-auto-gap-analysis" in point["silicon_data_source"]
+        run = _point_run(point, "AIConfigurator's authors" if is_authors else "InferenceX")
+        measurement = tuple(value for key, value in point.items() if key not in ("id", "silicon_data_source"))
+        try:
+            if measurement in seen:
+                raise InputError("the same measurement is in the file already")
+            seen.add(measurement)
+            if point["mode"] != "agg":
+                raise InputError("disaggregated: its pools and their link are not in the file")
+            if float(point["moe_tp_size"] or 0) * float(point["moe_ep_size"] or 0) > run.tp:
+                raise InputError(SHARED_EXPERTS)
+            length, clients = int(point["isl"]), int(float(point["batch_size"]))
+            budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
+            fleet = engines.fleet(run, {"max_num_batched_tokens": budget}, weights=point["gemm_quant_mode"])
+        except PlannerError as error:
+            yield refused(run, error)
+            continue
+        ttft_s, tpot_s = client_means(fleet, length, int(point["osl"]), clients, 1.0 if is_authors else 0.8)
+        basis = engines.basis(fleet)
+        yield Row(run, basis, "ttft", "mean", ttft_s, float(point["silicon_ttft_ms"]) / 1e3)
+        yield Row(run, basis, "tpot", "mean", tpot_s, float(point["silicon_tpot_ms"]) / 1e3)
+
+
+def _point_run(point: Mapping[str, str], campaign: str) -> Run:
+    llm, gpu, weights = (
+        point["model_path"],
+        GPUS.get(point["system"], point["system"]),
+        point["gemm_quant_mode"] or "16 bit",
+    )
+    version = point["backend_version"] or UNSTATED_VERSIONS.get(llm, "of an unstated version")
+    name = f"{campaign}, {llm}, {gpu}, {weights}"
+    return Run(
+        "silicon-sample", name, point["id"], llm, gpu, int(float(point["tp_size"] or 1)), f"vLLM {version}"
+    )
+
+
+def client_means(
+    fleet: Fleet, input_tokens: int, output_tokens: int, clients: int, shortest: float, *, seed: int = 0
+) -> tuple[float, float]:
+    """Mean TTFT and TPOT [s] of `clients` that each send one request after the other."""
+    rng, n = np.random.default_rng(seed), CLIENT_ROUNDS * clients
+    inputs = np.round(input_tokens * rng.uniform(shortest, 1, n)).astype(np.int64)
+    outputs = np.round(output_tokens * rng.uniform(shortest, 1, n)).astype(np.int64)
+    simulation = simulate(fleet, Trace("closed loop", np.zeros(n), inputs, outputs), closed_loop=clients)
+    return statistic(simulation.ttft_s, "mean"), statistic(simulation.tpot_s, "mean")
+
+
+# --- what it must reach, what others reach
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The mean size of a source's errors, or (`bias`) the size of their mean, is at most `limit_frac`."""
+
+    source: str
+    quantity: str
+    statistic: str
+    limit_frac: float
+    over: str = ""
+    bias: bool = False
+    holds_for: Callable[[Row], bool] = lambda row: True
+
+    def of(self, rows: Sequence[Row]) -> Floats:
+        asked = self.source, self.quantity, self.statistic
+        return np.array(
+            [
+                row.error_frac
+                for row in rows
+                if (row.run.source, row.quantity, row.statistic) == asked and self.holds_for(row)
+            ]
+        )
+
+    def value_frac(self, errors: Floats) -> float:
+        return float(abs(errors.mean()) if self.bias else np.abs(errors).mean())
+
+
+def _on(gpu: str, *, fit: bool = False, busy: bool = False) -> Callable[[Row], bool]:
+    return lambda row: (
+        (not gpu or row.run.gpu == gpu)
+        and (not fit or row.basis == "fit")
+        and (not busy or row.run.regime != "host-bound")
+    )
+
+
+BOUNDS = (
+    Bound("inference-perf", "ttft", "mean", 0.12, "stages not overloaded"),
+    Bound("inference-perf", "tpot", "mean", 0.08, "stages not overloaded"),
+    Bound("inference-perf", "e2e", "mean", 0.06, "stages not overloaded"),
+    Bound("llmservingsim", "ttft", "mean", 0.06, "runs"),
+    Bound("llmservingsim", "tpot", "mean", 0.03, "runs"),
+    Bound("llmservingsim", "e2e", "mean", 0.03, "runs"),
+    Bound("ml-energy", "itl", "p50", 0.10, "H100, LLMs with fits", holds_for=_on("h100-80g", fit=True)),
+    Bound(
+        "ml-energy",
+        "itl",
+        "p50",
+        0.04,
+        "H100, LLMs with fits",
+        bias=True,
+        holds_for=_on("h100-80g", fit=True),
+    ),
+    Bound(
+        "ml-energy", "throughput", "mean", 0.10, "H100, LLMs with fits", holds_for=_on("h100-80g", fit=True)
+    ),
+    Bound("ml-energy", "itl", "p50", 0.15, "B200, not host-bound", holds_for=_on("b200-180g", busy=True)),
+    Bound("silicon-sample", "ttft", "mean", 0.15, "GPUs with fits", holds_for=_on("", fit=True)),
+    Bound("silicon-sample", "tpot", "mean", 0.08, "GPUs with fits", holds_for=_on("", fit=True)),
+)
+PEERS = (  # source, who, where, TTFT, TPOT or ITL, E2E
+    ("inference-perf", "BLIS", "15 runs like these, other LLMs", "24 %", "22 %", "23 %"),
+    ("inference-perf", "AIConfigurator 0.9", "9 of them", "809 %", "21 %", "17 %"),
+    ("inference-perf", "Vidur", "4 of them", "18 %", "10 %", "9 %"),
+    ("inference-perf", "llm-optimizer", "11 of them", "709 %", "56 %", "42 %"),
+    ("inference-perf", "LLMServingSim 1.1", "medians of 32 runs", "73 %", "22 %", "19 %"),
+    (
+        "llmservingsim",
+        "LLMServingSim 1.2",
+        "its own profiles of that GPU",
+        "1 to 14 %",
+        "0.2 to 1.7 %",
+        "2 %",
+    ),
+    ("silicon-sample", "AIConfigurator 0.12", "339 dense points", "36 %", "18 %", "-"),
+)
+
+
+def _sources(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> set[str]:
+    return {row.run.source for row in rows} | {each.run.source for each in left_out}
+
+
+def judged(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> list[dict[str, Any]]:
+    """Every bound of the sources that were looked at; one that nothing could be held to is missed."""
+    sources = _sources(rows, left_out)
+    answers = []
+    for bound in BOUNDS:
+        if bound.source not in sources:
+            continue
+        errors = bound.of(rows)
+        value = bound.value_frac(errors) if len(errors) else None
+        answers.append(
+            {
+                "source": bound.source,
+                "over": bound.over,
+                "quantity": f"{bound.quantity} {bound.statistic}" + (", bias" if bound.bias else ""),
+                "rows": len(errors),
+                "error_frac": value,
+                "limit_frac": bound.limit_frac,
+                "holds": value is not None and value <= bound.limit_frac,
+            }
+        )
+    return answers
+
+
+# --- the page
+
+
+def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequence[Document]) -> None:
+    print("Bounds: mean over runs of the error's size (bias: size of the mean error).\n")
+    print("| truth | over | quantity | runs | error | bound | |")
+    print("|---|---|---|---|---|---|---|")
+    for b in bounds:
+        error = "-" if b["error_frac"] is None else f"{100 * b['error_frac']:.1f} %"
+        verdict = "holds" if b["holds"] else "missed"
+        print(
+            f"| {b['source']} | {b['over']} | {b['quantity']} | {b['rows']} | {error} | "
+            f"{100 * b['limit_frac']:g} % | {verdict} |"
+        )
+    print(
+        "\nErrors in %: mean size over runs, of mean / P50 / P90 / P99 as far as they were measured, and in "
+        "brackets the mean with its sign of the first of them.\n"
+    )
+    print("| truth | LLM | GPU | step times | runs | TTFT | TPOT | ITL | E2E | tokens/s | W |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    groups: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        key = (row.run.source, row.run.llm.split("/")[-1], row.run.gpu, row.basis)
+        groups.setdefault(key, []).append(row)
+    for key, group in sorted(groups.items()):
+        runs = _runs({row.run for row in group})
+        print(f"| {' | '.join(key)} | {runs} | {' | '.join(_cell(group, each) for each in QUANTITIES)} |")
+    sources = _sources(rows, left_out)
+    print("\nWhat others reach.\n")
+    print("| truth | who | over | TTFT | TPOT or ITL | E2E |\n|---|---|---|---|---|---|")
+    for peer in PEERS:
+        if peer[0] in sources:
+            print(f"| {' | '.join(peer)} |")
+    replayed = {source: len({row.run for row in rows if row.run.source == source}) for source in SOURCES}
+    print("\nReplayed: " + ", ".join(f"{source} {n} runs" for source, n in replayed.items()) + ".")
+    print("\nLeft out.\n\n| truth | LLM | GPU | runs | why |\n|---|---|---|---|---|")
+    counted = Counter((each.run.source, each.run.llm, each.run.gpu, each.why) for each in left_out)
+    for (source, llm, gpu, why), n in sorted(counted.items()):
+        print(f"| {source} | {llm} | {gpu} | {n} | {why} |")
+
+
+def _runs(runs: set[Run]) -> str:
+    regimes = Counter(run.regime for run in runs if run.regime)
+    return f"{len(runs)}" + "".join(f", {n} {regime}" for regime, n in sorted(regimes.items()))
+
+
+def _cell(rows: Sequence[Row], quantity: str) -> str:
+    errors = [
+        [row.error_frac for row in rows if (row.quantity, row.statistic) == (quantity, name)]
+        for name in QUANTILES
+    ]
+    measured = [each for each in errors if each]
+    if not measured:
+        return "-"
+    sizes = [f"{100 * np.abs(each).mean():.0f}" if each else "-" for each in errors]
+    shown = sizes if len(measured) > 1 else [size for size in sizes if size != "-"]
+    return f"{' / '.join(shown)} ({100 * np.mean(measured[0]):+.0f})"
+
+
+SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "silicon-sample")
+
+
+def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
+    """Every run in `folder`, and in the wheel where it is installed."""
+    if only in (None, "inference-perf"):
+        for path in sorted(folder.rglob("*inference_perf*.json")):
+            yield from inference_perf(path, engines)
+    if only in (None, "ml-energy"):
+        lengths: dict[str, Any] = {}
+        for path in sorted(folder.rglob("*output_lengths*.json")):
+            lengths |= json.loads(path.read_text())
+        for path in sorted(folder.rglob("*ml_energy*.jsonl")):
+            yield from ml_energy(path, lengths, engines)
+    if only in (None, "llmservingsim"):
+        yield from request_logs(folder, engines)
+    if only in (None, "silicon-sample") and (wheel := _wheel()) is not None:
+        yield from silicon_sample(wheel / "systems" / "silicon_sample.csv", engines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Predicted against measured, on published runs.")
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--only", choices=SOURCES)
+    parser.add_argument("--catalog", type=Path, help="a catalog directory in place of the shipped one")
+    parser.add_argument("--json", action="store_true", help="every row, as one JSON object")
+    args = parser.parse_args(arguments)
+    if not args.folder.is_dir():
+        parser.error(f"{args.folder} is no folder")
+    everything = list(found(args.folder, Engines(read_catalog(args.catalog)), args.only))
+    rows = [each for each in everything if isinstance(each, Row)]
+    left_out = [each for each in everything if isinstance(each, LeftOut)]
+    if not rows and not left_out:
+        print(f"{args.folder}: no run of a known form; see --help", file=sys.stderr)
+        return 2
+    bounds = judged(rows, left_out)
+    if args.json:
+        document = {
+            "rows": [row.document() for row in rows],
+            "left_out": [asdict(each.run) | {"why": each.why} for each in left_out],
+            "bounds": bounds,
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        print_page(rows, left_out, bounds)
+    return 0 if all(bound["holds"] for bound in bounds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""benchmarks/reality.py on small made-up runs: a catalog whose every step takes 10 ms, so that hand
+arithmetic says what is predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import reality
+from benchmarks.reality import Engines, LeftOut, Row
+from planner.documents.catalog import read_catalog
+
+SHARED = Path(__file__).parents[3] / "shared" / "reference" / "reality"
+STEP_S = 0.01
+LLM = "meta-llama/Llama-3.1-8B"
+QUANTILES = {"median": 1.0, "p75": 1.0, "p90": 1.0, "p95": 1.0, "p99": 1.0}
+FIT = f"""
+llm: {LLM}
+gpu: h100-80g
+source: made up
+date: '2026-11-20'
+fits:
+- {{tp: 1, knots_tokens: [1.0, 32768.0], f_s: [{STEP_S}, {STEP_S}], a_s: 0.0, b_s: 0.0, d_s: 0.0, e_s: 0.0,
+   h_s: 0.0, basis: made up}}
+"""
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Engines:
+    """Llama-3.1-8B on one H100, where a step takes 10 ms whatever is in it."""
+    folder = tmp_path / "catalog" / "latency"
+    folder.mkdir(parents=True)
+    (folder / "fit.yaml").write_text(FIT)
+    return Engines(read_catalog(folder.parent))
+
+
+def rows_of(found: reality.Found) -> dict[tuple[str, str], Row]:
+    rows = list(found)
+    assert all(isinstance(row, Row) for row in rows), rows
+    return {(row.quantity, row.statistic): row for row in rows if isinstance(row, Row)}
+
+
+def why(found: reality.Found) -> list[str]:
+    rows = list(found)
+    assert all(isinstance(row, LeftOut) for row in rows), rows
+    return [row.why for row in rows if isinstance(row, LeftOut)]
+
+
+# --- inference-perf
+
+
+def stage(failed: int = 0) -> dict[str, Any]:
+    """40 requests in 40 s; 20 ms to the first token, 20 ms per token: 10 ms per chunk, two chunks each."""
+    return {
+        "requested_rate": 1.0,
+        "sent": 40,
+        "failed": failed,
+        "ttft_s": {"mean": 0.02} | {key: 0.02 for key in QUANTILES},
+        "tpot_s": {"mean": 0.01} | {key: 0.01 for key in QUANTILES},
+        "itl_s": {"mean": 0.01, "median": 0.0, "p75": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
+        "e2e_s": {"mean": 0.22} | {key: 0.22 for key in QUANTILES},
+        "prompt_tokens": {"mean": 64.0, "min": 64.0, "median": 64.0, "max": 64.0},
+        "output_tokens": {"mean": 9.0},
+    }
+
+
+def inference_perf(folder: Path, *, llm: str = LLM, gpu: str = "h100-80g", failed: int = 0) -> Path:
+    path = folder / "inference_perf_made_up.json"
+    document = {
+        "engine": {
+            "model": llm,
+            "tensor_parallelism": 1,
+            "max_num_batched_tokens": 2048,
+            "max_num_seqs": 128,
+        },
+        "gpu": gpu,
+        "vllm": "0.15.1",
+        "data": {
+            "shared_prefix": {
+                "num_unique_system_prompts": 2,
+                "num_users_per_system_prompt": 2,
+                "output_len": 11,
+                "question_len": 32,
+                "system_prompt_len": 32,
+            }
+        },
+        "load": {"stages": [{"duration": 40, "rate": 1}, {"duration": 40, "rate": 1}]},
+        "stages": [stage(), stage(failed)],
+    }
+    path.write_text(json.dumps({"made-up": document}))
+    return path
+
+
+def test_a_stage_is_held_against_its_means_and_percentiles(tmp_path: Path, engines: Engines) -> None:
+    """10 ms to each of 11 tokens against 20: half of E2E's 220 ms, and of every gap. A request that finds
+    another's step running waits up to 10 ms more, which few of one per second do."""
+    found = list(reality.inference_perf(inference_perf(tmp_path), engines))
+    assert {row.run.case for row in found} == {"1/s"} and len(found) == 2 * (3 * 4 + 2)
+    rows = rows_of(iter(found[:14]))
+    assert rows["ttft", "p50"].predicted == pytest.approx(STEP_S)
+    assert rows["ttft", "p50"].error_frac == pytest.approx(-0.5)
+    assert rows["tpot", "mean"].measured == pytest.approx((0.22 - 0.02) / 10)
+    assert rows["tpot", "p90"].measured == pytest.approx(0.02)
+    assert rows["tpot", "mean"].predicted == pytest.approx(STEP_S)
+    assert rows["e2e", "p50"].predicted == pytest.approx(11 * STEP_S)
+    assert rows["itl", "p50"].error_frac == pytest.approx(-0.5)
+    assert rows["ttft", "p50"].run.engine == "vLLM 0.15.1" and rows["ttft", "p50"].basis == "fit"
+
+
+def test_prompts_are_found_cached_after_the_first_round(tmp_path: Path) -> None:
+    """4 users in 2 groups: 4 blocks of 16 tokens, the first 2 shared within a group: 2 x 2 + 4 x 2 ids."""
+    document = json.loads(inference_perf(tmp_path).read_text())["made-up"]
+    trace, stage_of, starts_s = reality.shared_prompts(document)
+    assert len(trace) == 80 and stage_of.sum() == 40 and starts_s == [0.0, 100.0, 200.0]
+    assert len(set(trace.prefix_ids.tolist())) == 12
+    ids = trace.prefix_ids.reshape(80, 4)
+    assert (ids[4] == ids[0]).all() and (ids[1, :2] == ids[0, :2]).all() and (ids[1, 2:] != ids[0, 2:]).all()
+    assert (ids[2, :2] != ids[0, :2]).all()
+
+
+def test_an_overloaded_stage_is_named_and_left_out(tmp_path: Path, engines: Engines) -> None:
+    found = list(reality.inference_perf(inference_perf(tmp_path, failed=10), engines))
+    (left,) = [each for each in found if isinstance(each, LeftOut)]
+    assert "overloaded: 10 of 40 requests failed" in left.why and left.run.regime == "overloaded"
+
+
+@pytest.mark.parametrize(
+    ("llm", "gpu", "said"),
+    [
+        ("nobody/has-it", "h100-80g", "nobody/has-it: neither in the catalog nor in benchmarks/configs"),
+        (LLM, "abacus", "gpu: GPU 'abacus' is not in catalogs/gpus.yaml"),
+        ("deepseek-ai/DeepSeek-V3.1", "h100-80g", "deepseek-ai--DeepSeek-V3.1.json: kv_lora_rank"),
+    ],
+)
+def test_what_the_planner_refuses_is_named(
+    tmp_path: Path, engines: Engines, llm: str, gpu: str, said: str
+) -> None:
+    """Once for each stage."""
+    reasons = why(reality.inference_perf(inference_perf(tmp_path, llm=llm, gpu=gpu), engines))
+    assert len(reasons) == 2 and all(reason.startswith(said) for reason in reasons)
+
+
+def test_lengths_have_the_quantiles_they_were_given() -> None:
+    lengths = reality.spread_lengths(
+        {"min": 0.0, "p10": 10.0, "median": 50.0, "max": 100.0, "mean": 1.0}, 100
+    )
+    assert lengths[0] == 1 and lengths[49] == 50 and lengths[-1] == 100
+
+
+# --- ML.ENERGY
+
+
+def ml_energy(folder: Path, **changed: Any) -> Path:
+    path = folder / "ml_energy.jsonl"
+    point = {
+        "llm": LLM,
+        "task": "gpqa",
+        "weights": "bfloat16",
+        "gpu_model": "H100",
+        "num_gpus": 1,
+        "max_num_seqs": 4,
+        "avg_output_len": 100.0,
+        "avg_power_watts": 600.0,
+        "median_itl_ms": 20.0,
+        "p90_itl_ms": 20.0,
+        "p99_itl_ms": 40.0,
+        "output_throughput_tokens_per_sec": 200.0,
+        "parallelization": {"tensor_parallel": 1, "expert_parallel": 1, "data_parallel": 1},
+    }
+    path.write_text(json.dumps(point | changed) + "\n")
+    return path
+
+
+def test_full_seats_give_a_token_each_per_step(tmp_path: Path, engines: Engines) -> None:
+    """4 seats, 10 ms: gaps of 10 ms against 20, 400 tokens/s against 200. 600 of 700 W: not host-bound."""
+    rows = rows_of(reality.ml_energy(ml_energy(tmp_path), {}, engines))
+    assert rows["itl", "p50"].error_frac == pytest.approx(-0.5)
+    assert rows["itl", "p99"].error_frac == pytest.approx(-0.75)
+    assert rows["throughput", "mean"].predicted == pytest.approx(400, rel=0.01)
+    assert rows["power", "mean"].measured == 600
+    assert rows["itl", "p50"].run.regime == ""
+
+
+def test_gpus_that_draw_little_wait_for_their_host(tmp_path: Path, engines: Engines) -> None:
+    """300 W are less than 60 % of 700."""
+    rows = rows_of(reality.ml_energy(ml_energy(tmp_path, avg_power_watts=300.0), {}, engines))
+    assert {row.run.regime for row in rows.values()} == {"host-bound"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"weights": "mxfp4"}, "weights in mxfp4 are not modelled"),
+        ({"task": "video"}, "task video: nothing says how long its prompts are"),
+        ({"num_gpus": 2, "parallelization": {"data_parallel": 2}}, "experts shared by data-parallel workers"),
+        ({"weights": "fp8", "llm": "Qwen/Qwen3-8B"}, "Qwen/Qwen3-8B: its config.json has no fp8 weights"),
+    ],
+)
+def test_points_that_cannot_be_said_are_named(
+    tmp_path: Path, engines: Engines, changed: dict[str, Any], said: str
+) -> None:
+    (reason,) = why(reality.ml_energy(ml_energy(tmp_path, **changed), {}, engines))
+    assert reason.startswith(said)
+
+
+def test_outputs_follow_the_histogram() -> None:
+    """All of them in the second of two bins."""
+    rng = np.random.default_rng(0)
+    lengths = reality.drawn({"bins": [1.0, 10.0, 20.0], "counts": [0, 5]}, 1000, rng)
+    assert lengths.min() >= 10 and lengths.max() <= 20 and lengths.mean() == pytest.approx(15, abs=0.5)
+
+
+# --- logs of requests
+
+
+def request_log(folder: Path, gpu: str = "h100-80g") -> None:
+    """Two requests, a minute apart: 20 ms to the first token, then 20 ms for each of four more."""
+    log = [
+        {
+            "input_toks": 100,
+            "output_toks": 5,
+            "queued_ts": at,
+            "first_token_ts": at + 0.02,
+            "last_token_ts": at + 0.1,
+        }
+        for at in (1060.0, 1000.0)
+    ]
+    settings = {
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 2048,
+    }
+    (folder / f"{gpu}--x.requests.jsonl").write_text("\n".join(map(json.dumps, log)))
+    meta = {"model": LLM, "vllm_version": "0.19.0", "engine_kwargs": settings}
+    (folder / f"{gpu}--x.meta.json").write_text(json.dumps(meta))
+
+
+def test_every_request_is_replayed_from_the_moment_it_was_queued(tmp_path: Path, engines: Engines) -> None:
+    request_log(tmp_path)
+    rows = rows_of(reality.request_logs(tmp_path, engines))
+    for quantity, predicted in (("ttft", STEP_S), ("tpot", STEP_S), ("e2e", 5 * STEP_S)):
+        for name in ("mean", "p50", "p90", "p99"):
+            assert rows[quantity, name].predicted == pytest.approx(predicted)
+            assert rows[quantity, name].error_frac == pytest.approx(-0.5)
+
+
+# --- points of the wheel
+
+
+def silicon(folder: Path, *points: dict[str, str]) -> Path:
+    fields = {
+        "id": "a",
+        "silicon_data_source": "2026-01-01.csv",
+        "backend": "vllm",
+        "backend_version": "0.12.0",
+        "model_path": LLM,
+        "system": "h100_sxm",
+        "mode": "agg",
+        "isl": "100",
+        "osl": "10",
+        "gemm_quant_mode": "",
+        "moe_tp_size": "1",
+        "moe_ep_size": "1",
+        "batch_size": "1.0",
+        "tp_size": "1.0",
+        "silicon_ttft_ms": "20",
+        "silicon_tpot_ms": "5",
+    }
+    lines = [",".join(fields)] + [",".join((fields | point).values()) for point in points]
+    path = folder / "silicon_sample.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_points_of_the_wheel_are_closed_loops(tmp_path: Path, engines: Engines) -> None:
+    """One client: 10 ms to the first token against 20, 10 ms per token against 5."""
+    rows = rows_of(reality.silicon_sample(silicon(tmp_path, {}, {"backend": "sglang"}), engines))
+    assert rows["ttft", "mean"].error_frac == pytest.approx(-0.5)
+    assert rows["tpot", "mean"].error_frac == pytest.approx(1.0)
+    assert rows["ttft", "mean"].run.campaign == f"InferenceX, {LLM}, h100-80g, 16 bit"
+
+
+def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
+    """The same figures under another id; other clients are another measurement."""
+    path = silicon(tmp_path, {}, {"id": "b"}, {"id": "c", "batch_size": "2"}, {"id": "d", "mode": "disagg"})
+    found = list(reality.silicon_sample(path, engines))
+    assert [each.run.case for each in found if isinstance(each, Row)] == ["a", "a", "c", "c"]
+    left = {each.run.case: each.why for each in found if isinstance(each, LeftOut)}
+    assert left["b"] == "the same measurement is in the file already"
+    assert left["d"].startswith("disaggregated")
+
+
+# --- bounds and the page
+
+
+def test_bounds_are_held_against_every_run_of_their_kind(tmp_path: Path, engines: Engines) -> None:
+    """-50 % on every ITL: size and bias are both 50 %. Throughput is twice what was measured."""
+    rows = [row for row in reality.ml_energy(ml_energy(tmp_path), {}, engines) if isinstance(row, Row)]
+    verdicts = {(each["quantity"], each["over"]): each for each in reality.judged(rows, [])}
+    assert len(verdicts) == 4
+    for quantity in ("itl p50", "itl p50, bias"):
+        verdict = verdicts[quantity, "H100, LLMs with fits"]
+        assert verdict["error_frac"] == pytest.approx(0.5) and not verdict["holds"]
+    nothing = verdicts["itl p50", "B200, not host-bound"]
+    assert nothing["rows"] == 0 and nothing["error_frac"] is None and not nothing["holds"]
+
+
+def test_the_command_prints_rows_and_says_what_it_missed(
+    tmp_path: Path, engines: Engines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request_log(tmp_path)
+    request_log(tmp_path, "abacus")
+    command = [str(tmp_path), "--only", "llmservingsim", "--catalog", str(tmp_path / "catalog")]
+    assert reality.main([*command, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["rows"]) == 12 and document["rows"][0]["gpu"] == "h100-80g"
+    assert [each["gpu"] for each in document["left_out"]] == ["abacus"]
+    assert [bound["holds"] for bound in document["bounds"]] == [False, False, False]
+    assert reality.main(command) == 1
+    page = capsys.readouterr().out
+    assert "| llmservingsim | runs | ttft mean | 1 | 50.0 % | 6 % | missed |" in page
+    assert "| llmservingsim | Llama-3.1-8B | h100-80g | fit | 1 | 50 / 50 / 50 / 50 (-50) | 50 / 50" in page
+    assert "| llmservingsim | meta-llama/Llama-3.1-8B | abacus | 1 | gpu: GPU 'abacus' is not in" in page
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
+    assert reality.main([str(tmp_path), "--only", "ml-energy"]) == 2
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data beside the checkout")
+def test_no_run_of_the_shared_data_is_skipped_in_silence() -> None:
+    """Each of the three logs of requests is replayed or named."""
+    found = list(reality.request_logs(SHARED, Engines(read_catalog())))
+    assert len({each.run for each in found}) == len(list(SHARED.rglob("*.requests.jsonl"))) == 3
