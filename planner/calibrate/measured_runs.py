@@ -168,7 +168,7 @@ def calibrate(
     moved = corrected(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
     basis = (
-        f"{latency.basis}; {_measured(len(y), len(runs))}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, "
+        f"{latency.basis}; {_measured(len(y), len(runs))}compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, "
         f"host overhead {host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
     )
     error = np.sqrt(np.diag(covariance))
@@ -189,10 +189,9 @@ def calibrate(
 
 
 def _measured(steps: int, runs: int) -> str:
-    """For instance 'calibrated on 40 steps and 2 runs'."""
-    return (
-        f"calibrated on {_counted(steps, 'step')}{' and ' if steps and runs else ''}{_counted(runs, 'run')}"
-    )
+    """For instance 'calibrated on 40 steps and 2 runs: '."""
+    both = " and " if steps and runs else ""
+    return f"calibrated on {_counted(steps, 'step')}{both}{_counted(runs, 'run')}: "
 
 
 def predict(run: MeasuredRun, engine: Engine, latency: StepLatency) -> dict[tuple[str, str], float]:
