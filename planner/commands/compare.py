@@ -82,9 +82,7 @@ def compare(
         check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
     with Progress() as progress:
-        if len(set(policies or ())) < len(policies or ()):
-            raise InputError("--policies: one is given twice; name each once")
-        variants = {said: None if said == OWN else _parsed(said) for said in policies or ()}
+        variants = _variants(policies or [])
         known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         requests = read_requests(trace, drop_invalid=drop_invalid)
         progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
@@ -114,6 +112,12 @@ def compare(
     written = [] if out is None else [f"written to {out}: {', '.join(NAMES)}"]
     for sentence in (found.headline(), *notes, *written):
         stdout_console(soft_wrap=True).print(sentence, markup=False)
+
+
+def _variants(said: list[str]) -> dict[str, dict[str, Any] | None]:
+    if len(set(said)) < len(said):
+        raise InputError("--policies: one is given twice; name each once")
+    return {text: None if text == OWN else _parsed(text) for text in said}
 
 
 def _named(text: str) -> tuple[str, Path]:
