@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.documents.certificate import Certificate, Throughput
-from planner.documents.facts import Finding, OfTraffic, Refuted
+from planner.documents.certificate import Alternative, Certificate, Throughput
+from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned
 from planner.documents.task import Task
+from planner.domain import FleetLimit
 from planner.search import assumed, draws, evidence
 from planner.search.alternatives import alternatives
 from planner.search.asked import Asked
@@ -25,6 +26,7 @@ from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Conditions, Problem, on_all_draws
 from planner.simulator.repeats import Repeats
+from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
 
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
@@ -74,6 +76,20 @@ def search_llm(
     return search_policies(replace(problem, lower=lower), prove=prove)
 
 
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What the simulations around a plan say: `limits` of what binds, `findings` of all else."""
+
+    neighbours: tuple[Neighbour, ...]
+    limits: tuple[Binding, ...]
+    findings: tuple[Binding, ...]
+    other_fleets: tuple[Alternative, ...]
+    repeats: tuple[Repeats, ...]
+    warnings: tuple[Warned, ...]
+    late_warnings: tuple[Warned, ...]
+    further_simulations: int
+
+
 def certified(
     searched: Sequence[tuple[Problem, Found]],
     trace: Trace,
@@ -88,78 +104,18 @@ def certified(
     What would be simulated beyond `deadline`, by default that of the search, is left out, and said to be.
     """
     problem, found = best_of(searched)
-    task, progress = problem.task, problem.progress
-    level0, best, oracle = found.level0, found.best, problem.oracle
-    searches = [each.level0.search for _, each in searched]
-    simplest = min(searches, key=lambda search: search.value)  # under any of the policies
-    is_exhausted = all(search.is_exhausted for search in searches)
-    is_exact = is_exhausted and all(search.is_exact for search in searches)
-    fleet = oracle.fleet(best)
-    progress("simulating the plan and its neighbours")
+    fleet = problem.oracle.fleet(found.best)
+    problem.progress("simulating the plan and its neighbours")
     began = time.monotonic()
-    simulation, verdict = oracle.verdict(fleet, record=True)
+    simulation, verdict = problem.oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
     clock = evidence.Clock(deadline - (time.monotonic() - began))  # others take as long
-    other_policies = evidence.other_policies(searched, clock)
-    asked = on_all_draws(problem)  # the search asked of as few draws as would do
-    neighbours, binding = evidence.neighbours(asked, best, clock)
-    one_more, one_more_warnings = evidence.one_more(asked, best, clock)
-    if_longer = evidence.if_steps_take_longer(problem, fleet, clock)
-    insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
-    spot, spot_warnings = evidence.on_spot(problem, found, clock)
-    progress("simulating the plan on other draws of its traffic")
-    repeats: list[Repeats | None] = []
-    is_drawn = clock.allows(draws.OTHER_DRAWS)
-    if is_drawn:
-        repeats.append(
-            draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
-        )
-    if oracle.spot and clock.allows(draws.HISTORIES):
-        repeats.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    gathered = _evidence(searched, trace, catalog, seed, clock)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
-    certificate = Certificate(
-        objective=task.objective,
-        unit=OBJECTIVE_UNITS[task.objective],
-        value=found.value,
-        bound=checked_bound(problem.lower, found.value),
-        level0=simplest.value,
-        level0_exact=is_exact,
-        beyond_exact=found.beyond_exact,
-        universe=tuple(option.name for option in level0.options),
-        refuted=(
-            *(Refuted(item.name, item.because) for item in problem.left),
-            *(Refuted(name, because) for name, because in sorted(level0.search.refuted.items())),
-        ),
-        neighbours=neighbours,
-        binding=(
-            *binding,
-            *evidence.used_up(problem.limits, best),
-            *evidence.bound_prices(of_limits, task.objective),
-            *([if_longer] if if_longer else []),
-            *insured,
-            *spot,
-            *evidence.prefix_savings(searched),
-            *one_more,
-            *(each for each in repeats if each is not None),
-            *([Finding("nothing-drawn")] if is_drawn and repeats[0] is None else []),
-        ),
-        assumptions=assumptions(problem, simulation),
-        simulations=sum(each.oracle.simulations for each, _ in searched)
-        + (0 if asked is problem else asked.oracle.simulations),
-        cuts=found.cuts,
-        seed=seed,
-        shadow_prices={limit.name: price for limit, price in of_limits.items()},
-        repeats=tuple(each for each in repeats if each is not None),
-        level0_exhausted=is_exhausted,
-        cheaper=simplest.cheaper,
-        cheaper_simulated=simplest.cheaper_simulated,
-        assumed=assumed.with_counts(
-            set().union(*(search.assumed for search in searches)), problem.oracle.told
-        ),
-    )
+    certificate = _certificate(searched, simulation, gathered, of_limits, seed)
     return Plan(
-        status="certified" if is_exhausted else "best found",
+        status="certified" if certificate.level0_exhausted else "best found",
         fleet=fleet,
         slo=problem.slo,
         trace=problem.trace,
@@ -167,20 +123,17 @@ def certified(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(*alternatives(problem, level0, best, found.value), *other_policies, *insurance),
+        alternatives=(*alternatives(problem, found.level0, found.best, found.value), *gathered.other_fleets),
         max_model_len=problem.longest_tokens,
-        prices=evidence.prices(task, catalog, problem.gpus),
+        prices=evidence.prices(problem.task, catalog, problem.gpus),
         warnings=(
             *map(OfTraffic, trace.warnings),
             *evidence.warnings(fleet, simulation, problem.slo, verdict),
             *clock.warnings(),
-            *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
-            *spot_warnings,
-            *draws.warnings(certificate.repeats),
+            *gathered.warnings,
             *evidence.shared_copies(problem),
             *evidence.dying_away(problem, simulation),
-            *one_more_warnings,
-            *uninsured,
+            *gathered.late_warnings,
         ),
         throughput=throughput,
         placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),
@@ -193,4 +146,92 @@ def certified(
         )
         if left_s > 0
         else (),
+    )
+
+
+def _evidence(
+    searched: Sequence[tuple[Problem, Found]],
+    trace: Trace,
+    catalog: Catalog,
+    seed: int,
+    clock: evidence.Clock,
+) -> _Evidence:
+    """Simulate what lies around the plan, as far as the clock allows."""
+    problem, found = best_of(searched)
+    best = found.best
+    other_policies = evidence.other_policies(searched, clock)
+    asked = on_all_draws(problem)  # the search asked of as few draws as would do
+    neighbours, binding = evidence.neighbours(asked, best, clock)
+    one_more, one_more_warnings = evidence.one_more(asked, best, clock)
+    if_longer = evidence.if_steps_take_longer(problem, problem.oracle.fleet(best), clock)
+    insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
+    spot, spot_warnings = evidence.on_spot(problem, found, clock)
+    problem.progress("simulating the plan on other draws of its traffic")
+    is_drawn = clock.allows(draws.OTHER_DRAWS)
+    others = histories = None
+    if is_drawn:
+        others = draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
+    if problem.oracle.spot and clock.allows(draws.HISTORIES):
+        histories = draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS))
+    repeats = tuple(each for each in (others, histories) if each is not None)
+    is_late = if_longer is not None and not if_longer.outcome.holds
+    return _Evidence(
+        neighbours,
+        (*binding, *evidence.used_up(problem.limits, best)),
+        (
+            *([if_longer] if if_longer else []),
+            *insured,
+            *spot,
+            *evidence.prefix_savings(searched),
+            *one_more,
+            *repeats,
+            *([Finding("nothing-drawn")] if is_drawn and others is None else []),
+        ),
+        (*other_policies, *insurance),
+        repeats,
+        (*([if_longer] if if_longer and is_late else []), *spot_warnings, *draws.warnings(repeats)),
+        (*one_more_warnings, *uninsured),
+        0 if asked is problem else asked.oracle.simulations,
+    )
+
+
+def _certificate(
+    searched: Sequence[tuple[Problem, Found]],
+    simulation: Simulation,
+    gathered: _Evidence,
+    of_limits: Mapping[FleetLimit, float],
+    seed: int,
+) -> Certificate:
+    """What was proved, over what, with which assumptions."""
+    problem, found = best_of(searched)
+    task, level0 = problem.task, found.level0
+    searches = [each.level0.search for _, each in searched]
+    simplest = min(searches, key=lambda search: search.value)  # under any of the policies
+    is_exhausted = all(search.is_exhausted for search in searches)
+    shortcuts = set().union(*(search.assumed for search in searches))
+    return Certificate(
+        objective=task.objective,
+        unit=OBJECTIVE_UNITS[task.objective],
+        value=found.value,
+        bound=checked_bound(problem.lower, found.value),
+        level0=simplest.value,
+        level0_exact=is_exhausted and all(search.is_exact for search in searches),
+        beyond_exact=found.beyond_exact,
+        universe=tuple(option.name for option in level0.options),
+        refuted=(
+            *(Refuted(item.name, item.because) for item in problem.left),
+            *(Refuted(name, because) for name, because in sorted(level0.search.refuted.items())),
+        ),
+        neighbours=gathered.neighbours,
+        binding=(*gathered.limits, *evidence.bound_prices(of_limits, task.objective), *gathered.findings),
+        assumptions=assumptions(problem, simulation),
+        simulations=sum(each.oracle.simulations for each, _ in searched) + gathered.further_simulations,
+        cuts=found.cuts,
+        seed=seed,
+        shadow_prices={limit.name: price for limit, price in of_limits.items()},
+        repeats=gathered.repeats,
+        level0_exhausted=is_exhausted,
+        cheaper=simplest.cheaper,
+        cheaper_simulated=simplest.cheaper_simulated,
+        assumed=assumed.with_counts(shortcuts, problem.oracle.told),
     )
