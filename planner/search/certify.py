@@ -76,20 +76,6 @@ def search_llm(
     return search_policies(replace(problem, lower=lower), prove=prove)
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """What the simulations around a plan say: `limits` of what binds, `findings` of all else."""
-
-    neighbours: tuple[Neighbour, ...]
-    limits: tuple[Binding, ...]
-    findings: tuple[Binding, ...]
-    other_fleets: tuple[Alternative, ...]
-    repeats: tuple[Repeats, ...]
-    warnings: tuple[Warned, ...]
-    late_warnings: tuple[Warned, ...]
-    further_simulations: int
-
-
 def certified(
     searched: Sequence[tuple[Problem, Found]],
     trace: Trace,
@@ -104,16 +90,17 @@ def certified(
     What would be simulated beyond `deadline`, by default that of the search, is left out, and said to be.
     """
     problem, found = best_of(searched)
-    fleet = problem.oracle.fleet(found.best)
+    best, oracle = found.best, problem.oracle
+    fleet = oracle.fleet(best)
     problem.progress("simulating the plan and its neighbours")
     began = time.monotonic()
-    simulation, verdict = problem.oracle.verdict(fleet, record=True)
+    simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
     clock = evidence.Clock(deadline - (time.monotonic() - began))  # others take as long
-    gathered = _evidence(searched, trace, catalog, seed, clock)
+    beyond = _further(searched, simulation, trace, catalog, seed, clock)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
-    certificate = _certificate(searched, simulation, gathered, of_limits, seed)
+    certificate = _certificate(searched, simulation, beyond, of_limits, seed)
     return Plan(
         status="certified" if certificate.level0_exhausted else "best found",
         fleet=fleet,
@@ -123,17 +110,13 @@ def certified(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(*alternatives(problem, found.level0, found.best, found.value), *gathered.other_fleets),
+        alternatives=(*alternatives(problem, found.level0, best, found.value), *beyond.alternatives),
         max_model_len=problem.longest_tokens,
         prices=evidence.prices(problem.task, catalog, problem.gpus),
         warnings=(
             *map(OfTraffic, trace.warnings),
             *evidence.warnings(fleet, simulation, problem.slo, verdict),
-            *clock.warnings(),
-            *gathered.warnings,
-            *evidence.shared_copies(problem),
-            *evidence.dying_away(problem, simulation),
-            *gathered.late_warnings,
+            *beyond.warnings,
         ),
         throughput=throughput,
         placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),
@@ -149,89 +132,117 @@ def certified(
     )
 
 
-def _evidence(
+@dataclass(frozen=True, slots=True)
+class _Further:
+    """What further simulations say of the best fleet and of others."""
+
+    neighbours: tuple[Neighbour, ...]
+    binds: tuple[Binding, ...]
+    findings: tuple[Binding, ...]
+    warnings: tuple[Warned, ...]
+    alternatives: tuple[Alternative, ...]
+    repeats: tuple[Repeats, ...]
+    simulations: int  # beside those of the search
+
+
+def _further(
     searched: Sequence[tuple[Problem, Found]],
+    simulation: Simulation,
     trace: Trace,
     catalog: Catalog,
     seed: int,
     clock: evidence.Clock,
-) -> _Evidence:
-    """Simulate what lies around the plan, as far as the clock allows."""
+) -> _Further:
+    """Simulate whatever the clock allows beside the plan itself."""
     problem, found = best_of(searched)
-    best = found.best
+    best, oracle = found.best, problem.oracle
+    fleet = oracle.fleet(best)
     other_policies = evidence.other_policies(searched, clock)
     asked = on_all_draws(problem)  # the search asked of as few draws as would do
-    neighbours, binding = evidence.neighbours(asked, best, clock)
+    neighbours, binds = evidence.neighbours(asked, best, clock)
     one_more, one_more_warnings = evidence.one_more(asked, best, clock)
-    if_longer = evidence.if_steps_take_longer(problem, problem.oracle.fleet(best), clock)
+    if_longer = evidence.if_steps_take_longer(problem, fleet, clock)
     insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
     spot, spot_warnings = evidence.on_spot(problem, found, clock)
     problem.progress("simulating the plan on other draws of its traffic")
+    drawn: list[Repeats | None] = []
     is_drawn = clock.allows(draws.OTHER_DRAWS)
-    others = histories = None
     if is_drawn:
-        others = draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
-    if problem.oracle.spot and clock.allows(draws.HISTORIES):
-        histories = draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS))
-    repeats = tuple(each for each in (others, histories) if each is not None)
-    is_late = if_longer is not None and not if_longer.outcome.holds
-    return _Evidence(
-        neighbours,
-        (*binding, *evidence.used_up(problem.limits, best)),
-        (
+        drawn.append(draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    if oracle.spot and clock.allows(draws.HISTORIES):
+        drawn.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    repeats = tuple(each for each in drawn if each is not None)
+    return _Further(
+        neighbours=neighbours,
+        binds=binds,
+        findings=(
             *([if_longer] if if_longer else []),
             *insured,
             *spot,
             *evidence.prefix_savings(searched),
             *one_more,
             *repeats,
-            *([Finding("nothing-drawn")] if is_drawn and others is None else []),
+            *([Finding("nothing-drawn")] if is_drawn and drawn[0] is None else []),
         ),
-        (*other_policies, *insurance),
-        repeats,
-        (*([if_longer] if if_longer and is_late else []), *spot_warnings, *draws.warnings(repeats)),
-        (*one_more_warnings, *uninsured),
-        0 if asked is problem else asked.oracle.simulations,
+        warnings=(
+            *clock.warnings(),
+            *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
+            *spot_warnings,
+            *draws.warnings(repeats),
+            *evidence.shared_copies(problem),
+            *evidence.dying_away(problem, simulation),
+            *one_more_warnings,
+            *uninsured,
+        ),
+        alternatives=(*other_policies, *insurance),
+        repeats=repeats,
+        simulations=0 if asked is problem else asked.oracle.simulations,
     )
 
 
 def _certificate(
     searched: Sequence[tuple[Problem, Found]],
     simulation: Simulation,
-    gathered: _Evidence,
+    beyond: _Further,
     of_limits: Mapping[FleetLimit, float],
     seed: int,
 ) -> Certificate:
-    """What was proved, over what, with which assumptions."""
+    """What was proved and found; `of_limits` are the shadow prices."""
     problem, found = best_of(searched)
-    task, level0 = problem.task, found.level0
     searches = [each.level0.search for _, each in searched]
     simplest = min(searches, key=lambda search: search.value)  # under any of the policies
     is_exhausted = all(search.is_exhausted for search in searches)
-    shortcuts = set().union(*(search.assumed for search in searches))
+    wanted = problem.task.objective
     return Certificate(
-        objective=task.objective,
-        unit=OBJECTIVE_UNITS[task.objective],
+        objective=wanted,
+        unit=OBJECTIVE_UNITS[wanted],
         value=found.value,
         bound=checked_bound(problem.lower, found.value),
         level0=simplest.value,
         level0_exact=is_exhausted and all(search.is_exact for search in searches),
         beyond_exact=found.beyond_exact,
-        universe=tuple(option.name for option in level0.options),
+        universe=tuple(option.name for option in found.level0.options),
         refuted=(
             *(Refuted(item.name, item.because) for item in problem.left),
-            *(Refuted(name, because) for name, because in sorted(level0.search.refuted.items())),
+            *(Refuted(name, because) for name, because in sorted(found.level0.search.refuted.items())),
         ),
-        neighbours=gathered.neighbours,
-        binding=(*gathered.limits, *evidence.bound_prices(of_limits, task.objective), *gathered.findings),
+        neighbours=beyond.neighbours,
+        binding=(
+            *beyond.binds,
+            *evidence.used_up(problem.limits, found.best),
+            *evidence.bound_prices(of_limits, wanted),
+            *beyond.findings,
+        ),
         assumptions=assumptions(problem, simulation),
-        simulations=sum(each.oracle.simulations for each, _ in searched) + gathered.further_simulations,
+        simulations=sum(each.oracle.simulations for each, _ in searched) + beyond.simulations,
         cuts=found.cuts,
         seed=seed,
         shadow_prices={limit.name: price for limit, price in of_limits.items()},
-        repeats=gathered.repeats,
+        repeats=beyond.repeats,
         level0_exhausted=is_exhausted,
         cheaper=simplest.cheaper,
         cheaper_simulated=simplest.cheaper_simulated,
-        assumed=assumed.with_counts(shortcuts, problem.oracle.told),
+        assumed=assumed.with_counts(
+            set().union(*(search.assumed for search in searches)), problem.oracle.told
+        ),
     )

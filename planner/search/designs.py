@@ -117,8 +117,8 @@ class PoolQuestion:
         pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
         for design in pool.designs:
             design.version += 1
-        if pool.assumption is not None:
-            pool.search.assumed.add(pool.assumption)
+        assert pool.assumption is not None
+        pool.search.assumed.add(pool.assumption)
         if self.answer:
             learned.held = min(learned.held, self.count)
         else:

@@ -89,9 +89,15 @@ def pair_up(
     search: Search,
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> list[Design]:
-    """The `allowed` pairs as designs, with what `search` has learned of their pools."""
+    """The `allowed` pairs as designs, with what `search` has learned of their pools.
+
+    Without those of which even the least that may do is no better than the best fleet.
+    """
     pairs = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
     follows = ask.follows if len(pairs) > MANY_PAIRS else None
     front = {p.option.name: Pool(p, search, ask.leads, assumed.LEADS) for p in prefills}
     back = {d.option.name: Pool(d, search, follows, assumed.FOLLOWS) for d in decodes}
-    return [Design((front[p.option.name], back[d.option.name]), ask.holds, search) for p, d in pairs]
+    price = {pool: pool.least * pool.item.option.objective for pool in (*front.values(), *back.values())}
+    each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
+    below = search.value * (1 - 1e-9)
+    return [Design(pools, ask.holds, search) for pools in each if price[pools[0]] + price[pools[1]] < below]

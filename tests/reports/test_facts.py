@@ -45,7 +45,9 @@ def example(hint: Any, pick: int = 0) -> Any:
     return made(hint, pick)
 
 
-NAMES: dict[type, dict[str, tuple[str, ...]]] = {facts.EngineSettings: {"queue": ("fcfs", "sjf", "ljf", "srpt")}}
+NAMES: dict[type, dict[str, tuple[str, ...]]] = {
+    facts.EngineSettings: {"queue": ("fcfs", "sjf", "ljf", "srpt")}
+}
 
 
 def made(kind: type, pick: int) -> Any:
