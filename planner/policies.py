@@ -547,10 +547,10 @@ TABLE: tuple[Policy, ...] = (
 )
 
 
-Row = TypeVar("Row", bound=Policy)
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def _rows(of: type[Row]) -> Mapping[str, Row]:
+def _rows(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
     return MappingProxyType({row.name: row for row in TABLE if isinstance(row, of)})
 
 

@@ -23,7 +23,7 @@ from planner.errors import InputError
 from planner.units import quantity
 
 if TYPE_CHECKING:
-    from planner.reports.schedule import Answer
+    from planner.reports.schedule import ScheduleAnswer
 
 
 def schedule(
@@ -108,7 +108,7 @@ def _named(traces: list[str]) -> dict[str, Path]:
     return found
 
 
-def _print(answer: Answer) -> None:
+def _print(answer: ScheduleAnswer) -> None:
     from planner.reports import schedule as report
 
     for title, (head, rows) in (

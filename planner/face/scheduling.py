@@ -32,7 +32,7 @@ PEAK_S = 20.0  # at most, for the fleet for the peak that a schedule is compared
 class ScheduleResult(Result):
     """A schedule beside a fleet for the peak and Aladdin's linear rule."""
 
-    answer: told.Answer
+    answer: told.ScheduleAnswer
 
     @property
     def cost_usd_per_h(self) -> float:
@@ -109,14 +109,14 @@ def schedule(
     )
 
 
-def solved(market: Market, demand: Demand, gap_frac: float, time_limit_s: float) -> told.Answer:
+def solved(market: Market, demand: Demand, gap_frac: float, time_limit_s: float) -> told.ScheduleAnswer:
     """The schedule, and what it is compared with."""
     found = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
     others = {
         "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_S, time_limit_s)),
         "linear rule": solver.by_rule(market, demand),
     }
-    return told.Answer(market, demand, found, others, gap_frac)
+    return told.ScheduleAnswer(market, demand, found, others, gap_frac)
 
 
 def read_market(market: MarketLike) -> Market:

@@ -138,7 +138,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
     on = [vidur.frontier(rows, i) for i in (0, 1)]
     shown = [row for row in rows if row is rows[0] or row in on[0] or row in on[1]]
 
-    def line(row: vidur.Row) -> dict[str, Any]:
+    def line(row: vidur.SearchedConfiguration) -> dict[str, Any]:
         names = ("TTFT", "TBT")
         return {
             "configuration": row.name,

@@ -57,7 +57,7 @@ class SchedulingDelay:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SearchedConfiguration:
     """A configuration, its capacity, and the latencies of one run at it (0 and NaN where it carries nothing).
 
     `values_s` are the percentiles asked for, in their order.
@@ -144,7 +144,7 @@ def search(
     latencies: Sequence[tuple[Metric, float]] = (("ttft", 0.9), ("tbt", 0.99)),
     *,
     tolerance_frac: float = 0.02,
-) -> tuple[Row, ...]:
+) -> tuple[SearchedConfiguration, ...]:
     """The capacity of every configuration, most requests per dollar first; `lengths` tell where to begin."""
     rows = []
     for fleet in fleets:
@@ -155,13 +155,13 @@ def search(
         if found.rate_rps:
             run = rule.run(fleet, found.rate_rps)
             values_s = tuple(value_s(run, metric, percentile) for metric, percentile in latencies)
-        rows.append(Row(fleet, found.rate_rps, values_s))
+        rows.append(SearchedConfiguration(fleet, found.rate_rps, values_s))
     return tuple(sorted(rows, key=lambda row: (-row.requests_per_usd, row.name)))
 
 
-def frontier(rows: Iterable[Row], latency: int) -> tuple[Row, ...]:
+def frontier(rows: Iterable[SearchedConfiguration], latency: int) -> tuple[SearchedConfiguration, ...]:
     """The rows that no other beats in both requests per dollar and `values_s[latency]`; cheapest first."""
-    kept: list[Row] = []
+    kept: list[SearchedConfiguration] = []
     for row in sorted(rows, key=lambda row: (-row.requests_per_usd, row.values_s[latency])):
         if row.rate_rps and (not kept or row.values_s[latency] < kept[-1].values_s[latency]):
             kept.append(row)

@@ -1,4 +1,4 @@
-"""From a question to a certified plan: the search (best_fleet.py), then what speaks for it (evidence.py)."""
+"""From a question to a certified plan: the search (best_fleet.py), then what speaks for it (findings.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.documents.certificate import Alternative, Certificate, Throughput
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned
 from planner.documents.task import Task
 from planner.domain import FleetLimit
-from planner.search import assumed, draws, evidence
+from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
@@ -96,7 +96,7 @@ def certified(
     began = time.monotonic()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
-    clock = evidence.Clock(deadline - (time.monotonic() - began))  # others take as long
+    clock = findings.Clock(deadline - (time.monotonic() - began))  # others take as long
     beyond = _further(searched, simulation, trace, catalog, seed, clock)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
@@ -112,14 +112,14 @@ def certified(
         certificate=certificate,
         alternatives=(*alternatives(problem, found.level0, best, found.value), *beyond.alternatives),
         max_model_len=problem.longest_tokens,
-        prices=evidence.prices(problem.task, catalog, problem.gpus),
+        prices=findings.prices(problem.task, catalog, problem.gpus),
         warnings=(
             *map(OfTraffic, trace.warnings),
-            *evidence.warnings(fleet, simulation, problem.slo, verdict),
+            *findings.warnings(fleet, simulation, problem.slo, verdict),
             *beyond.warnings,
         ),
         throughput=throughput,
-        placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),
+        placement=findings.placement(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0))),
         prefixes=pool_prefixes(
             fleet,
             simulation,
@@ -151,19 +151,19 @@ def _further(
     trace: Trace,
     catalog: Catalog,
     seed: int,
-    clock: evidence.Clock,
+    clock: findings.Clock,
 ) -> _Further:
     """Simulate whatever the clock allows beside the plan itself."""
     problem, found = best_of(searched)
     best, oracle = found.best, problem.oracle
     fleet = oracle.fleet(best)
-    other_policies = evidence.other_policies(searched, clock)
+    other_policies = findings.other_policies(searched, clock)
     asked = on_all_draws(problem)  # the search asked of as few draws as would do
-    neighbours, binds = evidence.neighbours(asked, best, clock)
-    one_more, one_more_warnings = evidence.one_more(asked, best, clock)
-    if_longer = evidence.if_steps_take_longer(problem, fleet, clock)
-    insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
-    spot, spot_warnings = evidence.on_spot(problem, found, clock)
+    neighbours, binds = findings.neighbours(asked, best, clock)
+    one_more, one_more_warnings = findings.one_more(asked, best, clock)
+    if_longer = findings.if_steps_take_longer(problem, fleet, clock)
+    insurance, insured, uninsured = findings.insurance(problem, found, trace, catalog, seed, clock)
+    spot, spot_warnings = findings.on_spot(problem, found, clock)
     problem.progress("simulating the plan on other draws of its traffic")
     drawn: list[Repeats | None] = []
     is_drawn = clock.allows(draws.OTHER_DRAWS)
@@ -179,7 +179,7 @@ def _further(
             *([if_longer] if if_longer else []),
             *insured,
             *spot,
-            *evidence.prefix_savings(searched),
+            *findings.prefix_savings(searched),
             *one_more,
             *repeats,
             *([Finding("nothing-drawn")] if is_drawn and drawn[0] is None else []),
@@ -189,8 +189,8 @@ def _further(
             *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
             *spot_warnings,
             *draws.warnings(repeats),
-            *evidence.shared_copies(problem),
-            *evidence.dying_away(problem, simulation),
+            *findings.shared_copies(problem),
+            *findings.dying_away(problem, simulation),
             *one_more_warnings,
             *uninsured,
         ),
@@ -229,8 +229,8 @@ def _certificate(
         neighbours=beyond.neighbours,
         binding=(
             *beyond.binds,
-            *evidence.used_up(problem.limits, found.best),
-            *evidence.bound_prices(of_limits, wanted),
+            *findings.used_up(problem.limits, found.best),
+            *findings.bound_prices(of_limits, wanted),
             *beyond.findings,
         ),
         assumptions=assumptions(problem, simulation),
@@ -242,7 +242,7 @@ def _certificate(
         level0_exhausted=is_exhausted,
         cheaper=simplest.cheaper,
         cheaper_simulated=simplest.cheaper_simulated,
-        assumed=assumed.with_counts(
+        assumed=shortcuts.with_counts(
             set().union(*(search.assumed for search in searches)), problem.oracle.told
         ),
     )

@@ -33,7 +33,7 @@ from planner.documents.together import Part, Question
 from planner.domain import COST, GPUS, POWER, FleetLimit
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
-from planner.search import evidence
+from planner.search import findings
 from planner.search.best_fleet import Found, best_of, search
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.certify import certified, search_llm
@@ -398,4 +398,4 @@ def _placement(parts: Sequence[Part], plans: Sequence[Plan]) -> Placement | None
         for part, plan in zip(parts, plans, strict=True)
         for pool in plan.fleet.pools
     )
-    return evidence.placement(Fleet(plans[0].fleet.llm, pools))
+    return findings.placement(Fleet(plans[0].fleet.llm, pools))

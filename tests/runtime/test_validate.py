@@ -26,7 +26,7 @@ from planner.fleet import Disturbance, Fleet, Policies
 from planner.io.files import read_yaml, to_yaml
 from planner.runtime import workers
 from planner.runtime.analysis import Wanted, analyse
-from planner.runtime.compare import Measurement, Row, Tolerances, compare, outside_s
+from planner.runtime.compare import Measurement, PercentileRow, Tolerances, compare, outside_s
 from planner.runtime.document import notes
 from planner.runtime.enginelog import read_step_logs
 from planner.runtime.own_clock import stolen_frac, undisturbed
@@ -203,9 +203,9 @@ def test_a_comparison_of_nothing_does_not_agree() -> None:
 
 def test_tokens_that_come_at_once_have_no_error_to_divide_by() -> None:
     """A gap measured as 0 s and predicted as 2 ms is infinitely off; 0 predicted as 0 is right."""
-    assert Row("tbt", 0.5, 0.002, 0.0, 0.05).error_frac == np.inf
-    assert not Row("tbt", 0.5, 0.002, 0.0, 0.05).holds
-    assert Row("tbt", 0.5, 0.0, 0.0, 0.05).error_frac == 0
+    assert PercentileRow("tbt", 0.5, 0.002, 0.0, 0.05).error_frac == np.inf
+    assert not PercentileRow("tbt", 0.5, 0.002, 0.0, 0.05).holds
+    assert PercentileRow("tbt", 0.5, 0.0, 0.0, 0.05).error_frac == 0
 
 
 def test_step_logs_of_a_run_before_are_not_taken_for_this_one(tmp_path: Path) -> None:
