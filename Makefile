@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= out
+# the versions that were tested together; `make plan CONSTRAINTS=` takes the newest that pyproject.toml allows
+CONSTRAINTS ?= constraints.txt
+INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: plan ui test test-vllm check docs bench format clean
+.PHONY: plan ui test test-vllm test-wheel check docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -46,6 +49,9 @@ $(VLLM_VENV)/installed: pyproject.toml
 	$(VLLM_VENV)/bin/pip install --quiet --editable '.[runtime]' $(NIXL_PIN) pytest hypothesis
 	touch $@
 
+test-wheel: $(VENV)/installed  ## what `pip install fleetplan-*.whl` gives, in an environment and a folder of its own
+	PYTHON=$(PYTHON) BIN=$(abspath $(BIN)) CONSTRAINTS=$(abspath $(CONSTRAINTS)) .ci/wheel
+
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -59,20 +65,20 @@ $(BIN)/python:
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 
 # with what `plan validate --engine rehearsal` and `plan serve` need, so that every step of the tutorial works
-$(VENV)/installed: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --editable '.[runtime]'
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(INSTALL) --editable '.[runtime]'
 	touch $@
 
 $(VENV)/installed-ui: pyproject.toml $(VENV)/installed
-	$(BIN)/pip install --quiet --editable '.[ui]'
+	$(INSTALL) --editable '.[ui]'
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/installed
-	$(BIN)/pip install --quiet --editable . --group dev
+	$(INSTALL) --editable . --group dev
 	touch $@
 
 $(VENV)/installed-docs: pyproject.toml $(VENV)/installed
-	$(BIN)/pip install --quiet --editable . --group docs
+	$(INSTALL) --editable . --group docs
 	touch $@
 
 clean:

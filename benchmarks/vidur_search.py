@@ -31,7 +31,14 @@ from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.io.files import open_input
 from planner.models.forms import VidurTables
 from planner.papers.goodput import Steady, goodput, poisson
-from planner.papers.vidur import Row, SchedulingDelay, configurations, frontier, search
+from planner.papers.vidur import (
+    SchedulingDelay,
+    SearchedConfiguration,
+    Space,
+    configurations,
+    frontier,
+    search,
+)
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 from planner.units import show_s
@@ -79,7 +86,7 @@ def against_vidur(folder: Path) -> None:
         )
 
 
-def show(rows: Sequence[Row]) -> None:
+def show(rows: Sequence[SearchedConfiguration]) -> None:
     for row in rows:
         ttft_s, tbt_s = row.values_s
         print(
@@ -105,9 +112,8 @@ def main() -> None:
         llm,
         [catalog.gpu("a100-80g"), catalog.gpu("h100-80g")],
         catalog,
+        Space(budgets=(512, 2048), seats=(128, 256)),
         total_gpus=arguments.gpus,
-        budgets=(512, 2048),
-        seats=(128, 256),
         least_kv_tokens=longest,
     )
     traffic = poisson(lengths)

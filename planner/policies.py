@@ -80,8 +80,8 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
         KSERVE: Router("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
         DYNAMO: Router("Dynamo's frontend", "least-loaded", is_single=True),
         RAY_SERVE: Router("Ray Serve", EMPTIER_OF_TWO),
-        STACK: Router("the production stack's router", "roundrobin"),
-        STACK_PAIRS: Router("the production stack's router", IN_TURNS),
+        STACK: Router("production-stack", "roundrobin"),
+        STACK_PAIRS: Router("production-stack", IN_TURNS),
         OURS: Router("plan serve", ""),
         VLLM: Router("vLLM", "fcfs"),
     }
@@ -547,10 +547,10 @@ TABLE: tuple[Policy, ...] = (
 )
 
 
-Row = TypeVar("Row", bound=Policy)
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def _rows(of: type[Row]) -> Mapping[str, Row]:
+def _rows(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
     return MappingProxyType({row.name: row for row in TABLE if isinstance(row, of)})
 
 

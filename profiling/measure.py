@@ -18,7 +18,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ MORE_COLUMNS = (
     "peak_power_w",
 )
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
-START_STEPS = 36
+START_STEPS, MOST_STEPS = 36, 5000
 AGREED_FRAC = 0.004  # the fits cannot be told apart: measuring on would be waste
 MOST_REFUSED = 25
 FOLDS = 5
@@ -59,19 +59,41 @@ REFERENCE = Step(1, 1, 0, 0, 0)
 DISTURBED, MOST_TRIES = 1.4, 3
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured: the engine, its settings, and one rank's share of the LLM where tp > 1.
+
+    `gpu` names the row of the catalog where the driver's name does not.
+    """
+
+    engine: str = "auto"
+    tp: int = 1
+    dtype: str = "bfloat16"
+    gpu: str | None = None
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    max_model_len: int = 32768
+    enforce_eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to measure, from `started_s` of the clock on; None: from when measuring begins."""
+
+    seconds: float
+    started_s: float | None = None
+    clock: Callable[[], float] = time.monotonic
+
+
+PLAIN = Subject()
+
+
 def profile(
     config: Path | str,
     out: Path,
+    subject: Subject = PLAIN,
     *,
-    engine: str = "auto",
-    tp: int = 1,
-    dtype: str = "bfloat16",
-    gpu: str | None = None,
     budget_s: float = 600.0,
-    max_num_batched_tokens: int = 8192,
-    max_num_seqs: int = 256,
-    max_model_len: int = 32768,
-    enforce_eager: bool = False,
     seed: int = 0,
     catalog: Catalog | None = None,
     command: str = "",
@@ -80,25 +102,24 @@ def profile(
     """Measure steps of the LLM in `config` (a Hugging Face config.json or its folder) into `out`.
 
     `budget_s` counts from here, engine start included, and with what earlier runs into the same file spent.
-    tp > 1 measures one rank's share on one GPU and adds the roofline's all-reduce; `gpu` names the row of
-    the catalog for it where the driver's name does not.
+    tp > 1 measures one rank's share on one GPU and adds the roofline's all-reduce.
     """
     started_s = time.monotonic()
     check_output_file(out)
     catalog = catalog or read_catalog()
     folder, llm, name = _llm(config, catalog)
-    engine = _engine(engine)
+    engine, tp = _engine(subject.engine), subject.tp
     watts = open_gpu()
     about = machine.describe()
-    gpu_name = gpu or machine.catalog_name(about["device"], catalog)
+    gpu_name = subject.gpu or machine.catalog_name(about["device"], catalog)
     row = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))
     idle_w = None if watts is None else watts.idle_w()
     wanted = {
         "llm": name,
         "gpu": gpu_name if row is None else row.name,
         "tp": str(tp),
-        "dtype": dtype,
-        "engine": engine + (" (eager)" if enforce_eager else ""),
+        "dtype": subject.dtype,
+        "engine": engine + (" (eager)" if subject.enforce_eager else ""),
         **about,
     }
     if out.exists() and out.stat().st_size:
@@ -106,13 +127,13 @@ def profile(
     progress(f"starting {engine} on {about['device']}")
     settings: dict[str, Any] = dict(
         tp=tp,
-        dtype=dtype,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
+        dtype=subject.dtype,
+        max_num_batched_tokens=subject.max_num_batched_tokens,
+        max_num_seqs=subject.max_num_seqs,
+        max_model_len=subject.max_model_len,
         gpu=watts,
     )
-    meter = _meter(engine, folder, settings, enforce_eager)
+    meter = _meter(engine, folder, settings, subject.enforce_eager)
     try:
         limits = meter.limits
         header = {
@@ -135,8 +156,7 @@ def profile(
             out,
             meter,
             header,
-            budget_s=budget_s,
-            started_s=started_s,
+            Budget(budget_s, started_s),
             seed=seed,
             extra_s=lambda tokens: (
                 float(tp_s(llm, row, tp, tokens)) if llm is not None and row is not None else 0.0
@@ -151,27 +171,24 @@ def measure_into(
     out: Path,
     meter: Meter,
     header: Mapping[str, str],
+    budget: Budget,
     *,
-    budget_s: float,
-    started_s: float | None = None,
     seed: int = 0,
-    start_steps: int = START_STEPS,
-    most_steps: int = 5000,
     extra_s: Callable[[float], float] = lambda _: 0.0,
-    clock: Callable[[], float] = time.monotonic,
     progress: Callable[[str], None] = lambda _: None,
 ) -> StepTable:
-    """The start design, then the most informative steps, each appended to `out`, until `budget_s` is over."""
-    start_s = clock() if started_s is None else started_s
+    """The start design, then the most informative steps, each appended to `out`, until the budget is over."""
+    clock, budget_s = budget.clock, budget.seconds
+    start_s = clock() if budget.started_s is None else budget.started_s
     known = _resume(out, header)
     spent_s = float(known.steps.spent_s.sum()) if known is not None else 0.0
     done = _asked(known) if known is not None else []
     refused: list[Step] = []
-    first = [step for step in design.start(meter.limits, start_steps, seed) if step not in set(done)]
+    first = [step for step in design.start(meter.limits, START_STEPS, seed) if step not in set(done)]
     agreed, quiet_s = 0, min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
     if known is not None:
         quiet_s = min(quiet_s, float(known.steps.reference_s.min()))
-    while spent_s + clock() - start_s < budget_s and len(done) < most_steps:
+    while spent_s + clock() - start_s < budget_s and len(done) < MOST_STEPS:
         if first:
             step = first.pop(0)
             note = "start design"

@@ -17,6 +17,7 @@ from planner.documents.fleet import read_fleet
 from planner.documents.task import read_task
 from planner.manifests import kubernetes
 from planner.solvers import master
+from planner.traffic.formats import FORMATS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,6 +128,13 @@ def test_examples_parse(document: Path, tmp_path: Path) -> None:
             assert read_task(path, catalog).slo.limits
         else:
             assert read_fleet(path, catalog).workers > 0
+
+
+def test_every_trace_format_has_its_row() -> None:
+    text = (ROOT / "docs" / "file-formats.md").read_text()
+    for known in FORMATS:
+        (row,) = [line for line in text.splitlines() if re.match(rf"\| {known.name}\b", line)]
+        assert all(f"`{column.partition('.')[0]}`" in row for column in known.columns), row
 
 
 def test_commands_of_the_readme_exist() -> None:

@@ -164,7 +164,7 @@ def test_no_other_module_knows_a_policy_by_name() -> None:
         for node in ast.walk(ast.parse((ROOT / path).read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     }
-    assert known <= {("planner/search/evidence.py", "sjf"), ("planner/search/oracle.py", "jsq")}
+    assert known <= {("planner/search/findings.py", "sjf"), ("planner/search/oracle.py", "jsq")}
 
 
 def test_the_docs_print_the_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 HOW_TO = ROOT / "docs" / "how-to.md"
 API = ROOT / "docs" / "reference.md"
+PYTHON = ROOT / "docs" / "python.md"
 COLOURING = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # CI asks for colours in a pipe
 
 
@@ -118,3 +120,29 @@ def test_the_api_page_s_example_prints_what_it_says(
     exec(compile(code, "reference.md", "exec"), {})
     (said,) = re.findall(r"It prints `(.*)`", text)
     assert capsys.readouterr().out == said + "\n"
+
+
+def test_the_python_page_prints_what_it_shows(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Block by block, in one session, as a reader would type them."""
+    monkeypatch.chdir(scratch)
+    session: dict[str, object] = {}
+    text = PYTHON.read_text()
+    steps = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, flags=re.DOTALL)
+    assert len(steps) == len(blocks("python", text)) == 6
+    for code, shown in steps:
+        exec(compile(code, "python.md", "exec"), session)
+        assert not_shown(f"```text\n{shown}```", capsys.readouterr().out) == []
+
+
+def test_the_sweep_draws_cost_against_the_slo(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A looser limit never costs more, and the curve has more than one step."""
+    monkeypatch.chdir(scratch)
+    runpy.run_path("examples/sweep.py")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    costs = [float(cost) for _, cost, _ in rows]
+    assert costs == sorted(costs, reverse=True) and len(set(costs)) > 2
+    assert "cheapest fleet" in (scratch / "sweep.html").read_text()

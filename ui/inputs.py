@@ -15,6 +15,7 @@ from planner.errors import PlannerError
 from planner.fleet import MAX_PP
 from planner.io.files import read_yaml, to_yaml
 from planner.policies import PLANNED_QUEUES, QUEUE
+from planner.traffic.formats import PUBLISHED
 from planner.traffic.scaling import Scaling
 from ui import draw, question
 from ui.question import Asked
@@ -77,8 +78,8 @@ def upload_trace(session: Session, place: str = "ask") -> None:
         "Upload a trace (CSV or JSONL, plain or .gz)",
         key=f"{place}_upload",
         max_upload_size=MOST_UPLOAD_MB,
-        help="Azure, BurstGPT, Mooncake, Qwen-Bailian, RAGPulse and Vidur are known by their columns; so is "
-        "a table of timestamp, input_tokens, output_tokens.",
+        help=f"{', '.join(PUBLISHED)} are known by their columns; so is a table of timestamp, input_tokens, "
+        "output_tokens.",
     )
     if uploaded is not None and st.session_state.get(f"{place}_uploaded") != uploaded.file_id:
         st.session_state[f"{place}_uploaded"] = uploaded.file_id

@@ -24,7 +24,7 @@ from planner.units import percentile_name, quantity, show_s
 from ui.store import SAMPLES
 
 Asked = dict[str, Any]
-Row = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 OWN_LIMITS = "own limits"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")
@@ -109,7 +109,7 @@ def kept(found: Mapping[str, Any], catalog: Catalog) -> Asked:
     return asked | {"gpus": [row | rows.get(row["GPU"], {}) for row in unused]}
 
 
-def gpu_rows(prices: Mapping[str, Row], catalog: Catalog, *, use: Mapping[str, int | None]) -> list[Asked]:
+def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str, int | None]) -> list[Asked]:
     """The table of GPUs. A capped one costs what its uncapped row does, unless it has a price of its own."""
     rows = []
     for name, gpu in catalog.gpus.items():
@@ -300,10 +300,10 @@ def _slo(asked: Mapping[str, Any]) -> dict[str, Any]:
     return lines
 
 
-def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Row], dict[str, Row]]:
+def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fields], dict[str, Fields]]:
     """Prices of slo.yaml by what the table shows, and what it does not show."""
-    shown: dict[str, Row] = {}
-    more: dict[str, Row] = {}
+    shown: dict[str, Fields] = {}
+    more: dict[str, Fields] = {}
     for asked, value in given.items():
         name = catalog.gpu(str(asked)).name
         terms = value if isinstance(value, Mapping) else {"on_demand": value}
@@ -320,9 +320,9 @@ def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Ro
     return shown, more
 
 
-def _prices(used: Iterable[Row], catalog: Catalog) -> dict[str, Any]:
+def _prices(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
     """Prices that are not those a row has anyway: the catalog's, or those of its uncapped kin."""
-    found: dict[str, Row] = {}
+    found: dict[str, Fields] = {}
     for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
         gpu = catalog.gpus[row["GPU"]]
         terms = {key: row[column] for column, key in PRICES.items() if row[column] is not None}

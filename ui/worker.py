@@ -9,7 +9,6 @@ user can mend, or {"crash": traceback}. When stdin ends, the app is gone, and so
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import queue
@@ -19,33 +18,30 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
-from planner.commands.pareto import picture
-from planner.commands.prefixes import plan_prefixes
 from planner.documents import markets
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet import read_fleet
 from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import PlannerError
+from planner.face import simulating
+from planner.face.planning import plan, planned
+from planner.face.results import SharedPlanResult
+from planner.face.scheduling import schedule
 from planner.io import files
 from planner.reports import charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.reports.facts import sentences
 from planner.search import certify
-from planner.search.oracle import Answers
 from planner.search.plan import Plan
-from planner.search.problem import Conditions
-from planner.search.together import plan_together
 from planner.simulator.replay import Simulation
-from planner.solvers.schedule import at_peak, by_rule, schedule
-from planner.studies import compare, pareto, whatif
+from planner.studies import compare, pareto, pareto_page, prefixes, whatif
 from planner.studies.whatif import Study
 from planner.traffic.reading import read_trace
 from planner.traffic.scaling import Asked
@@ -155,20 +151,7 @@ def _curves(simulation: Simulation) -> Document:
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
-    return certify.plan(
-        task,
-        study.trace,
-        study.catalog,
-        seed=study.seed,
-        time_limit_s=study.time_limit_s,
-        conditions=Conditions(
-            progress=study.progress,
-            watch=lambda standing: tell({"standing": asdict(standing)}),
-            answers=Answers() if looks_for_rate else study.answers,
-        ),
-        asked=None if looks_for_rate else study.asked(task),
-    )
+    return planned(study, task, watch=lambda standing: tell({"standing": asdict(standing)}))
 
 
 def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
@@ -203,13 +186,15 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
     tell({"phase": "reading the traces"})
     text = files.to_yaml({**asked, "llms": whole}).encode()
     question = read_as("slo.yaml", text, lambda path: read_question(path, None, known))
-    found = plan_together(
+    shared = plan(
         question,
-        known,
+        catalog=known,
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),
     )
+    assert isinstance(shared, SharedPlanResult)
+    found = shared.shared
     tell({"phase": "writing the reports"})
     folder = Path(request["catalog"]) if request.get("catalog") else None
     command = words.command_line(
@@ -261,17 +246,17 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Fleets of saved plans on the same requests, as `plan compare` does."""
     known = _catalog(request)
     task = parse_task(request["question"], known)
-    trace = read_trace(request["trace"], seed=request["seed"])
-    requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(trace, seed=request["seed"])
-    with TemporaryDirectory() as folder:
-        variants = []
-        for name, text in request["fleets"].items():
-            path = Path(folder) / "plan.yaml"
-            path.write_text(text)
-            variants.append(compare.Variant(name, read_fleet(path, known)))
-    tell({"phase": f"simulating {len(requests):,} requests on {len(variants)} fleets"})
+    trace = read_trace(request["trace"], seed=None)
+    fleets = [
+        (name, read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, known)))
+        for name, text in request["fleets"].items()
+    ]
+    tell({"phase": f"simulating {len(trace):,} requests on {len(fleets)} fleets"})
     promise = None if task.slowdowns is not None else task.slo
-    found = compare.compare(variants, requests, promise, seed=request["seed"])
+    traffic = Asked(task.rate_rps, task.scale, task.window or "whole")
+    found = simulating.compare(
+        fleets, trace, promise, traffic=traffic, catalog=known, seed=request["seed"]
+    ).comparison
     limits = promise.limits if promise else ()
     pictures = []
     for metric in compare.PICTURED:
@@ -299,7 +284,7 @@ def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
     found = pareto.frontier(study, task, request["over"], points=request["points"])
     document = pareto.document(found)
     caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding; {found.ended}."
-    return document | {"charts": [_picture(picture(found, document), caption)]}, {}
+    return document | {"charts": [_picture(pareto_page.picture(found), caption)]}, {}
 
 
 def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
@@ -316,11 +301,8 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
         )
         written["demand.csv"] = text
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
-    gap_frac = request["gap_frac"]
-    found = schedule(market, asked, gap_frac=gap_frac, time_limit_s=request["time_limit_s"])
-    tell({"phase": "comparing with a fleet for the peak and with a linear rule"})
-    others = {"peak": at_peak(market, asked), "linear rule": by_rule(market, asked)}
-    answer = schedules.Answer(market, asked, found, others, gap_frac)
+    found = schedule(market, asked, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
+    answer = found.answer
     tell({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
         "answer": schedules.sentence(answer),
@@ -336,27 +318,25 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
 def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
     """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
     tell({"phase": "reading the prefixes"})
-    with TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        out, fleet = Path(folder) / "out", Path(folder) / "plan.yaml"
-        if request.get("fleet"):
-            fleet.write_text(request["fleet"])
-        plan_prefixes(
-            Path(request["trace"]),
-            fleet=fleet if request.get("fleet") else None,
-            pool=request["pool"],
-            out=out,
-            catalog=Path(request["catalog"]) if request.get("catalog") else None,
-            seed=request["seed"],
-            time_limit=request["time_limit_s"],
-        )
-        written: Files = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
-    document: Document = json.loads(written["prefixes.json"])
+    trace, fleet = read_trace(request["trace"], seed=request["seed"]), None
+    if request.get("fleet"):
+        known = _catalog(request)
+        fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, known))
+    study = prefixes.study_prefixes(
+        trace,
+        fleet,
+        pool=request["pool"],
+        seed=request["seed"],
+        time_limit_s=request["time_limit_s"],
+        progress=lambda phase: tell({"phase": phase}),
+    )
+    document, written = prefixes.document(study), prefixes.render(study)
     summary = document["trace"]
     hits = {int(size): frac for size, frac in summary["hit_frac"].items()}
     chart = charts.hits_chart(hits, summary["infinite_hit_frac"])
     return document | {
         "charts": [_picture(chart, "What one LRU cache for all requests spares.")],
-        "tenant_rows": _tenants(read_trace(request["trace"], seed=request["seed"])),
+        "tenant_rows": _tenants(trace),
     }, written
 
 

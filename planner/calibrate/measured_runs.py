@@ -162,15 +162,14 @@ def calibrate(
         sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + square) / (SIGMA_POINTS + points)))
     jacobian = np.asarray(solution.jac) * np.append(np.full(len(weights), used / sigma), [1.0] * 3)[:, None]
     covariance = np.linalg.inv(jacobian.T @ jacobian)
-
     compute, bandwidth = float(z[0]), float(z[1])
     host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
     moved = corrected(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
+    measured = " and ".join(filter(None, (_counted(len(y), "step"), _counted(len(runs), "run"))))
     basis = (
-        f"{latency.basis}; calibrated on {_counted(len(y), 'step')}{' and ' if len(y) and runs else ''}"
-        f"{_counted(len(runs), 'run')}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, host overhead "
-        f"{host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
+        f"{latency.basis}; calibrated on {measured}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, "
+        f"host overhead {host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
     )
     error = np.sqrt(np.diag(covariance))
     return Calibrated(

@@ -17,8 +17,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from planner.documents.catalog import Catalog
-from planner.documents.task import read_task
 from planner.domain import Slo
 from planner.errors import InputError, OutOfTimeError
 from planner.io.files import is_path
@@ -111,11 +109,11 @@ class Progress:
             self.status.stop()  # also after an error: the terminal gets its cursor back
 
 
-def read_requests(path: Path, *, seed: int | None, drop_invalid: bool) -> Trace:
-    """The traffic, its coarse stamps spread where there is a seed; what is wrong with it is said first."""
-    from planner.traffic.reading import read_trace
+def read_requests(path: Path, *, drop_invalid: bool) -> Trace:
+    """The traffic, coarse stamps not yet spread; what is wrong with it is said first."""
+    from planner.face.inputs import read_trace
 
-    found = read_trace(path, seed=seed, drop_invalid=drop_invalid)
+    found = read_trace(path, drop_invalid=drop_invalid)
     say_first(found.warnings)
     return found
 
@@ -161,28 +159,18 @@ def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def asked_of(
-    slo: Path | None, known: Catalog, *, rate: float | None, scale: str, window: str | None, command: str
-) -> tuple[Slo | None, Asked]:
-    """What is promised and which traffic is meant: the options' if any is given, else the SLO file's."""
-    asked = Asked(rate, scaling(scale), window or "whole")
-    if slo is None:
-        return None, asked
-    task = read_task(slo, known)
-    if task.slowdowns is not None:
-        raise InputError(
-            f"{slo}: `{command}` needs limits in seconds, found the relative preset {task.preset!r}; a "
-            "plan.yaml made with it has them, under slo:"
-        )
-    if rate is None and window is None:
-        asked = Asked(task.rate_rps, task.scale, task.window or "whole")
-    return task.slo, asked
+def traffic_option(rate: float | None, scale: str, window: str | None) -> Asked | None:
+    """Which traffic --rate and --window mean; None where neither is given, and the SLO file says it."""
+    from planner.traffic.scaling import Asked
+
+    how = scaling(scale)
+    return None if rate is None and window is None else Asked(rate, how, window or "whole")
 
 
 def scaling(how: str) -> Any:
-    if how not in ("superpose", "compress", "thin"):
-        raise InputError(f"--scale: expected superpose, compress or thin, found {how!r}")
-    return how
+    from planner.face.inputs import scaling as known
+
+    return known(how, "--scale")
 
 
 def stdout_console(*, soft_wrap: bool = False) -> Console:

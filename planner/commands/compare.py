@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,16 +20,14 @@ from planner.commands.common import (
     SeedOption,
     SloOption,
     WindowOption,
-    asked_of,
     keep_inputs,
     print_json,
     print_rows,
     read_requests,
     stdout_console,
+    traffic_option,
 )
-from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
-from planner.fleet import Fleet
 from planner.io.files import yaml_value
 
 OWN = "own"
@@ -73,44 +70,54 @@ def compare(
 
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
     """
-    from planner.io import files
+    from planner.face.inputs import read_catalog
+    from planner.face.simulating import compare
     from planner.io.executors import Executor
-    from planner.reports.output import pictures
-    from planner.studies.compare import NAMES, OUTDATED, Variant, figures, lines, render, to_json, verdict
-    from planner.studies.compare import compare as compare_variants
+    from planner.io.files import check_output_directory
+    from planner.studies.compare import NAMES, lines
 
     where = Executor(executor, address)
     paths = [_named(text) for text in fleet]
     if out is not None:
-        files.check_output_directory(out)
+        check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
     with Progress() as progress:
-        known = read_catalog(catalog)
-        variants = [
-            Variant(f"{name}, {said}" if policies else name, _fleet(path, said, known))
-            for (name, path), said in itertools.product(paths, policies or [OWN])
-        ]
-        promise, asked = asked_of(slo, known, rate=rate, scale=scale, window=window, command="compare")
-        requests = asked.of(read_requests(trace, seed=seed, drop_invalid=drop_invalid), seed=seed)
-        progress(f"simulating {len(requests)} requests on {len(variants)} variants")
-        found = compare_variants(variants, requests, promise, seed=seed, executor=where)
+        variants = _variants(policies or [])
+        known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
+        requests = read_requests(trace, drop_invalid=drop_invalid)
+        progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
+        found = compare(
+            paths,
+            requests,
+            slo,
+            policies=variants or None,
+            traffic=traffic,
+            catalog=known,
+            seed=seed,
+            executor=where,
+        )
         if out is not None:
             progress("drawing")
-            written: dict[str, str | bytes] = {**render(found), **(pictures(figures(found)) if png else {})}
-            files.write_files(out, written, outdated=OUTDATED)
+            found.save(out, png=png)
     if json_output:
-        print_json(to_json(found), requests.warnings)
+        print_json(found.to_dict(), requests.warnings)
         return
-    names = [variant.name for variant in variants]
+    comparison = found.comparison
+    names = [row.variant.name for row in comparison.rows]
     print_rows(
-        [{"": label, **dict(zip(names, cells, strict=True))} for label, cells in lines(found)],
-        f"{len(requests)} requests of {requests.name}",
+        [{"": label, **dict(zip(names, cells, strict=True))} for label, cells in lines(comparison)],
+        f"{len(comparison.requests)} requests of {comparison.requests.name}",
     )
-    console = stdout_console(soft_wrap=True)
-    for sentence in (verdict(found), *(f"mind: {note}" for note in found.notes)):
-        console.print(sentence, markup=False)
-    if out is not None:
-        console.print(f"written to {out}: {', '.join(NAMES)}", markup=False)
+    notes = (f"mind: {note}" for note in found.sentences())
+    written = [] if out is None else [f"written to {out}: {', '.join(NAMES)}"]
+    for sentence in (found.headline(), *notes, *written):
+        stdout_console(soft_wrap=True).print(sentence, markup=False)
+
+
+def _variants(said: list[str]) -> dict[str, dict[str, Any] | None]:
+    if len(set(said)) < len(said):
+        raise InputError("--policies: one is given twice; name each once")
+    return {text: None if text == OWN else _parsed(text) for text in said}
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -123,28 +130,19 @@ def _named(text: str) -> tuple[str, Path]:
     return name.strip(), Path(path)
 
 
-def _fleet(path: Path, said: str, known: Catalog) -> Fleet:
-    from planner.documents.fleet import read_fleet
-
-    if said == OWN:
-        return read_fleet(path, known)
-    try:
-        return read_fleet(path, known, policies=_parsed(said))
-    except InputError as error:
-        raise InputError(f"--policies {said!r}: {error}") from None
-
-
 def _parsed(said: str) -> dict[str, Any]:
     """'routing=round-robin batching=vllm-v1' as the policies of a fleet file."""
     found: dict[str, Any] = {}
+    here = f"--policies {said!r}"
     for word in said.split() or [""]:
         key, equals, value = word.partition("=")
         if not equals or not key or not value or key in found:
             raise InputError(
-                f"expected different KEY=VALUE such as routing=round-robin, or {OWN!r}; found {word!r}"
+                f"{here}: expected different KEY=VALUE such as routing=round-robin, or {OWN!r}; "
+                f"found {word!r}"
             )
         try:
             found[key] = yaml_value(value)
         except InputError as error:
-            raise InputError(f"{key}: {error}") from None
+            raise InputError(f"{here}: {key}: {error}") from None
     return found

@@ -31,10 +31,11 @@ def describe_trace(
     json_output: JsonOption = False,
 ) -> None:
     """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
+    from planner.traffic.trace import spread
     from planner.traffic.workload import describe
 
     with Progress():
-        requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)
+        requests = spread(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
         summary = describe(requests).as_dict()
     if json_output:
         print_json(summary, requests.warnings)

@@ -209,7 +209,7 @@ def profile_steps(
     json_output: JsonOption = False,
 ) -> None:
     """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch."""
-    from profiling.measure import profile, summary
+    from profiling.measure import Subject, profile, summary
 
     if out.suffix == ".gz":
         raise InputError(f"{out}: a run goes on in its table, which cannot be packed; drop the .gz ending")
@@ -218,15 +218,8 @@ def profile_steps(
         table = profile(
             config,
             out,
-            engine=engine,
-            tp=tp,
-            dtype=dtype,
-            gpu=gpu,
+            Subject(engine, tp, dtype, gpu, max_num_batched_tokens, max_num_seqs, max_model_len, eager),
             budget_s=budget,
-            enforce_eager=eager,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
             seed=seed,
             catalog=read_catalog(catalog),
             progress=progress,

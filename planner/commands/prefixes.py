@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,12 +24,11 @@ from planner.commands.common import (
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.search.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
+    from planner.search.prefix_placing import PoolPrefixes
+    from planner.studies.prefixes import Placed
     from planner.traffic.prefixes import PrefixSummary
 
-NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
 MOST_ROWS = 20
-ESTIMATE = "estimated before any simulation"
 
 
 def plan_prefixes(
@@ -66,15 +63,11 @@ def plan_prefixes(
     Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse; or,
     instead of a trace, a tree of prefixes whose rates are known.
     """
-    import numpy as np
-
-    from planner.documents.catalog import read_catalog
-    from planner.documents.fleet import read_fleet
-    from planner.io import files
-    from planner.reports import prefixes as told
-    from planner.search import prefix_placing
-    from planner.simulator.replay import simulate
-    from planner.traffic.prefixes import summarise
+    from planner.face.inputs import read_catalog, read_fleet
+    from planner.io.files import check_output_directory, write_files
+    from planner.search.prefix_placing import prefill_pool
+    from planner.studies.prefixes import NAMES, document, render, study_prefixes
+    from planner.traffic.trace import spread
 
     if tree is not None and trace is None and fleet is None and pool is None and out is None:
         _place(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
@@ -82,60 +75,29 @@ def plan_prefixes(
     if tree is not None or trace is None:
         raise InputError("plan prefixes: give a trace, or --tree FILE without --fleet, --pool and --out")
     if out is not None:
-        files.check_output_directory(out)
+        check_output_directory(out)
         keep_inputs([out / name for name in NAMES], trace, fleet)
     with Progress() as progress:
         machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
-        chosen = prefix_placing.prefill_pool(machines, pool) if machines else None
-        requests = read_requests(trace, seed=seed, drop_invalid=drop_invalid)
-        progress(f"reading the prefixes of {len(requests)} requests")
-        summary = summarise(requests)
-        found, prompts, needed = None, [], 0
-        simulated: tuple[PoolPrefixes, ...] = ()
-        if machines is not None and chosen is not None:
-            progress(f"placing prefixes on {chosen.count} workers")
-            rng = np.random.default_rng(seed)
-            until_s = time.monotonic() + time_limit
-
-            def share_s(of: int) -> float:
-                """Of the time that is left, for the next of so many stages."""
-                return max(until_s - time.monotonic(), 0.1) / of
-
-            found = prefix_placing.plan_prefixes(requests, chosen, time_limit_s=share_s(2), rng=rng)
-            prompts = prefix_placing.warm_up(requests, found)
-            needed = prefix_placing.workers_for_same_load(requests, found, time_limit_s=share_s(2), rng=rng)
-            if machines.policies.prefix_cache:
-                progress("simulating the fleet")
-                simulated = prefix_placing.pool_prefixes(
-                    machines, simulate(machines, requests), requests, time_limit_s=share_s(1), rng=rng
-                )
-    document: dict[str, Any] = {"trace": summary.as_dict(), "notes": list(requests.notes)}
-    if found is not None:
-        document["plan"] = {
-            "basis": ESTIMATE,
-            **told.plan_document(found, prompts),
-            "workers_needed": needed,
-            "gpus_saved": (found.pool.count - needed) * found.pool.type.gpus,
-        }
-        document["simulated"] = {each.plan.pool.name: told.simulated(each) for each in simulated}
+        if machines is not None:
+            prefill_pool(machines, pool)  # before a long trace is read
+        requests = spread(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
+        found = study_prefixes(
+            requests, machines, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
+        )
+        written = render(found) if out is not None else {}
     if out is not None:
-        content = {
-            "prefixes.json": json.dumps(document, indent=2) + "\n",
-            "hit-curve.csv": _curve_csv(summary),
-        }
-        if found is not None:
-            content["warm-up.json"] = told.warm_up_json(prompts)
-        files.write_files(out, content, outdated=NAMES)
+        write_files(out, written, outdated=NAMES)
     if json_output:
-        print_json(document, requests.warnings)
+        print_json(document(found), requests.warnings)
         return
-    _print_summary(summary)
-    if found is not None:
-        _print_plan(found, prompts, needed)
-    for each in simulated:
-        _print_simulated(each)
+    _print_summary(found.summary)
+    if found.placed is not None:
+        _print_plan(found.placed)
+        for each in found.placed.simulated:
+            _print_simulated(each)
     if out is not None:
-        stdout_console().print(f"written to {out}: {', '.join(content)}", markup=False)
+        stdout_console().print(f"written to {out}: {', '.join(written)}", markup=False)
 
 
 def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> None:
@@ -172,12 +134,6 @@ def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> 
         },
         "load",
     )
-
-
-def _curve_csv(summary: PrefixSummary) -> str:
-    lines = ["cache_tokens,token_hit_frac"]
-    lines += [f"{tokens},{frac:.6g}" for tokens, frac in summary.hit_frac.items()]
-    return "\n".join([*lines, f"inf,{summary.infinite_hit_frac:.6g}"]) + "\n"
 
 
 def _print_summary(summary: PrefixSummary) -> None:
@@ -224,9 +180,11 @@ def _print_summary(summary: PrefixSummary) -> None:
     print_rows(rows, "one LRU cache for all requests")
 
 
-def _print_plan(found: PrefixPlan, prompts: list[WarmUp], needed: int) -> None:
+def _print_plan(placed: Placed) -> None:
     from planner.reports.prefixes import placed_rows
+    from planner.studies.prefixes import ESTIMATE
 
+    found, prompts, needed = placed.plan, placed.prompts, placed.workers_needed
     pool, replication = found.pool, found.replication
     rows = [
         {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,12 +20,8 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, study_of
-from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.units import quantity, show_s
-
-if TYPE_CHECKING:
-    from planner.studies.replan import Drift, Replan
 
 MOST_USD = 1e9
 
@@ -53,91 +49,41 @@ def replan(
 
     Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
     """
-    from planner.documents.fleet import fleet_document, read_fleet
-    from planner.documents.task import read_task
+    from planner.documents.fleet import fleet_document
+    from planner.face.inputs import plan_file, read_catalog, read_fleet, read_trace
+    from planner.face.questions import read_task
     from planner.io import files
-    from planner.studies.replan import drift
+    from planner.studies.replan import document, drift
     from planner.studies.replan import replan as solve
-    from planner.traffic.reading import read_trace
+    from planner.traffic.trace import spread
 
     for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
         if not 0 <= usd < MOST_USD:
             raise InputError(f"{name}: expected USD per worker, 0 to {MOST_USD:g}, found {usd:g}")
     horizon_h = quantity(horizon, "s", where="--horizon") / 3600
-    file = current / "plan.yaml" if current.is_dir() else current
+    file = plan_file(current)
     if out is not None:
         files.check_output_file(out)
         keep_inputs([out], file, slo, trace)
     with Progress() as progress:
         known = read_catalog(catalog)
         running = read_fleet(file, known)
-        task = read_task(slo, known)
+        task = read_task(slo, known).task()
         study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
-        moved = drift(read_trace(planned_on), study.asked(task).requests) if planned_on.exists() else None
+        moved = (
+            drift(spread(read_trace(planned_on), seed=0), study.asked(task).requests)
+            if planned_on.exists()
+            else None
+        )
         if out is not None:
             files.write_file(out, files.to_yaml(fleet_document(found.best.fleet)))
-    document = to_json(found, moved, horizon_h)
+    told = document(found, moved)
     if json_output:
-        print_json(document, study.trace.warnings)
+        print_json(told, study.trace.warnings)
     else:
-        _print(document, str(planned_on))
-
-
-def to_json(found: Replan, moved: tuple[Drift, ...] | None, horizon_h: float) -> dict[str, Any]:
-    """The answer as one object; `drift` is null where the running fleet's traffic is not known."""
-    from planner.reports.words import describe
-    from planner.studies.whatif import finite
-
-    return {
-        "keeps": found.keeps,
-        "horizon_h": horizon_h,
-        "fleet": describe(found.best.fleet),
-        "moves": [
-            {"worker": move.worker, "before": move.before, "after": move.after} for move in found.moves
-        ],
-        "ways": [
-            {
-                "way": way.label,
-                "fleet": describe(way.fleet),
-                "cost_usd_per_h": way.cost_usd_per_h,
-                "migration_usd": way.migration_usd,
-                "total_usd": way.total_usd,
-                "holds": way.holds,
-            }
-            for way in (found.best, *found.ways)
-        ],
-        "slo": [
-            {
-                "limit": line.limit.name,
-                "limit_s": line.limit.limit_s,
-                "simulated_s": finite(line.value_s),
-                "running_s": None
-                if found.running_verdict is None
-                else finite(found.running_verdict.lines[k].value_s),
-            }
-            for k, line in enumerate(found.verdict.lines)
-        ],
-        "searched_over": list(found.options),
-        "is_exhausted": found.is_exhausted,
-        "left_out_by_a_larger_one": found.assumed,
-        "is_exact": found.is_exact,
-        "simulations": found.simulations,
-        "drift": None
-        if moved is None
-        else [
-            {
-                "what": row.what,
-                "before": row.before,
-                "after": row.after,
-                "d": row.d,
-                "p": row.p,
-                "is_drift": row.is_drift,
-            }
-            for row in moved
-        ],
-    }
+        _print(told, str(planned_on))
 
 
 def _print(document: dict[str, Any], planned_on: str) -> None:

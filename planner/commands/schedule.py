@@ -20,9 +20,10 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.errors import InputError
+from planner.units import quantity
 
 if TYPE_CHECKING:
-    from planner.reports.schedule import Answer
+    from planner.reports.schedule import ScheduleAnswer
 
 
 def schedule(
@@ -62,12 +63,9 @@ def schedule(
     Compares with a fleet for the peak and with Aladdin's linear rule. Exit code 3: a limit is too tight.
     4: the gap was not closed in time.
     """
-    from planner.documents import markets
-    from planner.io import files
-    from planner.reports import schedule as report
-    from planner.solvers.schedule import at_peak, by_rule
-    from planner.solvers.schedule import schedule as solve
-    from planner.units import quantity
+    from planner.face.scheduling import read_demand, read_market, schedule
+    from planner.io.files import check_output_directory, check_output_file
+    from planner.reports.schedule import NAMES
 
     window_s = quantity(window, "s", where="--window")
     if window_s < 1:
@@ -76,49 +74,41 @@ def schedule(
         raise InputError(
             "the demand is missing: give --demand FILE, or --trace LLM=FILE for every LLM, not both"
         )
-    is_csv = out is not None and out.suffix == ".csv"
+    paths = _named(trace or [])
     if out is not None:
-        (files.check_output_file if is_csv else files.check_output_directory)(out)
-        traces_given = [Path(text.partition("=")[2]) for text in trace or ()]
-        written = [out] if is_csv else [out / name for name in report.NAMES]
-        keep_inputs(written, market, demand, *traces_given)
+        is_csv = out.suffix == ".csv"
+        (check_output_file if is_csv else check_output_directory)(out)
+        keep_inputs([out] if is_csv else [out / name for name in NAMES], market, demand, *paths.values())
     with Progress() as progress:
-        sold = markets.read_market(market)
-        if demand is not None:
-            asked, warnings = markets.read_demand(demand, window_s=window_s), []
-        else:
-            pairs = [text.partition("=") for text in trace or ()]
-            if bad := next(
-                (text for text, (llm, _, file) in zip(trace or (), pairs, strict=True) if not (llm and file)),
-                None,
-            ):
-                raise InputError(f"--trace: expected LLM=FILE, found {bad!r}")
-            traces = {
-                llm: read_requests(Path(file), seed=seed, drop_invalid=drop_invalid) for llm, _, file in pairs
-            }
-            warnings = [line for read in traces.values() for line in read.warnings]
-            asked = markets.demand_of(traces, window_s=window_s)
+        sold = read_market(market)
+        traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
+        warnings = [line for read in traces.values() for line in read.warnings]
+        asked = read_demand(demand or traces, window_s, seed)
         progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
-        found = solve(sold, asked, gap_frac=gap, time_limit_s=time_limit)
-        others = {
-            "peak": at_peak(sold, asked, time_limit_s=min(20.0, time_limit)),
-            "linear rule": by_rule(sold, asked),
-        }
-        answer = report.Answer(sold, asked, found, others, gap)
-        if out is not None and is_csv:
-            files.write_file(out, report.to_csv(answer))
-        elif out is not None:
+        found = schedule(sold, asked, gap_frac=gap, time_limit_s=time_limit)
+        if out is not None:
             progress("drawing the charts")
-            files.write_files(out, report.render(answer))
+            found.save(out)
     if json_output:
-        print_json(report.to_json(answer), warnings)
+        print_json(found.to_dict(), warnings)
     else:
-        _print(answer)
-    if not answer.is_optimal:
+        _print(found.answer)
+    if not found.is_optimal:
         raise typer.Exit(4)
 
 
-def _print(answer: Answer) -> None:
+def _named(traces: list[str]) -> dict[str, Path]:
+    """LLM=FILE of each."""
+    found: dict[str, Path] = {}
+    for text in traces:
+        llm, _, file = text.partition("=")
+        if not (llm and file):
+            raise InputError(f"--trace: expected LLM=FILE, found {text!r}")
+        found[llm] = Path(file)
+    return found
+
+
+def _print(answer: ScheduleAnswer) -> None:
     from planner.reports import schedule as report
 
     for title, (head, rows) in (

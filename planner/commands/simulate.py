@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,6 @@ from planner.commands.common import (
     SeedOption,
     SloOption,
     WindowOption,
-    asked_of,
     attainment_rows,
     keep_inputs,
     out_file,
@@ -29,8 +29,8 @@ from planner.commands.common import (
     read_requests,
     say_first,
     seconds_cell,
+    traffic_option,
 )
-from planner.documents.catalog import read_catalog
 from planner.domain import Slo
 from planner.errors import InputError
 
@@ -68,48 +68,37 @@ def simulate(
     whole` takes the trace as it is, such as the requests.csv of a plan. With --seeds every figure comes with
     its 95 % interval, and -o writes the first seed's requests.
     """
-    from planner.documents.fleet import read_fleet
-    from planner.io import files
+    from planner.face.inputs import read_catalog, read_fleet
+    from planner.face.simulating import simulate
     from planner.io.executors import Executor
-    from planner.reports import output
-    from planner.reports.run import outcome
-    from planner.studies.seeds import Question, document, over_seeds
-    from planner.traffic.trace import spread
+    from planner.io.files import check_output_file
 
     where = Executor(executor or "loky", address)
     if seeds == 1 and (executor or address):
         raise InputError("--executor: one seed is simulated here; ask for several with --seeds")
     if out is not None:
-        files.check_output_file(out)
+        check_output_file(out)
         keep_inputs([out], fleet, trace, slo)
     with Progress() as progress:
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
-        promise, asked = asked_of(slo, known, rate=rate, scale=scale, window=window, command="simulate")
-        read = read_requests(trace, seed=None, drop_invalid=drop_invalid)
+        traffic = traffic_option(rate, scale, window)
+        read = read_requests(trace, drop_invalid=drop_invalid)
         if engines.engine is not None and engines.engine.is_nearest:
             say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
-        if seeds == 1:
-            requests = asked.of(spread(read, seed=seed), seed=seed)
-            progress(f"simulating {len(requests)} requests on {engines.workers} workers")
-            found = outcome(engines, requests, promise, seed=seed, closed_loop=closed_loop)
-            answer = found.summary()
-            table = output.requests_csv(found.simulation) if out is not None else None
-        else:
-            progress(f"simulating {seeds} seeds of {len(read)} requests on {engines.workers} workers")
-            question = Question(engines, read, asked, promise, closed_loop)
-            runs = over_seeds(
-                question, range(seed, seed + seeds), executor=where, with_requests=out is not None
-            )
-            answer, table = document(runs), runs[0].requests_csv
-    if out is not None and table is not None:
-        files.write_file(out, table)
+        many = "" if seeds == 1 else f"{seeds} seeds of "
+        progress(f"simulating {many}{len(read)} requests on {engines.workers} workers")
+        run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
+        found = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
+        answer = found.to_dict()
+        if out is not None:
+            found.save(out)
     if json_output:
         print_json(answer, read.warnings)
     elif seeds == 1:
-        _print_simulation(answer, promise, f"{answer['requests']} requests on {engines.workers} workers")
+        _print_simulation(answer, found.slo, f"{answer['requests']} requests on {engines.workers} workers")
     else:
-        _print_seeds(answer, promise, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
+        _print_seeds(answer, found.slo, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
 
 
 def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -35,14 +36,14 @@ def show_ui(
     """
     if importlib.util.find_spec("streamlit") is None:
         raise InputError("plan ui needs Streamlit: pip install 'fleetplan[ui]'")
-    from planner.documents.catalog import read_catalog
-    from ui import store
+    from planner.face.inputs import read_catalog
 
-    store.Store(folder)
+    pages = import_module("ui.store")  # by its name: the pages stand above the commands
+    pages.Store(folder)
     read_catalog(catalog)
     if host not in LOOPBACK:
         typer.echo(f"plan: listening on {host} without a password", err=True)
-    app = Path(store.__file__).parent / "app.py"
+    app = Path(pages.__file__ or "").parent / "app.py"
     settings = {
         "server.address": host,
         "server.port": port,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,16 +22,19 @@ from planner.commands.common import (
     SeedOption,
     SloOption,
     WindowOption,
-    asked_of,
     print_json,
     print_mapping,
     print_rows,
     read_requests,
+    scaling,
     stdout_console,
 )
-from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Slo
-from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.face.validating import ValidationKeys, ValidationResult
+    from planner.fleet import Fleet
+    from planner.runtime.analysis import Wanted
 
 SLO_MISSED, OFF = 5, 6
 KEYS_VARIABLE = "FLEETPLAN_API_KEYS"
@@ -92,62 +95,53 @@ def validate(
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
     the prediction was off by more than is allowed.
     """
-    _need_aiohttp()
-    import numpy as np
-
+    from planner.face.inputs import plan_file, read_catalog, read_fleet
+    from planner.face.validating import beside, need_aiohttp, validate
     from planner.io.files import check_output_directory
-    from planner.runtime.document import STATUSES, document, rows
-    from planner.runtime.validate import slice_of
-    from planner.runtime.validate import validate as run
+    from planner.traffic.scaling import Asked
 
+    need_aiohttp()
     check_output_directory(out)
     with Progress() as progress:
-        known = read_catalog(catalog)
-        file = _plan_file(plan)
-        fleet, longest = _fleet(file, known)
-        promise, asked = asked_of(
-            slo, known, rate=rate, scale=scale, window=window or "whole", command="validate"
-        )
-        read = read_requests(trace or _beside(file), seed=seed, drop_invalid=drop_invalid)
-        requests = asked.of(read, seed=seed)
-        longest = longest or int(np.max(requests.input_tokens + requests.output_tokens))
-        notes: tuple[str, ...] = ()
-        whole = None
-        if slice_:
-            whole = fleet, requests
-            fleet, requests, note = slice_of(fleet, requests)
-            notes = (f"Validated was a {note}.",)
-        wanted = _wanted(
-            fleet=fleet,
-            trace=requests,
-            slo=promise or _own_slo(file),
-            max_model_len=longest,
+        known, file = read_catalog(catalog), plan_file(plan)
+        traffic = Asked(rate, scaling(scale), window or "whole")
+        read_fleet(file, known)  # before a long trace is read
+        read = read_requests(trace or beside(file), drop_invalid=drop_invalid)
+        found = validate(
+            file,
+            out,
+            read,
+            slo,
+            traffic=traffic,
+            catalog=known,
             seed=seed,
             engine=engine,
-            config=config,
             weights=weights,
-            notes=notes,
-            plan=whole,
-        )
-        found = run(
-            wanted,
-            out,
-            tolerances=_tolerances(engine, tolerance_p50, tolerance_p90),
-            progress=progress,
+            config=config,
+            is_slice=slice_,
+            tolerance_p50_frac=tolerance_p50,
+            tolerance_p90_frac=tolerance_p90,
             png=png,
+            progress=progress,
         )
-        told = document(found)
-    if json_output:
-        print_json(told, read.warnings)
-    else:
-        stdout_console(soft_wrap=True).print(told["verdict"], style="bold", markup=False)
-        print_rows(rows(found), f"{told['compared']} of {told['requests']} requests, {told['times']}")
-        counts = {key: told[key] for key in STATUSES if told[key]}
-        print_mapping(counts | {"written to": f"{out}: report.html, validation.json, requests.csv"}, "")
-    if wanted.slo.limits and not found.slo_holds:
+    _tell(found, out, read.warnings, json_output=json_output)
+    if found.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
-    if strict and not found.comparison.agrees:
+    if strict and not found.agrees:
         raise typer.Exit(OFF)
+
+
+def _tell(found: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
+    from planner.runtime.document import STATUSES, rows
+
+    told = found.to_dict()
+    if json_output:
+        print_json(told, warnings)
+        return
+    stdout_console(soft_wrap=True).print(found.headline(), style="bold", markup=False)
+    print_rows(rows(found.validation), *found.sentences())
+    counts = {key: told[key] for key in STATUSES if told[key]}
+    print_mapping(counts | {"written to": f"{out}: report.html, validation.json, requests.csv"}, "")
 
 
 def serve(
@@ -175,102 +169,49 @@ def serve(
     seed: SeedOption = 0,
 ) -> None:
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
-    _need_aiohttp()
-    import numpy as np
+    from planner.documents.fleet import read_max_model_len
+    from planner.face.inputs import plan_file, read_fleet
+    from planner.face.validating import need_aiohttp
 
+    need_aiohttp()
     from planner.io.files import check_output_directory
     from planner.runtime.remote import parse_workers
     from planner.runtime.remote import serve as serve_remotes
     from planner.runtime.router import Settings
     from planner.runtime.validate import serve as run
     from planner.runtime.validate import until_signalled
-    from planner.traffic.trace import Trace
 
     console = stdout_console(soft_wrap=True)
 
     def say(text: str) -> None:
         console.print(text, markup=False)
 
-    file = _plan_file(plan)
-    fleet, longest = _fleet(file, read_catalog(catalog))
+    file = plan_file(plan)
+    fleet, longest = read_fleet(file, catalog), read_max_model_len(file)
     longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)
     if workers:
         settings = Settings(keys=keys, longest_tokens=longest)
         work = serve_remotes(fleet, parse_workers(workers), settings, host=host, port=port, say=say)
     else:
         check_output_directory(logs)
-        nothing = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-        wanted = _wanted(
-            fleet=fleet,
-            trace=nothing,
-            slo=Slo(()),
-            max_model_len=longest,
-            seed=seed,
-            engine=engine,
-            config=config,
-            weights=weights,
-            notes=(),
-        )
-        work = run(wanted, logs, host=host, port=port, keys=keys, say=say)
+        how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
+        served = _served(how, fleet, longest, seed)
+        work = run(served, logs, host=host, port=port, keys=keys, say=say)
     try:
         asyncio.run(until_signalled(work))
     except asyncio.CancelledError:
         say("stopped")
 
 
-def _need_aiohttp() -> None:
-    if importlib.util.find_spec("aiohttp") is None:
-        raise InputError("real engines need aiohttp: pip install 'fleetplan[runtime]'")
+def _served(how: ValidationKeys, fleet: Fleet, longest: int, seed: int) -> Wanted:
+    """What engines are started for that are to serve whatever comes: nothing is replayed."""
+    import numpy as np
 
+    from planner.face.validating import wanted
+    from planner.traffic.trace import Trace
 
-def _plan_file(plan: Path) -> Path:
-    return plan / "plan.yaml" if plan.is_dir() else plan
-
-
-def _beside(file: Path) -> Path:
-    """The plan's own traffic; requests.csv says neither who waits for whom nor what prompts share."""
-    files = [file.parent / name for name in ("traffic.jsonl", "requests.csv")]
-    if (found := next((path for path in files if path.exists()), None)) is None:
-        raise InputError(f"--trace: none was given, and there is no {files[1]}; give the traffic to replay")
-    return found
-
-
-def _fleet(file: Path, known: Catalog) -> tuple[Any, int | None]:
-    from planner.documents.fleet import read_fleet, read_max_model_len
-
-    return read_fleet(file, known), read_max_model_len(file)
-
-
-def _own_slo(file: Path) -> Slo:
-    """The plan's own promise; none in a fleet.yaml."""
-    from planner.documents.slo import parse_slo
-    from planner.io.files import read_yaml
-
-    own = read_yaml(file).get("slo")
-    return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
-
-
-def _wanted(*, engine: str, weights: str, config: Path | None, **values: Any) -> Any:
-    from planner.runtime.analysis import EngineKind, Wanted
-
-    if engine not in ("vllm", "rehearsal"):
-        raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")
-    if weights not in ("dummy", "real"):
-        raise InputError(f"--weights: expected dummy or real, found {weights!r}")
-    if config is not None and weights == "real":
-        raise InputError("--config serves dummy weights; leave out --weights real")
-    return Wanted(engine=cast(EngineKind, engine), real_weights=weights == "real", config=config, **values)
-
-
-def _tolerances(engine: str, p50: float | None, p90: float | None) -> Any:
-    """Wider on a CPU, which engines, router and client share."""
-    from planner.runtime.compare import CPU_TOLERANCES, Tolerances
-    from profiling.vllm_install import is_cpu_build
-
-    usual = CPU_TOLERANCES if engine == "rehearsal" or is_cpu_build() else Tolerances()
-    return Tolerances(
-        usual.p50_frac if p50 is None else p50, usual.p90_frac if p90 is None else p90, usual.attainment_frac
-    )
+    nothing = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+    return wanted(how, fleet=fleet, trace=nothing, slo=Slo(()), max_model_len=longest, seed=seed)
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

@@ -148,7 +148,7 @@ def study_of(
 ) -> Study:
     from planner.studies.whatif import Study
 
-    requests = read_requests(trace, seed=None, drop_invalid=drop_invalid)
+    requests = read_requests(trace, drop_invalid=drop_invalid)
     progress(f"read {len(requests)} requests from {trace.name}")
     return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
 

@@ -141,14 +141,20 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None
 
     `policies` (keys of the section) take the place of what the file's section says.
     """
-    document = read_yaml(path)
+    return parse_fleet(read_yaml(path), path, catalog, policies=policies)
+
+
+def parse_fleet(
+    document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
+) -> Fleet:
+    """The same of a mapping; `path` names it in errors, and files are looked for beside it."""
     where = str(path)
     if isinstance(document.get("llms"), dict):
         folders = ", ".join(str(path.parent / str(name) / path.name) for name in list(document["llms"])[:5])
         raise InputError(f"{where}: sums up the plans of several LLMs; name the plan of one: {folders}")
     if policies:
         own = Section.of(document.get("policies"), f"{where}: policies")
-        document["policies"] = {**own.values, **policies}
+        document = {**document, "policies": {**own.values, **policies}}
     refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
     return fleet_of(document, path, catalog, budget_is_asked="max_num_batched_tokens" in (policies or {}))
 

@@ -15,7 +15,7 @@ from planner.errors import CatalogError, InputError
 from planner.io.files import open_input
 from planner.io.values import MOST, Section, Wording, errors_as, nearest
 
-Row = Mapping[str, Any]
+Config = Mapping[str, Any]
 MAX_CONFIG_BYTES = 4 * 2**20
 _COUNT = f"expected a whole number > 0 and at most {MOST}"
 WORDING = Wording(whole=_COUNT, most=_COUNT)
@@ -163,7 +163,7 @@ def _count(shape: Section, *keys: str, default: int | None = None) -> int:
     return default
 
 
-def _config_is_gated(config: Row, kind: str, where: str) -> bool:
+def _config_is_gated(config: Config, kind: str, where: str) -> bool:
     if kind in _GATED or kind in _UNGATED:
         return kind in _GATED
     if "silu" in str(config.get("hidden_act", "")):
@@ -174,7 +174,7 @@ def _config_is_gated(config: Row, kind: str, where: str) -> bool:
     )
 
 
-def _unmodelled(config: Row) -> tuple[str, str] | None:
+def _unmodelled(config: Config) -> tuple[str, str] | None:
     """The first key that speaks of something our formulas do not describe, and what that is."""
     for what, keys in _UNMODELLED.items():
         for key in keys:
@@ -188,7 +188,7 @@ def _unmodelled(config: Row) -> tuple[str, str] | None:
     return ("layer_types", f"layers without attention, {strange[0]!r} among them") if strange else None
 
 
-def _bytes_per_number(file: Path, config: Row) -> tuple[float, float]:
+def _bytes_per_number(file: Path, config: Config) -> tuple[float, float]:
     """Of the weights, and of keys and values. As vLLM serves them: float32 checkpoints run in 16 bits."""
     said = [
         (f"{file}: {key}", _quantised(config[key], f"{file}: {key}"))
@@ -251,7 +251,7 @@ def _quantised(section: object, where: str) -> tuple[float | None, float]:
     raise CatalogError(f"{where}: {name}: {section.get(name)!r} is not modelled; {_INSTEAD}")
 
 
-def _kv_bytes(section: Row, where: str) -> float:
+def _kv_bytes(section: Config, where: str) -> float:
     """Of a key: as compressed-tensors write it (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
     (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
     """
@@ -271,7 +271,7 @@ def _kv_bytes(section: Row, where: str) -> float:
     return 1.0
 
 
-def _has_fp8_groups(quantised: Row) -> bool:
+def _has_fp8_groups(quantised: Config) -> bool:
     """Whether all weights are of 8 bits and floats, as compressed-tensors and ModelOpt say it."""
     groups = quantised.get("config_groups")
     weights = [
@@ -284,5 +284,5 @@ def _has_fp8_groups(quantised: Row) -> bool:
     )
 
 
-def _config_dtype(config: Row) -> str:
+def _config_dtype(config: Config) -> str:
     return str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")

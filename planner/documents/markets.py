@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from planner.errors import InputError
 from planner.io.files import read_yaml
@@ -53,7 +54,11 @@ def read_market(path: Path) -> Market:
 
 def read_demand(path: Path, *, window_s: float) -> Demand:
     """The CSV; its columns but `window` are LLMs."""
-    table = read_csv(path)
+    return demand_of_table(read_csv(path), path, window_s=window_s)
+
+
+def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Demand:
+    """The same of a table; `path` names it in errors."""
     llms = tuple(str(name) for name in table.columns if name != "window")
     if not llms:
         raise InputError(f"{path}: has no column of rates; expected one per LLM beside `window`")

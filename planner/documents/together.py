@@ -78,9 +78,23 @@ def read_question(
     path: Path, trace: Path | None, catalog: Catalog, *, drop_invalid: bool = False
 ) -> Question:
     """Read slo.yaml with `llms`, and the traces. Raises InputError with the file, the entry and the key."""
-    return _with_traces(
-        entries(read_yaml(path), path, catalog), path, trace, catalog, drop_invalid=drop_invalid
-    )
+    return question_of(read_yaml(path), path, trace, catalog, drop_invalid=drop_invalid)
+
+
+def question_of(
+    document: Mapping[str, Any],
+    path: Path,
+    common: Path | Trace | None,
+    catalog: Catalog,
+    *,
+    own: Mapping[str, Trace] | None = None,
+    drop_invalid: bool = False,
+) -> Question:
+    """The same of a mapping, as if `path` held it, and of traces that are read: `common`, or each entry's."""
+    asked, own = entries(document, path, catalog), own or {}
+    refuse_unknown(own, [entry.name for entry in asked], "trace")
+    sources = {entry.name: own.get(entry.name, entry.trace) for entry in asked}
+    return _with_traces(asked, sources, path, common, catalog, drop_invalid=drop_invalid)
 
 
 def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
@@ -156,42 +170,56 @@ def _entry(
 
 
 def _with_traces(
-    asked: list[Entry], path: Path, common: Path | None, catalog: Catalog, *, drop_invalid: bool
+    asked: list[Entry],
+    sources: Mapping[str, Path | Trace | None],
+    path: Path,
+    common: Path | Trace | None,
+    catalog: Catalog,
+    *,
+    drop_invalid: bool,
 ) -> Question:
-    without = [entry.name for entry in asked if entry.trace is None]
+    """`sources` says which trace each entry has of its own: a file, one that is read, or none."""
+    without = [name for name, source in sources.items() if source is None]
     if without and common is None:
         raise InputError(
             f"{path}: llms: {', '.join(without)}: no trace of its own; add trace: FILE there, or give "
             "--trace FILE with a column `model`"
         )
     if common is not None and not without:
-        raise InputError(f"--trace {common}: every entry of llms has a trace of its own; drop one of the two")
-    read: dict[Path, Trace] = {}
-    taken: dict[tuple[Path, str | None], str] = {}
+        named = common.name if isinstance(common, Trace) else common
+        raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
+    read: dict[Path | Trace, Trace] = {}
+    taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
     for entry in asked:
-        source = entry.trace or common
+        source = sources[entry.name] or common
         assert source is not None
         if source not in read:
-            read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid)
-        name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}")
-        if entry.trace is None and (source, name) in taken:
+            read[source] = (
+                source
+                if isinstance(source, Trace)
+                else read_trace(source, seed=None, drop_invalid=drop_invalid)
+            )
+        is_own = sources[entry.name] is not None
+        name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
+        if not is_own and (source, name) in taken:
             same = f"the rows to {name!r}" if name is not None else "all rows"
             raise InputError(
                 f"{path}: llms: {taken[source, name]} and {entry.name} both take {same} of {source.name}; "
                 "tell them apart with model:, or give each its trace:"
             )
-        if entry.trace is None:
+        if not is_own:
             taken[source, name] = entry.name
         parts.append(
             Part(entry.name, entry.task, read[source] if name is None else read[source].of_llm(name))
         )
-    return Question(tuple(parts), _left_over(read, common, taken), tuple(read))
+    files = tuple(source for source in read if isinstance(source, Path))
+    return Question(tuple(parts), _left_over(read, common, taken), files)
 
 
-def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str) -> str | None:
+def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
     """Which of the trace's LLMs an entry means; None: all of it."""
-    if entry.model is None and (entry.trace is not None or not trace.llms):
+    if entry.model is None and (is_own or not trace.llms):
         return None
     found = ", ".join(repr(name) for name in trace.llms[:8])
     if not trace.llms:
@@ -212,7 +240,9 @@ def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str) -> str | 
 
 
 def _left_over(
-    read: Mapping[Path, Trace], common: Path | None, taken: Mapping[tuple[Path, str | None], str]
+    read: Mapping[Path | Trace, Trace],
+    common: Path | Trace | None,
+    taken: Mapping[tuple[Path | Trace, str | None], str],
 ) -> tuple[str, ...]:
     """What of --trace is nobody's."""
     if common is None or (common, None) in taken:

@@ -24,7 +24,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.imports import fields
-from planner.io.values import mapping, rows
+from planner.io.values import errors_as, mapping, rows
 
 METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
@@ -175,10 +175,8 @@ def parse_runs(document: Any, path: Path) -> MeasuredRuns:
     for i, row in enumerate(rows(document.get("runs"), f"{path}: runs")):
         where = f"{path}: runs[{i}]"
         row = mapping(row, where)
-        try:
+        with errors_as(InputError, where):
             runs.append(_run(row, where))
-        except InputError as error:
-            raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     tp = fields.count(document.get("tp"), f"{path}: tp", most=fields.MAX_TP)
     source = fields.one_line(document.get("source", path))
     return MeasuredRuns(str(names["llm"]), str(names["gpu"]), tp, source, tuple(runs))

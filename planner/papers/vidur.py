@@ -57,7 +57,7 @@ class SchedulingDelay:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SearchedConfiguration:
     """A configuration, its capacity, and the latencies of one run at it (0 and NaN where it carries nothing).
 
     `values_s` are the percentiles asked for, in their order.
@@ -77,28 +77,38 @@ class Row:
         return f"{pool.count} x {pool.type.name} {batching} {pool.type.max_num_seqs} seqs"
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What of an engine may be chosen: batching, tokens per step, sequences at once, pipeline stages."""
+
+    batchings: tuple[str, ...] = BATCHINGS
+    budgets: tuple[int, ...] = (512, 1024, 2048, 4096)
+    seats: tuple[int, ...] = (64, 128, 256)
+    pipelines: tuple[int, ...] = (1, 2, 4)
+
+
+WHOLE = Space()
+
+
 def configurations(
     llm: Llm,
     gpus: Iterable[Gpu],
     catalog: Catalog,
+    space: Space = WHOLE,
     *,
     total_gpus: int,
-    batchings: Sequence[str] = BATCHINGS,
-    budgets: Sequence[int] = (512, 1024, 2048, 4096),
-    seats: Sequence[int] = (64, 128, 256),
-    pipelines: Sequence[int] = (1, 2, 4),
     least_kv_tokens: int = 1,
 ) -> list[Fleet]:
     """Every configuration that fits `total_gpus` and holds the weights and `least_kv_tokens` beside them."""
     fleets = []
     for gpu in gpus:
         for tp in (2**k for k in range(int(math.log2(gpu.gpus_per_node)) + 1)):
-            for pp in pipelines:
+            for pp in space.pipelines:
                 if tp * pp > total_gpus or llm.heads % tp or pp > min(MAX_PP, llm.layers):
                     continue
                 latency = pipelined(catalog.latency(llm, gpu, tp), llm, gpu, tp, pp)
-                for budget in budgets:
-                    for most in seats:
+                for budget in space.budgets:
+                    for most in space.seats:
                         kv_tokens = kv_cache_tokens(
                             llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most
                         )
@@ -106,7 +116,7 @@ def configurations(
                             continue
                         type_ = WorkerType(gpu, tp, latency, kv_tokens, budget, most, pp)
                         pool = Pool("mixed", "mixed", type_, total_gpus // type_.gpus)
-                        fleets += [Fleet(llm, (pool,), Policies(batching=name)) for name in batchings]
+                        fleets += [Fleet(llm, (pool,), Policies(batching=name)) for name in space.batchings]
     if not fleets:
         raise InputError(
             f"{llm.name}: no configuration holds it on {total_gpus} GPUs; allow more, or larger ones"
@@ -134,7 +144,7 @@ def search(
     latencies: Sequence[tuple[Metric, float]] = (("ttft", 0.9), ("tbt", 0.99)),
     *,
     tolerance_frac: float = 0.02,
-) -> tuple[Row, ...]:
+) -> tuple[SearchedConfiguration, ...]:
     """The capacity of every configuration, most requests per dollar first; `lengths` tell where to begin."""
     rows = []
     for fleet in fleets:
@@ -145,13 +155,13 @@ def search(
         if found.rate_rps:
             run = rule.run(fleet, found.rate_rps)
             values_s = tuple(value_s(run, metric, percentile) for metric, percentile in latencies)
-        rows.append(Row(fleet, found.rate_rps, values_s))
+        rows.append(SearchedConfiguration(fleet, found.rate_rps, values_s))
     return tuple(sorted(rows, key=lambda row: (-row.requests_per_usd, row.name)))
 
 
-def frontier(rows: Iterable[Row], latency: int) -> tuple[Row, ...]:
+def frontier(rows: Iterable[SearchedConfiguration], latency: int) -> tuple[SearchedConfiguration, ...]:
     """The rows that no other beats in both requests per dollar and `values_s[latency]`; cheapest first."""
-    kept: list[Row] = []
+    kept: list[SearchedConfiguration] = []
     for row in sorted(rows, key=lambda row: (-row.requests_per_usd, row.values_s[latency])):
         if row.rate_rps and (not kept or row.values_s[latency] < kept[-1].values_s[latency]):
             kept.append(row)

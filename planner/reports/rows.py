@@ -14,6 +14,7 @@ from planner.reports.facts import alternative_note, drawn_text, percent, prices_
 from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
+    Rows,
     amount,
     counted,
     describe,
@@ -28,9 +29,6 @@ from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import Line, measured
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.units import percentile_name, show_s
-
-Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""A table of text: its head and its lines."""
 
 
 def fleet_rows(fleet: Fleet) -> Rows:

@@ -28,7 +28,7 @@ FIRM = "Firm workers run on reserved and on-demand GPUs; a spot worker may be in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class ScheduleAnswer:
     """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
 
     It is optimal if its gap is no more than `asked_gap_frac`.
@@ -45,13 +45,13 @@ class Answer:
         return self.found.gap_frac <= self.asked_gap_frac + 1e-4
 
 
-def render(answer: Answer) -> dict[str, str]:
+def render(answer: ScheduleAnswer) -> dict[str, str]:
     """Everything `plan schedule -o DIR` writes: path relative to DIR -> content."""
     numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
     return dict(zip(NAMES, (_html(answer), to_csv(answer), numbers), strict=True))
 
 
-def to_json(answer: Answer) -> dict[str, Any]:
+def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
     """What `plan schedule --json` prints; "optimal" to the gap asked for."""
     market, found = answer.market, answer.found
     gpus = [offer.gpu for offer in market.offers]
@@ -77,7 +77,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def to_csv(answer: Answer) -> str:
+def to_csv(answer: ScheduleAnswer) -> str:
     """window, llm, worker, firm, spot: a row for every worker type in use in a window."""
     text, found = io.StringIO(), answer.found
     rows = csv.writer(text, lineterminator="\n")
@@ -89,7 +89,7 @@ def to_csv(answer: Answer) -> str:
     return text.getvalue()
 
 
-def figures(answer: Answer) -> list[Figure]:
+def figures(answer: ScheduleAnswer) -> list[Figure]:
     """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
     market, demand, found, window_s = answer.market, answer.demand, answer.found, answer.demand.window_s
     rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
@@ -135,17 +135,17 @@ def figures(answer: Answer) -> list[Figure]:
     return every
 
 
-def sentence(answer: Answer) -> str:
+def sentence(answer: ScheduleAnswer) -> str:
     usd_per_h = answer.found.cost_usd_per_h
     return f"{usd(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
 
 
-def proof_line(answer: Answer) -> str:
+def proof_line(answer: ScheduleAnswer) -> str:
     proved = "Proved" if answer.is_optimal else "Not finished in time"
     return f"{proved}: within {100 * answer.found.gap_frac:.2f} % of the least possible."
 
 
-def compared_lines(answer: Answer) -> list[str]:
+def compared_lines(answer: ScheduleAnswer) -> list[str]:
     """What the others cost, and what the schedule saves against them."""
     lines, cost = [], answer.found.cost_usd_per_h
     for name, other in answer.others.items():
@@ -157,7 +157,7 @@ def compared_lines(answer: Answer) -> list[str]:
     return lines
 
 
-def gpu_rows(answer: Answer) -> Rows:
+def gpu_rows(answer: ScheduleAnswer) -> Rows:
     """GPU, reserved, on demand on average and at most."""
     found = answer.found
     return ("GPU", "reserved", "on demand, mean", "on demand, most"), [
@@ -171,7 +171,7 @@ def gpu_rows(answer: Answer) -> Rows:
     ]
 
 
-def worker_rows(answer: Answer) -> Rows:
+def worker_rows(answer: ScheduleAnswer) -> Rows:
     """LLM, worker type, firm and spot workers at least and at most."""
     found = answer.found
     return ("LLM", "worker", "firm", "spot"), [
@@ -185,7 +185,7 @@ def worker_rows(answer: Answer) -> Rows:
     ]
 
 
-def _html(answer: Answer) -> str:
+def _html(answer: ScheduleAnswer) -> str:
     found, windows = answer.found, answer.demand.rate_rps.shape[1]
     hours = windows * answer.demand.window_s / 3600
     cells = [

@@ -38,7 +38,7 @@ def render(plan: SharedPlan, *, command: str = "", png: bool = False) -> dict[st
     return {
         "plan.yaml": _header(plan) + to_yaml(summary(plan)),
         "certificate.json": output.as_json(_certificate(plan)),
-        "report.html": _report(plan),
+        "report.html": render_report(plan),
         **{f"{name}/{path}": content for name, files in folders.items() for path, content in files.items()},
     }
 
@@ -235,7 +235,7 @@ def node_rows(plan: SharedPlan) -> Rows:
     ]
 
 
-def _report(plan: SharedPlan) -> str:
+def render_report(plan: SharedPlan) -> str:
     links = "".join(
         f'<li><a href="{name}/report.html">{name}</a>: {escape(promise(one))}</li>'
         for name, one in plan.plans.items()

@@ -105,7 +105,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PercentileRow:
     """A percentile of a metric, or of sessions' times, predicted and measured; NaN where there is none."""
 
     metric: str
@@ -149,7 +149,7 @@ class Comparison:
     predicted: Run
     measured: Run
     chosen: npt.NDArray[np.bool_]
-    rows: tuple[Row, ...]
+    rows: tuple[PercentileRow, ...]
     predicted_verdict: Verdict
     measured_verdict: Verdict
     tolerances: Tolerances
@@ -163,7 +163,7 @@ class Comparison:
         return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + 1e-12
 
     @property
-    def judged(self) -> tuple[Row, ...]:
+    def judged(self) -> tuple[PercentileRow, ...]:
         return tuple(row for row in self.rows if row.is_judged)
 
     @property
@@ -230,7 +230,7 @@ def compared(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances)
     for metric in get_args(Metric):
         (p, p_weight), (m, m_weight) = (side.values_s(metric, chosen) for side in (predicted, observed))
         rows += [
-            Row(
+            PercentileRow(
                 metric,
                 frac,
                 percentile_s(p, frac, p_weight),
@@ -242,7 +242,7 @@ def compared(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances)
     if (observed.session >= 0).any():
         p_times, m_times = (side.sessions_s(chosen) for side in (predicted, observed))
         rows += [
-            Row(
+            PercentileRow(
                 name,
                 frac,
                 percentile_s(p_times[name], frac),

@@ -13,7 +13,7 @@ from planner.fleet import Fleet
 from planner.manifests.engine import running
 from planner.reports.words import describe
 from planner.runtime.analysis import Validation
-from planner.runtime.compare import Comparison, Row, outside_s
+from planner.runtime.compare import Comparison, PercentileRow, outside_s
 from planner.runtime.own_clock import stolen_frac
 from planner.runtime.replanned import MOST, Replanned
 from planner.runtime.replay import lateness_s
@@ -171,7 +171,7 @@ def notes(found: Validation) -> list[str]:
     return said
 
 
-def _used_frac(row: Row) -> float:
+def _used_frac(row: PercentileRow) -> float:
     """Share of what is allowed."""
     error_frac = abs(row.error_frac)
     return error_frac / row.tolerance_frac if row.tolerance_frac else math.inf if error_frac else 0.0

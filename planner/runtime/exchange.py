@@ -98,7 +98,7 @@ def _tenant(request: web.Request, body: dict[str, Any]) -> str:
     return tenant
 
 
-class Answer:
+class Reply:
     """What goes back to the client; `response` is None until it has begun. `tokens` have come so far, by the
     events of the stream or the count in a whole answer."""
 

@@ -137,26 +137,37 @@ class JournalFile:
         return rows[1:]
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How requests are sent: as which part of the run, with which API key, and with which prompts.
+
+    With `shares_prefixes` prompts are the trace's as `trace_prompt` makes them, else each is unique.
+    """
+
+    part: int = 0
+    key: str | None = None
+    seed: int = 0
+    shares_prefixes: bool = False
+    timeout_s: float = TIMEOUT_S
+
+
+PLAIN = Sending()
+
+
 async def replay(
     trace: Trace,
     requests: Sequence[int],
     url: str,
     model: str,
     journal: JournalFile,
+    how: Sending = PLAIN,
     *,
-    part: int = 0,
-    key: str | None = None,
-    seed: int = 0,
-    shares_prefixes: bool = False,
-    timeout_s: float = TIMEOUT_S,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
-    """Send these `requests` of the trace, the first one LEAD_S from now; returns when each has ended.
-
-    With `shares_prefixes` prompts are the trace's as `trace_prompt` makes them, else each is unique.
-    """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    """Send these `requests` of the trace, the first one LEAD_S from now; returns when each has ended."""
+    part = how.part
+    headers = {"Authorization": f"Bearer {how.key}"} if how.key else {}
+    timeout = aiohttp.ClientTimeout(total=how.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as client:
         start_s = time.monotonic() + LEAD_S
@@ -196,7 +207,7 @@ async def replay(
                 has_news.clear()
                 due_s, request = agenda.due[0] if agenda.due else (np.inf, -1)
                 if request not in (-1, ready[0]):
-                    ready = request, _body(trace, request, model, seed, shares_prefixes)
+                    ready = request, _body(trace, request, model, how.seed, how.shares_prefixes)
                 wait_s = start_s + due_s - time.monotonic()
                 if wait_s > 0:
                     with suppress(TimeoutError):

@@ -29,7 +29,7 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.policies import QUEUE, VLLM, answer
-from planner.runtime.exchange import PATHS, Answer, Asked, ClientGoneError, read_request, refusal
+from planner.runtime.exchange import PATHS, Asked, ClientGoneError, Reply, read_request, refusal
 from planner.runtime.launch import IDENTITY_HEADER
 from planner.runtime.routing import LiveFleet
 
@@ -147,7 +147,7 @@ class Router:
         try:
             raw = await request.read()
             asked = read_request(request, raw, self.fleet, self.live, self.settings.longest_tokens)
-            answer = Answer(request, asked, _now_s())
+            answer = Reply(request, asked, _now_s())
             with suppress(ClientGoneError):
                 outcome = await self._try_workers(answer)
             return answer.response or web.Response(status=499)
@@ -159,7 +159,7 @@ class Router:
             if outcome:
                 self.outcomes[outcome] += 1
 
-    async def _try_workers(self, answer: Answer) -> str:
+    async def _try_workers(self, answer: Reply) -> str:
         """Serve the request, on another worker where one fails before the answer began; its outcome."""
         asked, failed = answer.asked, set[int]()
         answer.seat = self.live.ask(
@@ -181,7 +181,7 @@ class Router:
         names = ", ".join(sorted(self.backends[w].name for w in failed))
         raise refusal(502, f"{self.settings.retries + 1} tries failed on {names}")
 
-    async def _serve(self, answer: Answer, failed: set[int]) -> None:
+    async def _serve(self, answer: Reply, failed: set[int]) -> None:
         raw = answer.asked.raw
         w = await self._choose(self.live.send, answer, failed)
         with self._at(w, answer, failed):
@@ -197,7 +197,7 @@ class Router:
             await self._forward(self.backends[w], answer, raw)
 
     @contextmanager
-    def _at(self, w: int, answer: Answer, failed: set[int]) -> Iterator[None]:
+    def _at(self, w: int, answer: Reply, failed: set[int]) -> Iterator[None]:
         """The request is on worker `w` to the end of the block, whatever happens."""
         try:
             yield
@@ -208,7 +208,7 @@ class Router:
             self.live.left(answer.seat, _now_s(), answer.tokens)
 
     async def _choose(
-        self, choose: Callable[[int, float, Collection[int]], int | None], answer: Answer, failed: set[int]
+        self, choose: Callable[[int, float, Collection[int]], int | None], answer: Reply, failed: set[int]
     ) -> int:
         """The policy's worker among those that are up; one that has failed this request before only where
         there is no other. Waits for a worker to come up."""
@@ -237,7 +237,7 @@ class Router:
                 self.live.up(w)
         self.up = up
 
-    async def _prefill(self, worker: Backend, answer: Answer) -> Any:
+    async def _prefill(self, worker: Backend, answer: Reply) -> Any:
         """Have the prompt's KV computed; what the decode worker needs to fetch it, None if the worker refused
         the request and the client knows."""
         asked = answer.asked
@@ -255,7 +255,7 @@ class Router:
         self.live.computed(answer.seat, _now_s())
         return found["kv_transfer_params"]
 
-    async def _forward(self, worker: Backend, answer: Answer, raw: bytes) -> None:
+    async def _forward(self, worker: Backend, answer: Reply, raw: bytes) -> None:
         """Send the request and pass the answer on as it comes."""
         name, seat = worker.name, answer.seat
         async with self._post(worker, answer.asked, raw) as upstream:

@@ -30,7 +30,7 @@ from planner.manifests.engine import running
 from planner.reports.output import pictures
 from planner.runtime.analysis import Validation, Wanted, analyse
 from planner.runtime.compare import Tolerances
-from planner.runtime.replay import JournalFile, prompt, replay
+from planner.runtime.replay import JournalFile, Sending, prompt, replay
 from planner.runtime.report import figures, render
 from planner.runtime.router import Router, Settings, listening
 from planner.runtime.workers import (
@@ -191,9 +191,7 @@ async def _measure(
                     url,
                     wanted.fleet.llm.name,
                     journal,
-                    part=part,
-                    seed=wanted.seed,
-                    shares_prefixes=wanted.shares_prefixes,
+                    Sending(part, seed=wanted.seed, shares_prefixes=wanted.shares_prefixes),
                     progress=progress,
                 )
             finally:

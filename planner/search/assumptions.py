@@ -15,7 +15,7 @@ from planner.documents.facts import (
     SmallCaches,
     StepTimes,
 )
-from planner.search.evidence import window_of
+from planner.search.findings import window_of
 from planner.search.problem import Problem
 from planner.simulator.replay import Simulation
 

@@ -1,18 +1,19 @@
-"""From a question to a certified plan: the search (best_fleet.py), then what speaks for it (evidence.py)."""
+"""From a question to a certified plan: the search (best_fleet.py), then what speaks for it (findings.py)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.documents.certificate import Certificate, Throughput
-from planner.documents.facts import Finding, OfTraffic, Refuted
+from planner.documents.certificate import Alternative, Certificate, Throughput
+from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned
 from planner.documents.task import Task
-from planner.search import assumed, draws, evidence
+from planner.domain import FleetLimit
+from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
@@ -25,6 +26,7 @@ from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Conditions, Problem, on_all_draws
 from planner.simulator.repeats import Repeats
+from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
 
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
@@ -88,78 +90,19 @@ def certified(
     What would be simulated beyond `deadline`, by default that of the search, is left out, and said to be.
     """
     problem, found = best_of(searched)
-    task, progress = problem.task, problem.progress
-    level0, best, oracle = found.level0, found.best, problem.oracle
-    searches = [each.level0.search for _, each in searched]
-    simplest = min(searches, key=lambda search: search.value)  # under any of the policies
-    is_exhausted = all(search.is_exhausted for search in searches)
-    is_exact = is_exhausted and all(search.is_exact for search in searches)
+    best, oracle = found.best, problem.oracle
     fleet = oracle.fleet(best)
-    progress("simulating the plan and its neighbours")
+    problem.progress("simulating the plan and its neighbours")
     began = time.monotonic()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
-    clock = evidence.Clock(deadline - (time.monotonic() - began))  # others take as long
-    other_policies = evidence.other_policies(searched, clock)
-    asked = on_all_draws(problem)  # the search asked of as few draws as would do
-    neighbours, binding = evidence.neighbours(asked, best, clock)
-    one_more, one_more_warnings = evidence.one_more(asked, best, clock)
-    if_longer = evidence.if_steps_take_longer(problem, fleet, clock)
-    insurance, insured, uninsured = evidence.insurance(problem, found, trace, catalog, seed, clock)
-    spot, spot_warnings = evidence.on_spot(problem, found, clock)
-    progress("simulating the plan on other draws of its traffic")
-    repeats: list[Repeats | None] = []
-    is_drawn = clock.allows(draws.OTHER_DRAWS)
-    if is_drawn:
-        repeats.append(
-            draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
-        )
-    if oracle.spot and clock.allows(draws.HISTORIES):
-        repeats.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    clock = findings.Clock(deadline - (time.monotonic() - began))  # others take as long
+    beyond = _further(searched, simulation, trace, catalog, seed, clock)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
-    certificate = Certificate(
-        objective=task.objective,
-        unit=OBJECTIVE_UNITS[task.objective],
-        value=found.value,
-        bound=checked_bound(problem.lower, found.value),
-        level0=simplest.value,
-        level0_exact=is_exact,
-        beyond_exact=found.beyond_exact,
-        universe=tuple(option.name for option in level0.options),
-        refuted=(
-            *(Refuted(item.name, item.because) for item in problem.left),
-            *(Refuted(name, because) for name, because in sorted(level0.search.refuted.items())),
-        ),
-        neighbours=neighbours,
-        binding=(
-            *binding,
-            *evidence.used_up(problem.limits, best),
-            *evidence.bound_prices(of_limits, task.objective),
-            *([if_longer] if if_longer else []),
-            *insured,
-            *spot,
-            *evidence.prefix_savings(searched),
-            *one_more,
-            *(each for each in repeats if each is not None),
-            *([Finding("nothing-drawn")] if is_drawn and repeats[0] is None else []),
-        ),
-        assumptions=assumptions(problem, simulation),
-        simulations=sum(each.oracle.simulations for each, _ in searched)
-        + (0 if asked is problem else asked.oracle.simulations),
-        cuts=found.cuts,
-        seed=seed,
-        shadow_prices={limit.name: price for limit, price in of_limits.items()},
-        repeats=tuple(each for each in repeats if each is not None),
-        level0_exhausted=is_exhausted,
-        cheaper=simplest.cheaper,
-        cheaper_simulated=simplest.cheaper_simulated,
-        assumed=assumed.with_counts(
-            set().union(*(search.assumed for search in searches)), problem.oracle.told
-        ),
-    )
+    certificate = _certificate(searched, simulation, beyond, of_limits, seed)
     return Plan(
-        status="certified" if is_exhausted else "best found",
+        status="certified" if certificate.level0_exhausted else "best found",
         fleet=fleet,
         slo=problem.slo,
         trace=problem.trace,
@@ -167,23 +110,16 @@ def certified(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(*alternatives(problem, level0, best, found.value), *other_policies, *insurance),
+        alternatives=(*alternatives(problem, found.level0, best, found.value), *beyond.alternatives),
         max_model_len=problem.longest_tokens,
-        prices=evidence.prices(task, catalog, problem.gpus),
+        prices=findings.prices(problem.task, catalog, problem.gpus),
         warnings=(
             *map(OfTraffic, trace.warnings),
-            *evidence.warnings(fleet, simulation, problem.slo, verdict),
-            *clock.warnings(),
-            *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
-            *spot_warnings,
-            *draws.warnings(certificate.repeats),
-            *evidence.shared_copies(problem),
-            *evidence.dying_away(problem, simulation),
-            *one_more_warnings,
-            *uninsured,
+            *findings.warnings(fleet, simulation, problem.slo, verdict),
+            *beyond.warnings,
         ),
         throughput=throughput,
-        placement=evidence.placement(fleet, min(evidence.PLACEMENT_S, max(left_s, 1.0))),
+        placement=findings.placement(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0))),
         prefixes=pool_prefixes(
             fleet,
             simulation,
@@ -193,4 +129,120 @@ def certified(
         )
         if left_s > 0
         else (),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Further:
+    """What further simulations say of the best fleet and of others."""
+
+    neighbours: tuple[Neighbour, ...]
+    binds: tuple[Binding, ...]
+    findings: tuple[Binding, ...]
+    warnings: tuple[Warned, ...]
+    alternatives: tuple[Alternative, ...]
+    repeats: tuple[Repeats, ...]
+    simulations: int  # beside those of the search
+
+
+def _further(
+    searched: Sequence[tuple[Problem, Found]],
+    simulation: Simulation,
+    trace: Trace,
+    catalog: Catalog,
+    seed: int,
+    clock: findings.Clock,
+) -> _Further:
+    """Simulate whatever the clock allows beside the plan itself."""
+    problem, found = best_of(searched)
+    best, oracle = found.best, problem.oracle
+    fleet = oracle.fleet(best)
+    other_policies = findings.other_policies(searched, clock)
+    asked = on_all_draws(problem)  # the search asked of as few draws as would do
+    neighbours, binds = findings.neighbours(asked, best, clock)
+    one_more, one_more_warnings = findings.one_more(asked, best, clock)
+    if_longer = findings.if_steps_take_longer(problem, fleet, clock)
+    insurance, insured, uninsured = findings.insurance(problem, found, trace, catalog, seed, clock)
+    spot, spot_warnings = findings.on_spot(problem, found, clock)
+    problem.progress("simulating the plan on other draws of its traffic")
+    drawn: list[Repeats | None] = []
+    is_drawn = clock.allows(draws.OTHER_DRAWS)
+    if is_drawn:
+        drawn.append(draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    if oracle.spot and clock.allows(draws.HISTORIES):
+        drawn.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    repeats = tuple(each for each in drawn if each is not None)
+    return _Further(
+        neighbours=neighbours,
+        binds=binds,
+        findings=(
+            *([if_longer] if if_longer else []),
+            *insured,
+            *spot,
+            *findings.prefix_savings(searched),
+            *one_more,
+            *repeats,
+            *([Finding("nothing-drawn")] if is_drawn and drawn[0] is None else []),
+        ),
+        warnings=(
+            *clock.warnings(),
+            *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
+            *spot_warnings,
+            *draws.warnings(repeats),
+            *findings.shared_copies(problem),
+            *findings.dying_away(problem, simulation),
+            *one_more_warnings,
+            *uninsured,
+        ),
+        alternatives=(*other_policies, *insurance),
+        repeats=repeats,
+        simulations=0 if asked is problem else asked.oracle.simulations,
+    )
+
+
+def _certificate(
+    searched: Sequence[tuple[Problem, Found]],
+    simulation: Simulation,
+    beyond: _Further,
+    of_limits: Mapping[FleetLimit, float],
+    seed: int,
+) -> Certificate:
+    """What was proved and found; `of_limits` are the shadow prices."""
+    problem, found = best_of(searched)
+    searches = [each.level0.search for _, each in searched]
+    simplest = min(searches, key=lambda search: search.value)  # under any of the policies
+    is_exhausted = all(search.is_exhausted for search in searches)
+    wanted = problem.task.objective
+    return Certificate(
+        objective=wanted,
+        unit=OBJECTIVE_UNITS[wanted],
+        value=found.value,
+        bound=checked_bound(problem.lower, found.value),
+        level0=simplest.value,
+        level0_exact=is_exhausted and all(search.is_exact for search in searches),
+        beyond_exact=found.beyond_exact,
+        universe=tuple(option.name for option in found.level0.options),
+        refuted=(
+            *(Refuted(item.name, item.because) for item in problem.left),
+            *(Refuted(name, because) for name, because in sorted(found.level0.search.refuted.items())),
+        ),
+        neighbours=beyond.neighbours,
+        binding=(
+            *beyond.binds,
+            *findings.used_up(problem.limits, found.best),
+            *findings.bound_prices(of_limits, wanted),
+            *beyond.findings,
+        ),
+        assumptions=assumptions(problem, simulation),
+        simulations=sum(each.oracle.simulations for each, _ in searched) + beyond.simulations,
+        cuts=found.cuts,
+        seed=seed,
+        shadow_prices={limit.name: price for limit, price in of_limits.items()},
+        repeats=beyond.repeats,
+        level0_exhausted=is_exhausted,
+        cheaper=simplest.cheaper,
+        cheaper_simulated=simplest.cheaper_simulated,
+        assumed=shortcuts.with_counts(
+            set().union(*(search.assumed for search in searches)), problem.oracle.told
+        ),
     )

@@ -7,7 +7,7 @@ and the least that held. Rows say nothing of each other: more prefill workers ha
 
 What a pool can do beside a perfect partner is known once for all pairs that it is part of: a prefill pool
 that misses TTFT when every request leaves with its first token does in any pair, and a decode pool whose
-backlog grows when every prompt arrives prefilled does. That is an assumption each (assumed.py).
+backlog grows when every prompt arrives prefilled does. That is an assumption each (shortcuts.py).
 
 A corner of a row is the least count that is not refuted: no fleet of the row that holds has less.
 """
@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from planner.documents import facts
 from planner.documents.facts import Shortcut
-from planner.search import assumed
+from planner.search import shortcuts
 from planner.search.fleets import Counts, Told, count_below
 from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
 
@@ -117,8 +117,8 @@ class PoolQuestion:
         pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
         for design in pool.designs:
             design.version += 1
-        assert pool.assumption is not None
-        pool.search.assumed.add(pool.assumption)
+        if pool.assumption is not None:
+            pool.search.assumed.add(pool.assumption)
         if self.answer:
             learned.held = min(learned.held, self.count)
         else:
@@ -228,7 +228,7 @@ class RowQuestion:
 
     def conclude(self) -> None:
         design, search = self.design, self.design.search
-        search.assumed.add(assumed.MORE_DECODE if len(design.pools) == 2 else assumed.MORE_MIXED)
+        search.assumed.add(shortcuts.MORE_DECODE if len(design.pools) == 2 else shortcuts.MORE_MIXED)
         if self.found is not None:
             search.offer(self.found)
             name, n = self.found[-1][0].name, self.found[-1][1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.fleet import Fleet
-from planner.search import assumed, link
+from planner.search import link, shortcuts
 from planner.search.designs import Design, Pool, learn_from
 from planner.search.fleets import Counts, counts_of
 from planner.search.one_pool import Bounded, Holds, Search, StoppedError, first_incumbent, search_one_pool
@@ -90,7 +90,7 @@ def search_level0(
     too_slow = link.too_slow(problem)
     if reason := too_slow or (None if prove else link.falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
-        search.assumed |= set() if too_slow else {assumed.LINK}
+        search.assumed |= set() if too_slow else {shortcuts.LINK}
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
     try:

@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 
 from planner.documents import facts
 from planner.documents.facts import Reason, Shortcut
-from planner.search import assumed
+from planner.search import shortcuts
 from planner.search.fleets import Counts, largest_below, objective
 from planner.solvers.master import Limits, Option
 
@@ -172,7 +172,7 @@ def search_one_pool(
                 search.refuted[name] = by_bound(item, value)
                 return
             start = max(item.least, search.beyond.get(name, 0) + 1)
-            search.assumed.add(assumed.MORE_MIXED)
+            search.assumed.add(shortcuts.MORE_MIXED)
             least = least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item)
             if least is None:
                 simulated = int(most) if math.isfinite(most) else item.too_many

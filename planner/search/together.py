@@ -33,7 +33,7 @@ from planner.documents.together import Part, Question
 from planner.domain import COST, GPUS, POWER, FleetLimit
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
-from planner.search import evidence
+from planner.search import findings
 from planner.search.best_fleet import Found, best_of, search
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.certify import certified, search_llm
@@ -44,7 +44,7 @@ from planner.search.joint_limits import CHEAPER_FRAC, Asking, infeasible, prices
 from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
-from planner.search.oracle import LEAST_EFFORT, Answers, side_by_side
+from planner.search.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
 from planner.search.plan import Plan
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent
 from planner.search.walk import cheaper_fleets, count_cheaper
@@ -126,89 +126,103 @@ def plan_together(
     parts, answers = question.parts, Answers()
     task = parts[0].task
     limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
-    unit = OBJECTIVE_UNITS[task.objective]
-
     alone: list[Searched] = []
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
         until = _slice(deadline, len(parts) - k)
         alone.append(_searched(part, catalog, answers, seed, until, progress))
-    best, on_all = [best_of(searched)[1] for searched in alone], alone
+    best = [best_of(searched)[1] for searched in alone]
     if _fit(limits, (found.best for found in best)):
         plans = [
             certified(each, part.trace, catalog, seed=seed, deadline=deadline)
             for part, each in zip(parts, alone, strict=True)
         ]
-        shared = _all_fit(alone, limits)
         is_walked = all(found.level0.search.is_exact for each in alone for _, found in each)
-        binding: tuple[Binding, ...] = (Finding("no-shared-limit"),)
+        answer = _Answered(plans, _all_fit(alone, limits), is_walked, (Finding("no-shared-limit"),), ())
     else:
-        on_all = [[(on_all_draws(problem), found) for problem, found in searched] for searched in alone]
-        until = _slice(deadline, 1)
-        _one_after_another(on_all, limits, _slice(until, 1), progress)
-        llms = [
-            [design for problem, found in searched for design in designs_of(problem, found.level0)]
-            for searched in on_all
-        ]
-        ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
-        shared = cheapest(
-            llms,
-            shared_limits(limits),
-            run=side_by_side,
-            out_of_time=lambda: time.monotonic() > until,
-            progress=progress,
-        )
-        if shared.best is None:
-            raise infeasible(
-                ask,
-                shared_limits(limits),
-                is_exact=shared.is_exact,
-                is_proved=_fewest_are_too_many(on_all, limits),
-            )
-        is_walked = shared.is_exact and _walk(on_all, llms, shared, deadline)
-        if is_walked:
-            better = ask.cheapest(shared_limits(limits), below=shared.value)
-            is_walked, shared = (True, shared) if better.best is None else (False, better)
-        plans = _plans(parts, shared, catalog, seed, deadline)
-        binding = (
-            *_gives_way(parts, best, plans, unit),
-            *prices(ask, shared_limits(limits), shared.value, unit),
-        )
-        # a smaller fleet that holds after all, where more workers have hurt
-        if (least := sum(plan.certificate.level0 for plan in plans)) < shared.value * (1 - 1e-9):
-            shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
+        answer = _sharing(parts, alone, limits, catalog, seed, deadline, progress)
+    plans, level0 = answer.plans, answer.level0
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
-    oracles = [problem.oracle for each in (*alone, *on_all) for problem, _ in each]
+    oracles = [problem.oracle for each in alone for problem, _ in each] + [*answer.oracles]
     return SharedPlan(
         plans={part.name: plan for part, plan in zip(parts, plans, strict=True)},
         alone={part.name: found.value for part, found in zip(parts, best, strict=True)},
         objective=task.objective,
-        unit=unit,
-        level0=shared.value if math.isfinite(shared.value) else None,
-        level0_bound=shared.bound,
+        unit=OBJECTIVE_UNITS[task.objective],
+        level0=level0.value if math.isfinite(level0.value) else None,
+        level0_bound=level0.bound,
         bound=checked_bound(
             sum(searched[0][0].lower or 0.0 for searched in alone),
             sum(plan.certificate.value for plan in plans),
         ),
-        is_exhausted=shared.is_exact,
-        is_exact=shared.is_exact and is_walked,
+        is_exhausted=level0.is_exact,
+        is_exact=level0.is_exact and answer.is_walked,
         limits=tuple(
             Used(limit, amount, sum(limits.use(limit, worker) * count for worker, count in counts))
             for limit, amount in limits.rows()
         ),
-        binding=binding,
+        binding=answer.binding,
         assumptions=(
             Assumption("no-shared-workers"),
             Assumption("level0-of-each"),
             Assumption("bounds-add-up"),
         ),
         warnings=(*map(OfTraffic, question.notes), *_warnings(parts, plans)),
-        rounds=shared.rounds,
+        rounds=level0.rounds,
         simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,
         placement=_placement(parts, plans),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A plan for each LLM, what is known of level 0, what binds, and the oracles that were asked further."""
+
+    plans: list[Plan]
+    level0: Cheapest
+    is_walked: bool
+    binding: tuple[Binding, ...]
+    oracles: Sequence[Oracle]
+
+
+def _sharing(
+    parts: Sequence[Part],
+    alone: Sequence[Searched],
+    limits: Limits,
+    catalog: Catalog,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+) -> _Answered:
+    """The LLMs within limits that bind: the best choice for all, then each within what the others leave."""
+    searched = [[(on_all_draws(problem), found) for problem, found in each] for each in alone]
+    until, rows = _slice(deadline, 1), shared_limits(limits)
+    _one_after_another(searched, limits, _slice(until, 1), progress)
+    llms = [
+        [design for problem, found in each for design in designs_of(problem, found.level0)]
+        for each in searched
+    ]
+    ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
+    shared = cheapest(
+        llms, rows, run=side_by_side, out_of_time=lambda: time.monotonic() > until, progress=progress
+    )
+    if shared.best is None:
+        is_proved = _fewest_are_too_many(searched, limits)
+        raise infeasible(ask, rows, is_exact=shared.is_exact, is_proved=is_proved)
+    is_walked = shared.is_exact and _walk(searched, llms, shared, deadline)
+    if is_walked:
+        better = ask.cheapest(rows, below=shared.value)
+        is_walked, shared = (True, shared) if better.best is None else (False, better)
+    plans = _plans(parts, shared, catalog, seed, deadline)
+    unit, best = OBJECTIVE_UNITS[parts[0].task.objective], [best_of(each)[1] for each in alone]
+    binding = (*_gives_way(parts, best, plans, unit), *prices(ask, rows, shared.value, unit))
+    # a smaller fleet that holds after all, where more workers have hurt
+    if (least := sum(plan.certificate.level0 for plan in plans)) < shared.value * (1 - 1e-9):
+        shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
+    oracles = [problem.oracle for each in searched for problem, _ in each]
+    return _Answered(plans, shared, is_walked, binding, oracles)
 
 
 def _fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
@@ -384,4 +398,4 @@ def _placement(parts: Sequence[Part], plans: Sequence[Plan]) -> Placement | None
         for part, plan in zip(parts, plans, strict=True)
         for pool in plan.fleet.pools
     )
-    return evidence.placement(Fleet(plans[0].fleet.llm, pools))
+    return findings.placement(Fleet(plans[0].fleet.llm, pools))

@@ -19,8 +19,9 @@ and, if there are more than MANY_PAIRS pairs,
     FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`follows`) has a
                   growing backlog behind any prefill pool, and so have smaller ones
 
-These are assumptions (planner/search/assumed.py has how often they failed in tests). Where a decode pool can
-change what prefill does by more than holding it up, `leads` is None, and p begins at what the work obliges.
+These are assumptions (planner/search/shortcuts.py has how often they failed in tests). Where a decode pool
+can change what prefill does by more than holding it up, `leads` is None, and p begins at what the work
+obliges.
 
 The search always works on the pairs whose next p has the lowest price, and ends when none is below the best
 fleet's (cheapest.py, of one LLM).
@@ -31,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner.search import assumed
+from planner.search import shortcuts
 from planner.search.cheapest import Run, cheapest, shared_limits
 from planner.search.designs import Design, Pool, explain
 from planner.search.one_pool import Bounded, Holds, Search
@@ -89,9 +90,15 @@ def pair_up(
     search: Search,
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> list[Design]:
-    """The `allowed` pairs as designs, with what `search` has learned of their pools."""
+    """The `allowed` pairs as designs, with what `search` has learned of their pools.
+
+    Without those of which even the least that may do is no better than the best fleet.
+    """
     pairs = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
     follows = ask.follows if len(pairs) > MANY_PAIRS else None
-    front = {p.option.name: Pool(p, search, ask.leads, assumed.LEADS) for p in prefills}
-    back = {d.option.name: Pool(d, search, follows, assumed.FOLLOWS) for d in decodes}
-    return [Design((front[p.option.name], back[d.option.name]), ask.holds, search) for p, d in pairs]
+    front = {p.option.name: Pool(p, search, ask.leads, shortcuts.LEADS) for p in prefills}
+    back = {d.option.name: Pool(d, search, follows, shortcuts.FOLLOWS) for d in decodes}
+    price = {pool: pool.least * pool.item.option.objective for pool in (*front.values(), *back.values())}
+    each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
+    below = search.value * (1 - 1e-9)
+    return [Design(pools, ask.holds, search) for pools in each if price[pools[0]] + price[pools[1]] < below]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Role
-from planner.search import assumed
+from planner.search import shortcuts
 from planner.search.fleets import Counts, Told, largest_below, named, objective
 from planner.search.one_pool import Bounded, Holds, Search
 from planner.solvers.master import Limits, Option
@@ -122,7 +122,7 @@ def walk(
         run([lambda part=part: look(part) for part in parts if part])  # type: ignore[misc]
         for counts in sorted(found, key=lambda counts: (objective(counts), named(counts))):
             search.offer(counts)
-    search.assumed &= {assumed.LINK}  # pairs that it left out are not among these
+    search.assumed &= {shortcuts.LINK}  # pairs that it left out are not among these
     search.is_exact = not search.assumed
 
 

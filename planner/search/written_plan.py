@@ -9,7 +9,7 @@ import numpy as np
 from planner.documents.catalog import Catalog
 from planner.documents.plan import read_written
 from planner.search.certify import PREFIXES_S
-from planner.search.evidence import placement
+from planner.search.findings import placement
 from planner.search.plan import Plan
 from planner.search.prefix_placing import pool_prefixes
 from planner.simulator.metrics import judge

@@ -50,7 +50,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class VariantRow:
     """A variant and what became of it; `curves` are its distributions of ttft and tbt."""
 
     variant: Variant
@@ -96,7 +96,7 @@ class Comparison:
     requests: Trace
     slo: Slo | None
     seed: int
-    rows: tuple[Row, ...]
+    rows: tuple[VariantRow, ...]
 
     @property
     def notes(self) -> list[str]:
@@ -141,7 +141,7 @@ def compare(
     return Comparison(requests, slo, seed, tuple(rows))
 
 
-def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> Row:
+def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> VariantRow:
     requests, slo, seed = shared
     found = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
@@ -151,7 +151,7 @@ def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> Row:
         )
         for metric in PICTURED
     }
-    return Row(variant, found.summary(), curves)
+    return VariantRow(variant, found.summary(), curves)
 
 
 def render(comparison: Comparison) -> dict[str, str]:
@@ -236,7 +236,7 @@ def _percent(share: float) -> str:
     return f"{math.floor(1e4 * share) / 100:.2f} %"
 
 
-def _price(row: Row) -> str:
+def _price(row: VariantRow) -> str:
     return f"{row.variant.fleet.price_usd_per_h:,.2f} USD/h"
 
 

@@ -22,8 +22,9 @@ significant, so what counts is its size.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,14 @@ import numpy.typing as npt
 from planner.documents.task import Task
 from planner.errors import InputError
 from planner.fleet import Fleet
+from planner.reports.words import describe
 from planner.search.beyond import expected_share
 from planner.search.fleets import Counts
+from planner.search.oracle import Oracle
 from planner.search.problem import Problem, on_all_draws
 from planner.simulator.metrics import Verdict
 from planner.solvers.master import Option
-from planner.studies.whatif import Answer, Study
+from planner.studies.whatif import Answer, Study, finite
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -45,6 +48,19 @@ MOST_VECTORS = 2_000_000
 MOST_REQUESTS = 8_000_000  # simulated requests that the search for a smaller change may cost
 DRIFT_FRAC = 0.1  # a D, or a change of the rate, from which traffic is called another
 SIGNIFICANT = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How long the new fleet is to run, and what starting and stopping a worker costs."""
+
+    horizon_h: float
+    start_usd: float
+    stop_usd: float
+
+    def __post_init__(self) -> None:
+        if not self.horizon_h > 0 or min(self.start_usd, self.stop_usd) < 0:
+            raise InputError("--horizon must be > 0, and what a start and a stop cost >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,7 @@ class Replan:
     assumed: int
     simulations: int
     scratch: Answer
+    terms: Terms
 
     @property
     def is_exact(self) -> bool:
@@ -100,97 +117,130 @@ def replan(
     """Solve the model above. Raises InfeasibleError if no fleet within the limits keeps the SLO."""
     if task.objective != "cost":
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
-    if not horizon_h > 0 or min(start_usd, stop_usd) < 0:
-        raise InputError("--horizon must be > 0, and what a start and a stop cost >= 0")
+    terms = Terms(horizon_h, start_usd, stop_usd)
     scratch = study.ask(task, (current,))
-    problem = scratch.problem
-    running, gone = _running(problem, current)
-    universe = _universe(running, scratch)
-    oracle = on_all_draws(problem).oracle
-
-    def counts(n: Ints) -> Counts:
-        return tuple((option, k) for option, k in zip(universe, n.tolist(), strict=True) if k)
-
-    names = [option.name for option in universe]
-    n0 = np.array([dict((o.name, k) for o, k in running).get(name, 0) for name in names])
-    price = np.array([option.type.price_usd_per_h for option in universe])
-    limits = problem.limits.rows()
-    uses = np.array([[problem.limits.use(name, o.type) for o in universe] for name, _ in limits])
-    uses = uses.reshape(len(limits), len(universe))
-    amounts = np.array([amount for _, amount in limits]) * (1 + 1e-9)
-
-    def migration(n: Ints) -> Floats:
-        started, stopped = np.maximum(n - n0, 0).sum(-1), np.maximum(n0 - n, 0).sum(-1)
-        return np.asarray(start_usd * started + stop_usd * (stopped + gone))
-
-    def total(n: Ints) -> Floats:
-        return np.asarray(horizon_h * (n @ price) + migration(n))
-
-    def holds(n: Ints) -> bool:
-        return oracle.holds([counts(n)])[0]
-
-    def within(n: Ints) -> bool:
-        return bool((uses @ n <= amounts).all())
-
-    n_scratch = np.array([dict((o.name, k) for o, k in scratch.found.best).get(name, 0) for name in names])
-    running_holds = gone == 0 and within(n0) and holds(n0)
-    best, value = n_scratch, float(total(n_scratch))
-    if running_holds and float(total(n0)) <= value:
-        best, value = n0, float(total(n0))
-
-    share = np.array([_share(option, scratch) for option in universe])
-    vectors, left_out = _cheaper(value, horizon_h, price, n0, start_usd, stop_usd * gone, uses, amounts)
-    vectors = vectors[total(vectors) < value * (1 - 1e-9)]
-    vectors = vectors[(vectors @ uses.T <= amounts).all(axis=1)] if len(limits) else vectors
-    capacity = _capacity(universe, share, vectors)
-    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
-    tries = int(np.clip(MOST_REQUESTS / len(problem.trace), 24, 400))
-    ends_s, assumed = time.monotonic() + study.time_limit_s, 0
-    while len(vectors) and tries > 0 and time.monotonic() < ends_s:
-        tries -= 1
-        candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
-        study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
-        if holds(candidate):
-            best = _stripped(candidate, price, total, holds)
-            value = float(total(best))
-            alive = total(vectors) < value * (1 - 1e-9)
-        else:
-            alive = ~(vectors <= candidate).all(axis=1)
-            assumed += int((~alive).sum()) - 1
-        vectors, capacity = vectors[alive], capacity[alive]
-
-    def way(label: str, n: Ints, *, is_held: bool) -> Way:
-        return Way(
-            label, oracle.fleet(counts(n)), float(n @ price), float(migration(n)), float(total(n)), is_held
-        )
-
-    fleet = oracle.fleet(counts(best))
-    verdict = oracle.verdict(fleet, record=True)[1]
-    before = oracle.verdict(oracle.fleet(counts(n0)), record=True)[1] if gone == 0 else None
+    running, gone = _running(scratch.problem, current)
+    change = _change(scratch, running, gone, terms)
+    names = [option.name for option in change.universe]
+    n0, counted = change.n0, {option.name: k for option, k in scratch.found.best}
+    n_scratch = np.array([counted.get(name, 0) for name in names])
+    running_holds = gone == 0 and change.within(n0) and change.holds(n0)
+    best = n_scratch
+    if running_holds and float(change.total(n0)) <= float(change.total(best)):
+        best = n0
+    best, assumed, is_exhausted = _smaller(study, change, scratch, best)
+    oracle = change.oracle
     lost = [
         Move(f"{pool.role} {pool.type.name}", pool.count, 0)
         for pool in current.pools
         if pool.count and f"{pool.role} {pool.type.name}" not in names
     ]
     return Replan(
-        best=way("the smallest change that pays", best, is_held=True),
+        best=change.way("the smallest change that pays", best, is_held=True),
         keeps=bool((best == n0).all()) and gone == 0,
         moves=(
             *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
             *lost,
         ),
         ways=(
-            *([way("keep what runs", n0, is_held=running_holds)] if gone == 0 else []),
-            way("plan from scratch", n_scratch, is_held=True),
+            *([change.way("keep what runs", n0, is_held=running_holds)] if gone == 0 else []),
+            change.way("plan from scratch", n_scratch, is_held=True),
         ),
-        verdict=verdict,
-        running_verdict=before,
+        verdict=oracle.verdict(oracle.fleet(change.counts(best)), record=True)[1],
+        running_verdict=(
+            oracle.verdict(oracle.fleet(change.counts(n0)), record=True)[1] if gone == 0 else None
+        ),
         options=tuple(names),
-        is_exhausted=not len(vectors) and not left_out,
+        is_exhausted=is_exhausted,
         assumed=assumed,
         simulations=oracle.simulations,
         scratch=scratch,
+        terms=terms,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    """The model above as arrays over `universe` (J,): `n0` runs, and `gone` workers more that may not stay.
+
+    `uses` (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is.
+    """
+
+    universe: Sequence[Option]
+    oracle: Oracle
+    terms: Terms
+    n0: Ints
+    gone: int
+    price: Floats
+    uses: Floats
+    amounts: Floats
+
+    def counts(self, n: Ints) -> Counts:
+        return tuple((option, k) for option, k in zip(self.universe, n.tolist(), strict=True) if k)
+
+    def migration(self, n: Ints) -> Floats:
+        started, stopped = np.maximum(n - self.n0, 0).sum(-1), np.maximum(self.n0 - n, 0).sum(-1)
+        return np.asarray(self.terms.start_usd * started + self.terms.stop_usd * (stopped + self.gone))
+
+    def total(self, n: Ints) -> Floats:
+        return np.asarray(self.terms.horizon_h * (n @ self.price) + self.migration(n))
+
+    def holds(self, n: Ints) -> bool:
+        return self.oracle.holds([self.counts(n)])[0]
+
+    def within(self, n: Ints) -> bool:
+        return bool((self.uses @ n <= self.amounts).all())
+
+    def way(self, label: str, n: Ints, *, is_held: bool) -> Way:
+        fleet = self.oracle.fleet(self.counts(n))
+        return Way(
+            label, fleet, float(n @ self.price), float(self.migration(n)), float(self.total(n)), is_held
+        )
+
+
+def _change(scratch: Answer, running: Sequence[tuple[Option, int]], gone: int, terms: Terms) -> _Change:
+    universe, limits = _universe(running, scratch), scratch.problem.limits
+    rows, counted = limits.rows(), {option.name: k for option, k in running}
+    uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
+    return _Change(
+        universe,
+        on_all_draws(scratch.problem).oracle,
+        terms,
+        n0=np.array([counted.get(option.name, 0) for option in universe]),
+        gone=gone,
+        price=np.array([option.type.price_usd_per_h for option in universe]),
+        uses=uses.reshape(len(rows), len(universe)),
+        amounts=np.array([amount for _, amount in rows]) * (1 + 1e-9),
+    )
+
+
+def _smaller(study: Study, change: _Change, scratch: Answer, best: Ints) -> tuple[Ints, int, bool]:
+    """Cheaper ways than `best`, those that carry most first: the best found, how many were left out as
+    smaller than one that fails, and whether none is left.
+    """
+    value = float(change.total(best))
+    vectors, left_out = _cheaper(change, value)
+    vectors = vectors[change.total(vectors) < value * (1 - 1e-9)]
+    if len(change.amounts):
+        vectors = vectors[(vectors @ change.uses.T <= change.amounts).all(axis=1)]
+    share = np.array([_share(option, scratch) for option in change.universe])
+    capacity = _capacity(change.universe, share, vectors)
+    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
+    tries = int(np.clip(MOST_REQUESTS / len(scratch.problem.trace), 24, 400))
+    ends_s, assumed = time.monotonic() + study.time_limit_s, 0
+    while len(vectors) and tries > 0 and time.monotonic() < ends_s:
+        tries -= 1
+        candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
+        study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
+        if change.holds(candidate):
+            best = _stripped(candidate, change)
+            value = float(change.total(best))
+            alive = change.total(vectors) < value * (1 - 1e-9)
+        else:
+            alive = ~(vectors <= candidate).all(axis=1)
+            assumed += int((~alive).sum()) - 1
+        vectors, capacity = vectors[alive], capacity[alive]
+    return best, assumed, not len(vectors) and not left_out
 
 
 def _running(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], int]:
@@ -228,27 +278,20 @@ def _share(option: Option, scratch: Answer) -> float:
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
 
 
-def _cheaper(
-    value: float,
-    horizon_h: float,
-    price: Floats,
-    n0: Ints,
-    start_usd: float,
-    fixed_usd: float,
-    uses: Floats,
-    amounts: Floats,
-) -> tuple[Ints, bool]:
+def _cheaper(change: _Change, value: float) -> tuple[Ints, bool]:
     """A box that holds every count vector cheaper than `value`, (V, J), and whether options were left out.
 
     Options are left out from the last on where the box would be too large; their count is then 0.
     """
-    room = value - fixed_usd
+    price, n0, uses = change.price, change.n0, change.uses
+    horizon_h, start_usd = change.terms.horizon_h, change.terms.start_usd
+    room = value - change.terms.stop_usd * change.gone
     most = np.zeros(len(price), dtype=np.int64)
     for j, c in enumerate(price):
         alone = np.floor(room / (horizon_h * c)) if c > 0 else MOST_VECTORS
         if start_usd and c * horizon_h * n0[j] < room:
             alone = min(alone, np.floor((room + start_usd * n0[j]) / (horizon_h * c + start_usd)))
-        bounded = [a / u for a, u in zip(amounts, uses[:, j], strict=True) if u > 0]
+        bounded = [a / u for a, u in zip(change.amounts, uses[:, j], strict=True) if u > 0]
         most[j] = int(min([alone, MOST_VECTORS, *bounded]))
     kept = len(price)
     while kept > 1 and np.prod(most[:kept] + 1.0) > MOST_VECTORS:
@@ -271,14 +314,14 @@ def _capacity(universe: Sequence[Option], share: Floats, vectors: Ints) -> Float
     return np.asarray(np.where(lone, 0.0, carried["mixed"] + pair))
 
 
-def _stripped(n: Ints, price: Floats, total: Callable[[Ints], Floats], holds: Callable[[Ints], bool]) -> Ints:
+def _stripped(n: Ints, change: _Change) -> Ints:
     """Take workers away, the dearest first, while that saves money and the fleet still holds."""
     n = n.copy()
-    for j in np.argsort(-price, kind="stable"):
+    for j in np.argsort(-change.price, kind="stable"):
         while n[j] > 0:
             fewer = n.copy()
             fewer[j] -= 1
-            if total(fewer) >= total(n) or not holds(fewer):
+            if change.total(fewer) >= change.total(n) or not change.holds(fewer):
                 break
             n = fewer
     return n
@@ -319,3 +362,55 @@ def drift(before: Trace, after: Trace) -> tuple[Drift, ...]:
         is_drift = d >= DRIFT_FRAC and p < SIGNIFICANT
         rows.append(Drift(what, float(np.median(old)), float(np.median(new)), d, p, is_drift))
     return tuple(rows)
+
+
+def document(found: Replan, moved: tuple[Drift, ...] | None) -> dict[str, Any]:
+    """What `plan replan --json` prints; `drift` is null where the running fleet's traffic is not known."""
+    return {
+        "keeps": found.keeps,
+        "horizon_h": found.terms.horizon_h,
+        "fleet": describe(found.best.fleet),
+        "moves": [
+            {"worker": move.worker, "before": move.before, "after": move.after} for move in found.moves
+        ],
+        "ways": [
+            {
+                "way": way.label,
+                "fleet": describe(way.fleet),
+                "cost_usd_per_h": way.cost_usd_per_h,
+                "migration_usd": way.migration_usd,
+                "total_usd": way.total_usd,
+                "holds": way.holds,
+            }
+            for way in (found.best, *found.ways)
+        ],
+        "slo": [
+            {
+                "limit": line.limit.name,
+                "limit_s": line.limit.limit_s,
+                "simulated_s": finite(line.value_s),
+                "running_s": None
+                if found.running_verdict is None
+                else finite(found.running_verdict.lines[k].value_s),
+            }
+            for k, line in enumerate(found.verdict.lines)
+        ],
+        "searched_over": list(found.options),
+        "is_exhausted": found.is_exhausted,
+        "left_out_by_a_larger_one": found.assumed,
+        "is_exact": found.is_exact,
+        "simulations": found.simulations,
+        "drift": None
+        if moved is None
+        else [
+            {
+                "what": row.what,
+                "before": row.before,
+                "after": row.after,
+                "d": row.d,
+                "p": row.p,
+                "is_drift": row.is_drift,
+            }
+            for row in moved
+        ],
+    }

@@ -11,17 +11,15 @@ itself holds.
 
 from __future__ import annotations
 
-import copy
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.documents.catalog import Catalog
+from planner.documents.dotted import keys_of, with_value
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, AskedAgain, Headroom, PromisedAt
-from planner.documents.slo import METRICS
 from planner.documents.task import Robust, Task
 from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError
@@ -43,7 +41,6 @@ from planner.traffic.trace import Trace
 from planner.units import show_s
 
 BY_FRAC = 0.1
-_DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,32 +135,13 @@ class Study:
 def change(document: Mapping[str, Any], text: str) -> dict[str, Any]:
     """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out."""
     path, equals, written = text.partition("=")
-    keys = [key.strip() for key in _DOT.split(path.strip())]
-    if not equals or not all(keys):
+    if not equals or not all(keys_of(path)):
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
     try:
         value = yaml_value(written)
     except InputError as error:
         raise InputError(f"--change {text!r}: {error}") from None
-    changed = copy.deepcopy(dict(document))
-    section: dict[str, Any] = changed
-    if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
-        flat = "_".join(keys[1:])
-        if flat in (changed.get("slo") or {}):
-            keys = ["slo", flat]
-    for depth, key in enumerate(keys[:-1]):
-        inner = section.get(key)
-        if isinstance(inner, list):  # fleet: gpus: [a100-80g, h100-80g]
-            inner = dict.fromkeys(map(str, inner))
-        if inner is not None and not isinstance(inner, dict):
-            here = ".".join(keys[: depth + 1])
-            raise InputError(f"--change {text!r}: {here} is {inner!r} and has no {keys[depth + 1]!r} in it")
-        section[key] = section = dict(inner or {})
-    if value is None:
-        section.pop(keys[-1], None)
-    else:
-        section[keys[-1]] = value
-    return changed
+    return with_value(document, path, value, where=f"--change {text!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -72,6 +72,7 @@ FORMATS = (
     Format("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     Format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
+PUBLISHED = tuple(each.name for each in FORMATS[2:])  # by others than us
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
@@ -82,10 +83,20 @@ class Rows:
     """Gathers the checked columns of one file block by block, then makes the trace of them."""
 
     def __init__(
-        self, path: Path, names: list[str], where: str, *, drop_invalid: bool = False, grows: bool = False
+        self,
+        path: Path,
+        names: list[str],
+        where: str,
+        *,
+        drop_invalid: bool = False,
+        grows: bool = False,
+        counted: str = "line",
     ) -> None:
-        """With `grows` columns may begin in a later block of rows, and `widen` must be told of them."""
-        self.path, self.drop_invalid, self.grows = path, drop_invalid, grows
+        """With `grows` columns may begin in a later block of rows, and `widen` must be told of them.
+
+        An error says at which `counted` it is: a line of a file, a row of a table.
+        """
+        self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         self.ticks: list[FloatArray] = []
         self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
@@ -235,7 +246,8 @@ class Rows:
         return ticks
 
     def _refuse(self, line: int, name: str, expected: str, found: str) -> None:
-        raise TraceError(f"{self.path}, line {line}, column {name}: expected {expected}, found {found}")
+        where = f"{self.path}, {self.counted} {line}, column {name}"
+        raise TraceError(f"{where}: expected {expected}, found {found}")
 
     def _warnings(self) -> tuple[str, ...]:
         """Of the share of requests that are left out; blank lines are none."""

@@ -34,7 +34,7 @@ HEIGHT = 4  # of a tree of thoughts: 340 requests with 4 branches, 30 with 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PrebleShape:
     """A row of Preble's Table 1, each cell (mean, standard deviation).
 
     `shared_frac` and `key_frac` are shares of a prompt; `key_requests` counts the requests of a key portion.
@@ -48,11 +48,11 @@ class Shape:
 
 
 TABLE = {
-    "toolbench": Shape((1835, 742), (43, 16), (0.85, 0.13), (0.76, 0.16), (39, 64)),
-    "embodied": Shape((2285, 471), (16, 13), (0.97, 0.14), (0.76, 0.12), (48, 8)),
-    "programming": Shape((3871, 1656), (190, 343), (0.97, 0.074), (0.78, 0.13), (126, 2157)),
-    "videoqa": Shape((9865, 5976), (4, 1.5), (0.88, 0.32), (0.99, 0.002), (8.6, 2)),
-    "loogle": Shape((23474, 6105), (16, 9.9), (0.91, 0.24), (0.94, 0.15), (18, 8.6)),
+    "toolbench": PrebleShape((1835, 742), (43, 16), (0.85, 0.13), (0.76, 0.16), (39, 64)),
+    "embodied": PrebleShape((2285, 471), (16, 13), (0.97, 0.14), (0.76, 0.12), (48, 8)),
+    "programming": PrebleShape((3871, 1656), (190, 343), (0.97, 0.074), (0.78, 0.13), (126, 2157)),
+    "videoqa": PrebleShape((9865, 5976), (4, 1.5), (0.88, 0.32), (0.99, 0.002), (8.6, 2)),
+    "loogle": PrebleShape((23474, 6105), (16, 9.9), (0.91, 0.24), (0.94, 0.15), (18, 8.6)),
 }
 SYSTEM_TOKENS = {"videoqa": 0, "loogle": 13}  # elsewhere what is shared but not the key portion
 

@@ -100,6 +100,11 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
     return rows.trace()
 
 
+def ids_of(value: object) -> list[int] | None:
+    """The block ids that a value holds, be it a list or the text of one; None where it is neither."""
+    return _ids_of_text(value) if isinstance(value, str) else _ids_of_value(value)
+
+
 def _ids_of_text(text: object) -> list[int] | None:
     """'[3, 4]' and '3 4' are blocks 3 and 4; None where it is neither."""
     if not isinstance(text, str):

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 import yaml
 
-from planner import __main__, __version__, cli
+from fleetplan import __main__
+from planner import __version__, cli
 from planner.errors import InputError
 from planner.search import certify
 
@@ -437,7 +438,7 @@ def test_both_names_are_installed_and_neither_is_planner() -> None:
     scripts = {
         point.name: point
         for point in entry_points(group="console_scripts")
-        if point.value.startswith("planner.")
+        if point.value.startswith("fleetplan.")
     }
     assert set(scripts) == {"plan", "fleetplan"}
     assert all(point.load() is __main__.main for point in scripts.values())
@@ -462,7 +463,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...]) -> 
     assert done.stderr == "plan: the answer cannot be written to stdout (No space left on device)\n"
 
 
-START = "import os; os.write(1, b'.'); from planner.__main__ import main; main()"
+START = "import os; os.write(1, b'.'); from fleetplan.__main__ import main; main()"
 
 
 @pytest.mark.parametrize("after_s", [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 1.5])
@@ -506,7 +507,7 @@ def test_an_interrupt_ends_a_solver_that_does_not_hear_it() -> None:
     """Minutes in one call of a library in C, as a solver or a long simulation may take."""
     code = (
         "import hashlib, os, planner.cli\n"
-        "from planner.__main__ import main\n"
+        "from fleetplan.__main__ import main\n"
         "def command():\n"
         "    os.write(1, b'.')\n"
         "    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 2**31 - 1)\n"
@@ -527,7 +528,7 @@ def test_an_interrupt_that_python_would_drop_comes_again() -> None:
     """Raised in a destructor it ends nothing: Python writes a traceback and goes on."""
     code = (
         "import signal, sys, time, planner.cli\n"
-        "from planner.__main__ import main\n"
+        "from fleetplan.__main__ import main\n"
         "class Dropped:\n"
         "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
         "def command():\n"
@@ -668,3 +669,16 @@ def test_a_trace_of_which_much_is_left_out_is_refused(
     monkeypatch.setattr("planner.commands.common.say_first", stop)
     run(*line, "--drop-invalid")
     assert len(said) == 1
+
+
+def test_a_foreign_planner_is_told_in_one_line(tmp_path: Path) -> None:
+    """llm-d-planner has a package `planner` too, and may come first or have been installed over ours."""
+    foreign = tmp_path / "planner"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text('"""Another project."""\n')
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from fleetplan.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"{foreign}/__init__.py is another project's" in done.stderr and "pipx install" in done.stderr

@@ -15,7 +15,15 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.papers.goodput import Steady, goodput, poisson
-from planner.papers.vidur import Row, SchedulingDelay, configurations, frontier, most_rps, search
+from planner.papers.vidur import (
+    SchedulingDelay,
+    SearchedConfiguration,
+    Space,
+    configurations,
+    frontier,
+    most_rps,
+    search,
+)
 from planner.traffic.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "reference" / "vidur"
@@ -69,7 +77,10 @@ def test_a_configuration_that_carries_nothing_has_no_latency() -> None:
 def test_the_frontier_holds_what_no_other_beats(seed: int) -> None:
     """Small whole numbers, so that many tie; of equal rows one stays."""
     rng = np.random.default_rng(seed)
-    rows = [Row(server(1.0), float(rate), (float(value),)) for rate, value in rng.integers(1, 8, (20, 2))]
+    rows = [
+        SearchedConfiguration(server(1.0), float(rate), (float(value),))
+        for rate, value in rng.integers(1, 8, (20, 2))
+    ]
     points = {(row.rate_rps, row.values_s[0]) for row in rows}
     best = {
         (rate, value)
@@ -87,9 +98,8 @@ def test_configurations_hold_the_weights_and_the_longest_request() -> None:
         catalog.llm("llama-3.1-70b"),
         [catalog.gpu("h100-80g")],
         catalog,
+        Space(budgets=(512,), seats=(128,)),
         total_gpus=16,
-        budgets=(512,),
-        seats=(128,),
         least_kv_tokens=8192,
     )
     pools = [fleet.pools[0] for fleet in fleets]

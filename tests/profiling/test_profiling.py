@@ -24,7 +24,7 @@ from profiling import design
 from profiling.config import sharded
 from profiling.design import Limits
 from profiling.machine import catalog_name, describe
-from profiling.measure import measure_into, summary
+from profiling.measure import Budget, measure_into, summary
 from profiling.meter import Measurement, Ran, Repeats, StepNotRunError
 from profiling.power import GpuPower, Power
 from profiling.vllm_install import is_installed
@@ -149,7 +149,7 @@ def test_of_two_steps_as_uncertain_the_cheaper_is_measured() -> None:
 def test_a_profile_recovers_the_planted_step_times(tmp_path: Path) -> None:
     """2 % of noise; a fit to 60 s of measuring predicts unseen steps to 2 %, mixed ones included."""
     meter = FakeMeter(noise_frac=0.02)
-    table = measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=60, clock=meter.clock)
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(60, clock=meter.clock))
     fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(table.X, table.y)
     unseen = design.features(design.candidates(LIMITS, 200, seed=99))
     error = np.abs(fit.predict(unseen) / TRUTH.step_s(*unseen.T) - 1)
@@ -160,28 +160,28 @@ def test_a_profile_recovers_the_planted_step_times(tmp_path: Path) -> None:
 def test_measuring_ends_with_the_budget(tmp_path: Path) -> None:
     """The last step may start just before the end; nothing here takes longer than 2 s with its tries."""
     meter = FakeMeter(noise_frac=0.05)
-    measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=20, clock=meter.clock)
+    measure_into(tmp_path / "t.csv", meter, HEADER, Budget(20, clock=meter.clock))
     assert 20 <= meter.now_s < 22
 
 
 def test_no_budget_for_a_single_step_is_an_error(tmp_path: Path) -> None:
     meter = FakeMeter()
     with pytest.raises(InputError, match="spent before the first step"):
-        measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=0.0, clock=meter.clock)
+        measure_into(tmp_path / "t.csv", meter, HEADER, Budget(0.0, clock=meter.clock))
 
 
 def test_noiseless_measuring_ends_before_the_budget(tmp_path: Path) -> None:
     """Fits to a formula of their own form agree exactly once every coefficient is seen."""
     meter = FakeMeter()
     said: list[str] = []
-    measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=1e5, clock=meter.clock, progress=said.append)
+    measure_into(tmp_path / "t.csv", meter, HEADER, Budget(1e5, clock=meter.clock), progress=said.append)
     assert "done early" in said[-1] and meter.now_s < 1e4
 
 
 def test_the_table_is_a_step_table_with_its_origin(tmp_path: Path) -> None:
     meter = FakeMeter()
     out = tmp_path / "t.csv"
-    measure_into(out, meter, HEADER, budget_s=5, clock=meter.clock)
+    measure_into(out, meter, HEADER, Budget(5, clock=meter.clock))
     table = read_step_table(out)
     assert tuple(table.steps.columns[: len(COLUMNS)]) == COLUMNS
     assert dict(table.about) == HEADER
@@ -202,7 +202,7 @@ def test_every_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
 
     meter = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=60, clock=meter.clock)
+        measure_into(tmp_path / "t.csv", meter, HEADER, Budget(60, clock=meter.clock))
     assert len(rows(tmp_path / "t.csv")) == 3
 
 
@@ -210,11 +210,11 @@ def test_a_restart_goes_on_where_the_last_run_ended(tmp_path: Path) -> None:
     """Cut within a line: that row is measured again, no other is, and the seconds spent before count."""
     out = tmp_path / "t.csv"
     first = FakeMeter(noise_frac=0.02)
-    measure_into(out, first, HEADER, budget_s=10, clock=first.clock)
+    measure_into(out, first, HEADER, Budget(10, clock=first.clock))
     kept = rows(out)[:-1]
     out.write_text(out.read_text()[:-7])
     second = FakeMeter(noise_frac=0.02)
-    measure_into(out, second, HEADER | {"date": "2026-11-21"}, budget_s=20, clock=second.clock)
+    measure_into(out, second, HEADER | {"date": "2026-11-21"}, Budget(20, clock=second.clock))
     after = rows(out)
     assert after[: len(kept)] == kept and len(after) > len(kept) + 3
     steps = read_step_table(out).steps
@@ -228,16 +228,16 @@ def test_a_restart_goes_on_where_the_last_run_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["llm", "gpu", "tp", "dtype", "engine"])
 def test_a_table_of_another_machine_is_not_continued(tmp_path: Path, key: str) -> None:
     meter, out = FakeMeter(), tmp_path / "t.csv"
-    measure_into(out, meter, HEADER, budget_s=2, clock=meter.clock)
+    measure_into(out, meter, HEADER, Budget(2, clock=meter.clock))
     with pytest.raises(InputError, match=f"holds steps with {key} .*name another file"):
-        measure_into(out, FakeMeter(), HEADER | {key: "other"}, budget_s=2)
+        measure_into(out, FakeMeter(), HEADER | {key: "other"}, Budget(2))
 
 
 def test_a_file_of_something_else_is_not_appended_to(tmp_path: Path) -> None:
     out = tmp_path / "notes.csv"
     out.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="no table of this profiler"):
-        measure_into(out, FakeMeter(), HEADER, budget_s=2)
+        measure_into(out, FakeMeter(), HEADER, Budget(2))
     assert out.read_text() == "a,b\n1,2\n"
 
 
@@ -246,7 +246,7 @@ def test_a_disturbed_step_is_measured_again(tmp_path: Path) -> None:
     than that are clean, so no row shows it.
     """
     meter = FakeMeter(disturbed=lambda call: 10 <= call <= 13)
-    table = measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=10, clock=meter.clock)
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(10, clock=meter.clock))
     assert table.y == pytest.approx(TRUTH.step_s(*table.X.T), rel=1e-4)
     assert meter.calls > 3 + 2 * len(table.steps)
 
@@ -261,7 +261,7 @@ def test_steps_the_engine_refuses_are_left_out(tmp_path: Path) -> None:
     small = Limits(step_tokens=64, sequences=4, context_tokens=256, kv_tokens=4096, block_tokens=16)
     meter = Picky(small, noise_frac=0.05)
     with pytest.raises(InputError, match="were refused"):
-        measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=1e4, clock=meter.clock)
+        measure_into(tmp_path / "t.csv", meter, HEADER, Budget(1e4, clock=meter.clock))
     assert (read_step_table(tmp_path / "t.csv").steps.cached_tokens == 0).all()
 
 
@@ -422,6 +422,6 @@ def test_operators_are_profiled_on_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     meter = TorchOperators(tmp_path, tp=2, max_num_batched_tokens=128, max_num_seqs=4, max_model_len=256)
     assert (meter.shape.heads, meter.shape.kv_heads) == (4, 2)
-    table = measure_into(tmp_path / "t.csv", meter, HEADER, budget_s=5)
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(5))
     assert (table.y > 0).all() and (table.steps.host_s == 0).all()
     meter.close()

@@ -22,7 +22,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.io.files import to_yaml
 from planner.runtime import workers
-from planner.runtime.replay import Journal, JournalFile, replay
+from planner.runtime.replay import Journal, JournalFile, Sending, replay
 from planner.runtime.router import Router, listening
 from planner.runtime.workers import (
     Command,
@@ -56,7 +56,7 @@ def replayed(
             router = Router(group.workers, fleet)
             async with listening(router.app, "127.0.0.1", 0) as url:
                 raging = asyncio.ensure_future(chaos(group, url))
-                await replay(trace, range(len(trace)), url, MODEL, journal, timeout_s=30.0)
+                await replay(trace, range(len(trace)), url, MODEL, journal, Sending(timeout_s=30.0))
                 await raging
             pids = [worker.process.pid for worker in group.workers if worker.process]
         assert not any(is_running(pid) for pid in pids)

@@ -17,16 +17,16 @@ import pytest
 from runtime_fakes import CATALOG, LATENCY, LLM, fleet_of, random_trace
 
 from planner import cli
-from planner.commands.validate import _beside, _own_slo
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import fleet_document, read_fleet
 from planner.domain import Limit, Slo
 from planner.errors import InputError
+from planner.face.validating import beside, own_slo
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.io.files import read_yaml, to_yaml
 from planner.runtime import workers
 from planner.runtime.analysis import Wanted, analyse
-from planner.runtime.compare import Measurement, Row, Tolerances, compare, outside_s
+from planner.runtime.compare import Measurement, PercentileRow, Tolerances, compare, outside_s
 from planner.runtime.document import notes
 from planner.runtime.enginelog import read_step_logs
 from planner.runtime.own_clock import stolen_frac, undisturbed
@@ -203,9 +203,9 @@ def test_a_comparison_of_nothing_does_not_agree() -> None:
 
 def test_tokens_that_come_at_once_have_no_error_to_divide_by() -> None:
     """A gap measured as 0 s and predicted as 2 ms is infinitely off; 0 predicted as 0 is right."""
-    assert Row("tbt", 0.5, 0.002, 0.0, 0.05).error_frac == np.inf
-    assert not Row("tbt", 0.5, 0.002, 0.0, 0.05).holds
-    assert Row("tbt", 0.5, 0.0, 0.0, 0.05).error_frac == 0
+    assert PercentileRow("tbt", 0.5, 0.002, 0.0, 0.05).error_frac == np.inf
+    assert not PercentileRow("tbt", 0.5, 0.002, 0.0, 0.05).holds
+    assert PercentileRow("tbt", 0.5, 0.0, 0.0, 0.05).error_frac == 0
 
 
 def test_step_logs_of_a_run_before_are_not_taken_for_this_one(tmp_path: Path) -> None:
@@ -672,9 +672,9 @@ def test_a_plans_own_traffic_keeps_sessions_prefixes_and_tenants(tmp_path: Path)
     )
     trace = nominal(replace(trace, arrival_s=np.array([0.0, 0.5, 2.0])))
     (tmp_path / "requests.csv").write_text("")
-    assert _beside(tmp_path / "plan.yaml") == tmp_path / "requests.csv"
+    assert beside(tmp_path / "plan.yaml") == tmp_path / "requests.csv"
     (tmp_path / "traffic.jsonl").write_text(to_jsonl(trace))
-    again = read_trace(_beside(tmp_path / "plan.yaml"))
+    again = read_trace(beside(tmp_path / "plan.yaml"))
     for name in (
         "arrival_s",
         "input_tokens",
@@ -693,7 +693,7 @@ def test_a_plans_own_traffic_keeps_sessions_prefixes_and_tenants(tmp_path: Path)
 def test_the_plans_own_slo_is_taken(tmp_path: Path) -> None:
     """A plan.yaml carries its promise, a fleet.yaml has none."""
     folder = a_folder(tmp_path, fleet_of(("w", "mixed", 1)), random_trace(10, 50.0))
-    assert _own_slo(folder / "fleet.yaml") == NO_SLO
+    assert own_slo(folder / "fleet.yaml") == NO_SLO
     document = read_yaml(folder / "fleet.yaml") | {"slo": {"e2e": {"p50": "2 s"}, "attainment": 0.9}}
     (folder / "fleet.yaml").write_text(to_yaml(document))
-    assert _own_slo(folder / "fleet.yaml") == Slo((Limit("e2e", 0.5, 2.0),), 0.9)
+    assert own_slo(folder / "fleet.yaml") == Slo((Limit("e2e", 0.5, 2.0),), 0.9)

@@ -18,7 +18,7 @@ from planner.reports.facts import sentences
 from planner.search.best_fleet import search_policies
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.certify import certified, plan
-from planner.search.evidence import few_keep_all
+from planner.search.findings import few_keep_all
 from planner.search.link import too_slow
 from planner.search.options import judged, unreachable
 from planner.search.pose import pose

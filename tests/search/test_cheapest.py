@@ -12,7 +12,7 @@ import pytest
 from hand_made import GPU, LATENCY
 
 from planner.fleet import Role, WorkerType
-from planner.search import assumed
+from planner.search import shortcuts
 from planner.search.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
 from planner.search.designs import Design, Pool
 from planner.search.fleets import Counts
@@ -56,7 +56,7 @@ class RowsOfTruth(Truth):
 
 def a_pool(option: Option, least: int, alone: Truth | None = None) -> Pool:
     item = Bounded(option, least, math.inf, least)
-    return Pool(item, Search(Limits({})), None if alone is None else alone.holds, assumed.LEADS)
+    return Pool(item, Search(Limits({})), None if alone is None else alone.holds, shortcuts.LEADS)
 
 
 def a_design(truth: Truth, *pools: Pool) -> Design:

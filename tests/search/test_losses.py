@@ -18,7 +18,7 @@ from planner.domain import SPOT
 from planner.errors import InfeasibleError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.reports.facts import sentence, sentences
-from planner.search import evidence
+from planner.search import findings
 from planner.search.asked import asked_traffic
 from planner.search.best_fleet import Found, search, search_policies
 from planner.search.certify import plan
@@ -187,7 +187,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
         option, count = best.best[0]
         return [(asked, replace(best, best=((option, count + 9), *best.best[1:]), value=3 * best.value))]
 
-    monkeypatch.setattr(evidence, "search_policies", dearer)
+    monkeypatch.setattr(findings, "search_policies", dearer)
     plan_found = plan(task, traffic(), CATALOG)
     assert found
     (row,) = (row for row in plan_found.alternatives if row.label.startswith("not insured"))

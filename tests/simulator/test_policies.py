@@ -18,7 +18,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.policies import ADMISSION, BATCHING, PLANNED_ROUTINGS, POOLS, QUEUE, ROUTING, STEPWISE
+from planner.policies import ADMISSION, BATCHING, BY_FIELD, PLANNED_ROUTINGS, POOLS, QUEUE, ROUTING, STEPWISE
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 
@@ -51,6 +51,20 @@ def choices(batching: str) -> Iterator[Policies]:
         queue, admission, routing, pools = (row.name for row in rows)
         named: dict[str, Any] = {"queue": queue, "admission": admission, "routing": routing, "pools": pools}
         yield Policies(batching=batching, decode_routing=routing, **named)
+
+
+def test_every_row_of_the_table_is_simulated() -> None:
+    """Here, or, where it looks at caches or tenants, in tests/simulator/test_prefix_kernel.py."""
+    found = {
+        (name, getattr(policies, name))
+        for batching in BATCHING
+        for policies in choices(batching)
+        for name in BY_FIELD
+    }
+    rows = {
+        (name, row.name) for name, rows in BY_FIELD.items() for row in rows.values() if not row.needs_caches
+    }
+    assert found == rows
 
 
 def random_fleet(

@@ -15,7 +15,7 @@ import pytest
 from planner import cli
 from planner.documents.markets import demand_of, read_market
 from planner.errors import InfeasibleError, InputError
-from planner.reports.schedule import NAMES, Answer, figures, render
+from planner.reports.schedule import NAMES, ScheduleAnswer, figures, render
 from planner.solvers.backend import minimise
 from planner.solvers.schedule import (
     Capacity,
@@ -400,7 +400,7 @@ def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> No
     )
     asked = demand([2, 4, 4, 8])
     found = exactly(market, asked)
-    answer = Answer(market, asked, found, {"peak": at_peak(market, asked), "linear rule": None}, 0.01)
+    answer = ScheduleAnswer(market, asked, found, {"peak": at_peak(market, asked), "linear rule": None}, 0.01)
     drawn = {figure.name: figure.chart.to_dict() for figure in figures(answer)}
     assert list(drawn) == ["demand", "gpus-0", "workers-0", "cost", "costs"]
     ways = drawn["gpus-0"]["data"]["values"]

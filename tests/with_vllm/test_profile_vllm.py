@@ -15,7 +15,7 @@ from planner.models.step_fit import PiecewiseLinearStepLatency, errors_by_regime
 from planner.models.tables import Step, StepTable
 from profiling import design, measure
 from profiling.engine import VllmEngine
-from profiling.measure import measure_into, summary
+from profiling.measure import Budget, measure_into, summary
 from profiling.meter import StepNotRunError
 from profiling.vllm_install import is_cpu_build, is_installed
 
@@ -43,7 +43,7 @@ def engine() -> Iterator[VllmEngine]:
 @pytest.fixture(scope="module")
 def table(engine: VllmEngine, tmp_path_factory: pytest.TempPathFactory) -> StepTable:
     out = tmp_path_factory.mktemp("profile") / "table.csv"
-    return measure_into(out, engine, {"llm": "tiny", "engine": "vllm"}, budget_s=BUDGET_S)
+    return measure_into(out, engine, {"llm": "tiny", "engine": "vllm"}, Budget(BUDGET_S))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What `plan`, `fleetplan` and `python -m planner` start: an interrupt ends in one line, however early.
+"""What `plan`, `fleetplan` and `python -m fleetplan` start: an interrupt ends in one line, however early.
 
 Loading the command takes half a second. This module comes before it and loads only what Python itself has
 loaded already: not even `signal` and `typing`, which take as long as Python's start.
@@ -24,6 +24,9 @@ PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a sol
 
 def main() -> None:
     """Load the command and run it."""
+    _refuse_foreign()
+    from planner.io.streams import hold_places
+
     hold_places()
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and & have it ignored
     if is_heard:
@@ -51,13 +54,20 @@ def main() -> None:
             signal.signal(signal.SIGINT, _leave)  # Python's own end takes time too, and nothing is around it
 
 
-def hold_places() -> None:
-    """Whoever starts us with a standard stream closed: no file, nor the pipe below, may get its number."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+def _refuse_foreign() -> None:
+    """Other projects have a package `planner` too; whichever was installed last, or comes first, is found."""
+    try:
+        import planner
+    except ImportError:
+        found = "none is installed"
+    else:
+        if getattr(planner, "DISTRIBUTION", None) == "fleetplan":
+            return
+        found = f"{planner.__file__ or planner.__path__} is another project's"
+    sys.exit(
+        f"plan: fleetplan needs its own package `planner`, but {found}. Install fleetplan in an environment "
+        "of its own: pipx install fleetplan, or uv tool install fleetplan"
+    )
 
 
 def _leave(*_: object) -> NoReturn:

@@ -1,0 +1,247 @@
+"""`plan`: the question, its traffic and a folder in; the plan's files and a short answer out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from planner.commands.common import (
+    Progress,
+    attainment_rows,
+    keep_inputs,
+    print_json,
+    print_rows,
+    read_requests,
+    say_first,
+    stdout_console,
+)
+from planner.errors import InputError
+from planner.units import show_s
+
+if TYPE_CHECKING:
+    from planner.search.plan import Plan
+    from planner.search.together import SharedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The options of one run; `trace` may be missing where `slo` names one for every LLM."""
+
+    slo: Path
+    trace: Path | None
+    out: Path
+    catalog: Path | None
+    seed: int
+    time_limit_s: float
+    explain: bool
+    prove: bool
+    drop_invalid: bool
+    png: bool
+    json_output: bool
+
+    def command(self) -> str:
+        from planner.reports.words import command_line
+
+        return command_line(
+            self.slo,
+            self.trace,
+            self.catalog,
+            seed=self.seed,
+            time_limit_s=self.time_limit_s,
+            explain=self.explain,
+            prove=self.prove,
+            drop_invalid=self.drop_invalid,
+        )
+
+
+def plan_one(wish: Wish) -> None:
+    """Plan one LLM; exit code 4 if the search did not come to its end in time."""
+    from planner.face.inputs import read_catalog
+    from planner.face.planning import plan
+    from planner.face.questions import read_task
+    from planner.face.results import PlanResult
+    from planner.io.files import check_output_directory
+    from planner.reports import output
+
+    assert wish.trace is not None
+    check_output_directory(wish.out)
+    keep_inputs([wish.out / name for name in output.NAMES], wish.slo, wish.trace)
+    with Progress() as progress:
+        question = read_task(wish.slo, read_catalog(wish.catalog))
+        requests = read_requests(wish.trace, drop_invalid=wish.drop_invalid)
+        progress(f"read {len(requests)} requests from {wish.trace.name}")
+        found = plan(
+            question,
+            requests,
+            seed=wish.seed,
+            time_limit_s=wish.time_limit_s,
+            explain=wish.explain,
+            prove=wish.prove,
+            progress=progress,
+        )
+        assert isinstance(found, PlanResult)
+        progress("writing the report")
+        written = replace(found, command=wish.command()).save(wish.out, png=wish.png)
+    if wish.json_output:
+        print_json(found.to_dict() | {"directory": str(wish.out)})
+    else:
+        _print_plan(found.plan, explain=wish.explain)
+        _print_written(wish.out, written)
+    if found.status != "certified":
+        raise typer.Exit(4)
+
+
+def plan_several(wish: Wish) -> None:
+    """Plan all LLMs of `slo` together and write a folder for each; exit code as for one."""
+    from planner.documents.together import read_question
+    from planner.face.inputs import read_catalog
+    from planner.face.planning import plan
+    from planner.face.results import SharedPlanResult
+    from planner.io.files import check_output_directory
+    from planner.reports.together import NAMES
+
+    if wish.explain:
+        raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
+    if wish.prove:
+        raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
+    check_output_directory(wish.out)
+    with Progress() as progress:
+        known = read_catalog(wish.catalog)
+        question = read_question(wish.slo, wish.trace, known, drop_invalid=wish.drop_invalid)
+        say_first(dict.fromkeys(line for part in question.parts for line in part.trace.warnings))
+        folders = (wish.out, *(wish.out / part.name for part in question.parts))
+        for given in (wish.slo, *question.files):
+            keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
+        for part in question.parts:
+            progress(f"{part.name}: {len(part.trace)} requests of {part.trace.name}")
+        found = plan(
+            question, catalog=known, seed=wish.seed, time_limit_s=wish.time_limit_s, progress=progress
+        )
+        assert isinstance(found, SharedPlanResult)
+        progress("writing the reports")
+        replace(found, command=wish.command()).save(wish.out, png=wish.png)
+    if wish.json_output:
+        print_json(found.to_dict() | {"directory": str(wish.out)})
+    else:
+        _print_several(found.shared, wish.out)
+    if found.status != "certified":
+        raise typer.Exit(4)
+
+
+def _print_plan(found: Plan, *, explain: bool) -> None:
+    from planner.reports.facts import alternative_note, sentence, sentences
+    from planner.reports.words import answer, excluded_text, level0_proof, promise, unpriced
+
+    console = stdout_console(soft_wrap=True)
+    certificate = found.certificate
+    console.print(answer(found), style="bold", markup=False)
+    console.print(promise(found), markup=False)
+    _print_tables(found)
+    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
+    is_found = math.isfinite(certificate.level0)
+    level0 = f"{certificate.level0:.6g} {certificate.unit}, {proof}" if is_found else "none found"
+    console.print(
+        f"level 0 (one worker type per pool): {level0}; plan: "
+        f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
+        f"(gap {100 * certificate.gap_frac:.1f} %); {certificate.simulations} simulations",
+        markup=False,
+    )
+    if not certificate.level0_exact:
+        fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
+        console.print(f"  {fails}; --prove simulates the others", markup=False)
+        for said in sentences(certificate.assumed):
+            console.print(f"  {said}", markup=False)
+    for alternative in found.alternatives:
+        value = unpriced(alternative, certificate.unit) or (
+            f"{alternative.objective:.6g} {certificate.unit} "
+            f"({alternative_note(alternative, certificate.value)})"
+        )
+        console.print(f"  {alternative.label}: {value}", markup=False)
+    for pool in found.prefixes:
+        hits = (pool.simulated_hit_frac, pool.plan.hit_frac, pool.possible_hit_frac)
+        simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)
+        console.print(
+            f"prefix caches of {pool.plan.pool.name}: {simulated} of input tokens hit in simulation, "
+            f"{planned} planned, once warm, {possible} possible from cold",
+            markup=False,
+        )
+    if found.throughput is not None:
+        console.print(
+            f"most traffic: {found.throughput.rate_rps:g} requests/s; of level 0 none was found that carries "
+            f"{found.throughput.refuted_rps:g}",
+            markup=False,
+        )
+    count = 0 if found.placement is None else len(found.placement.nodes)
+    nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
+    console.print(
+        f"{found.usd_per_million_tokens:.3g} USD per million tokens, "
+        f"{found.usd_per_million_output_tokens:.3g} per million of output{nodes}",
+        markup=False,
+    )
+    for repeats in certificate.repeats:
+        if repeats.kept == repeats.runs or repeats.decision == "holds":  # else it is among the warnings
+            console.print(sentence(repeats), markup=False)
+    if explain:
+        print_rows(
+            [{"what binds, and what limits cost": line} for line in sentences(certificate.binding)], ""
+        )
+    for said in sentences(found.warnings):
+        console.print(f"warning: {said}", markup=False)
+
+
+def _print_written(out: Path, written: tuple[str, ...]) -> None:
+    names = dict.fromkeys(f"{head}{slash}" for head, slash, _ in (name.partition("/") for name in written))
+    stdout_console(soft_wrap=True).print(f"written to {out}: {', '.join(names)}", markup=False)
+
+
+def _print_tables(found: Plan) -> None:
+    rows = [
+        {
+            "pool": pool.name,
+            "role": pool.role,
+            "workers": pool.count,
+            "GPU": pool.type.gpu.name,
+            "TP": pool.type.tp,
+            "PP": pool.type.pp,
+            "tokens/step": pool.type.max_num_batched_tokens,
+            "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
+        }
+        for pool in found.fleet.pools
+    ]
+    print_rows(rows, "fleet")
+    lines = [
+        {
+            "limit": line.limit.name,
+            "promised": show_s(line.limit.limit_s),
+            "simulated": show_s(line.value_s),
+            "within": f"{100 * line.kept_frac:.2f} %",
+            "verdict": "kept" if line.holds else "MISSED",
+        }
+        for line in found.verdict.lines
+    ]
+    lines += attainment_rows(found.slo, found.verdict.attainment_frac)
+    print_rows(lines, "SLO")
+
+
+def _print_several(found: SharedPlan, out: Path) -> None:
+    from planner.reports.facts import sentences
+    from planner.reports.together import answer, fleet_rows, limit_rows, proof_lines
+
+    console = stdout_console(soft_wrap=True)
+    console.print(answer(found), style="bold", markup=False)
+    for title, (head, rows) in (("fleets", fleet_rows(found)), ("shared limits", limit_rows(found))):
+        if rows:
+            print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
+    for line in (*sentences(found.binding), *proof_lines(found)):
+        console.print(line, markup=False)
+    for said in sentences(found.warnings):
+        console.print(f"warning: {said}", markup=False)
+    folders = ", ".join(f"{name}/" for name in found.plans)
+    console.print(
+        f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",
+        markup=False,
+    )

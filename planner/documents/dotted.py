@@ -1,0 +1,46 @@
+"""One value of a document by its dotted path: `slo.ttft.p90` is the key p90 in ttft in slo."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from planner.documents.slo import METRICS
+from planner.errors import InputError
+
+_DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
+
+
+def keys_of(path: str) -> list[str]:
+    """The keys of a path, from the outermost on; an empty one where a name is missing."""
+    return [key.strip() for key in _DOT.split(path.strip())]
+
+
+def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str) -> dict[str, Any]:
+    """A copy with the value at `path`, or without that key where the value is None.
+
+    Sections that are not there begin to be. Raises InputError, opened by `where`, where the path leads
+    through a value that has no keys.
+    """
+    keys = keys_of(path)
+    changed = copy.deepcopy(dict(document))
+    if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
+        flat = "_".join(keys[1:])  # slo: {ttft_p90: 2 s} says the same
+        if flat in (changed.get("slo") or {}):
+            keys = ["slo", flat]
+    section: dict[str, Any] = changed
+    for depth, key in enumerate(keys[:-1]):
+        inner = section.get(key)
+        if isinstance(inner, list):  # fleet: gpus: [a100-80g, h100-80g]
+            inner = dict.fromkeys(map(str, inner))
+        if inner is not None and not isinstance(inner, dict):
+            here = ".".join(keys[: depth + 1])
+            raise InputError(f"{where}: {here} is {inner!r} and has no {keys[depth + 1]!r} in it")
+        section[key] = section = dict(inner or {})
+    if value is None:
+        section.pop(keys[-1], None)
+    else:
+        section[keys[-1]] = value
+    return changed

@@ -1,0 +1,1 @@
+"""What `import fleetplan` offers, and what commands and pages call: files or objects in, results out."""

@@ -1,0 +1,137 @@
+"""`plan`: from a question and its traffic to a certified plan, for one LLM or for several on one stock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, Unpack
+
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
+from planner.documents.together import Question, question_of
+from planner.errors import InputError
+from planner.face.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace
+from planner.face.questions import TaskDocument, TaskKeys, read_task
+from planner.face.results import PlanResult, SharedPlanResult
+from planner.reports.words import command_line
+from planner.search import certify, written_plan
+from planner.search.oracle import Answers
+from planner.search.plan import Plan
+from planner.search.problem import Conditions, Progress, Watch, silent, unwatched
+from planner.search.together import plan_together
+from planner.studies import whatif
+from planner.studies.whatif import Study
+from planner.traffic.trace import Trace
+
+TracesLike: TypeAlias = "TraceLike | Mapping[str, TraceLike] | None"
+
+
+def plan(
+    slo: TaskDocument | Question | Section | str | Path | None = None,
+    trace: TracesLike = None,
+    *,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    explain: bool = False,
+    prove: bool = False,
+    progress: Progress = silent,
+    **keys: Unpack[TaskKeys],
+) -> PlanResult | SharedPlanResult:
+    """The cheapest fleet that keeps a promise on a trace, with its certificate.
+
+    `slo` is slo.yaml, its keys and values, or its section `slo` alone; `keys` (llm, fleet, traffic,
+    objective, limits, ...) take the place of its own. With `llms` all of them are planned on one stock:
+    `trace` is then one with a column `model`, or maps each entry to its own.
+
+    `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
+    fleet of one worker type per pool. `progress` hears of each stage.
+
+    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the promise. After
+    `time_limit_s` the best fleet so far is returned, its status "best found".
+    """
+    if isinstance(slo, Question):
+        shared = plan_together(
+            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=progress
+        )
+        return SharedPlanResult(shared)
+    question = read_task(slo, catalog, **keys)
+    run = {"seed": seed, "time_limit_s": time_limit_s, "explain": explain, "prove": prove}
+    command = _command(question, trace, catalog, run)
+    if question.has_several_llms:
+        for name in ("explain", "prove"):
+            if run[name]:
+                raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
+        asked = _together(question, trace)
+        shared = plan_together(
+            asked, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress
+        )
+        return SharedPlanResult(shared, question, command)
+    task = question.task()
+    if trace is None or isinstance(trace, Mapping):
+        raise InputError("trace: missing; give the traffic, a file or a DataFrame")
+    study = Study(read_trace(trace), question.catalog, seed, time_limit_s, progress)
+    found = planned(study, task, prove=prove)
+    return PlanResult(explained(found, study, task) if explain else found, question, command)
+
+
+def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unwatched) -> Plan:
+    """The plan for one more question about the trace of a study."""
+    looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
+    return certify.plan(
+        task,
+        study.trace,
+        study.catalog,
+        seed=study.seed,
+        time_limit_s=study.time_limit_s,
+        conditions=Conditions(
+            progress=study.progress, watch=watch, answers=Answers() if looks_for_rate else study.answers
+        ),
+        asked=None if looks_for_rate else study.asked(task),
+        prove=prove,
+    )
+
+
+def explained(found: Plan, study: Study, task: Task) -> Plan:
+    """The plan with what each of its limits costs among what binds."""
+    if found.throughput is not None:
+        task = replace(task, objective="cost", rate_rps=found.throughput.rate_rps)
+    costs = whatif.explain(study, task, found.fleet)
+    certificate = replace(found.certificate, binding=(*found.certificate.binding, *costs))
+    return replace(found, certificate=certificate)
+
+
+def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
+    """The plan that `plan -o DIR` or `save` wrote, simulated again to see that its figures come out."""
+    found, command = written_plan.read_plan(Path(folder), read_catalog(catalog))
+    return PlanResult(found, None, command)
+
+
+def _together(question: TaskDocument, trace: TracesLike) -> Question:
+    """The question of several LLMs with their traces, those in memory among them."""
+    document, own = dict(question.document), dict[str, Trace]()
+    if isinstance(trace, Mapping):
+        own, trace = {name: read_trace(one) for name, one in trace.items()}, None
+    if isinstance(document["llms"], Mapping):
+        entries: dict[str, Any] = {}
+        for name, entry in document["llms"].items():
+            entries[name] = entry
+            if not isinstance(entry.get("trace", ""), str):
+                own[name] = read_trace(entry["trace"])
+                entries[name] = {key: value for key, value in entry.items() if key != "trace"}
+        document["llms"] = entries
+    common = Path(trace) if isinstance(trace, str | Path) else None if trace is None else read_trace(trace)
+    return question_of(document, question.path, common, question.catalog, own=own)
+
+
+def _command(question: TaskDocument, trace: TracesLike, catalog: CatalogLike, run: Mapping[str, Any]) -> str:
+    """The command that makes the same files; none where the question or the traffic is in no file."""
+    if not question.is_as_read or not isinstance(trace, str | Path | None) or isinstance(catalog, Catalog):
+        return ""
+    return command_line(
+        question.path,
+        None if trace is None else Path(trace),
+        None if catalog is None else Path(catalog),
+        **run,
+    )

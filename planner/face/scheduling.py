@@ -1,0 +1,139 @@
+"""`schedule`: workers per window of a day or a week, reserved, on demand and on the spot market."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pandas as pd
+
+from planner.documents import markets
+from planner.errors import InputError
+from planner.face.inputs import TraceLike, read_trace
+from planner.face.results import Result
+from planner.io.files import check_output_directory, check_output_file, write_file, write_files
+from planner.reports import schedule as told
+from planner.solvers import schedule as solver
+from planner.solvers.schedule import Demand, Market
+from planner.traffic.trace import spread
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    from planner.face.inputs import Section
+
+MarketLike: TypeAlias = "Market | Section | str | Path"
+DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
+PEAK_S = 20.0  # at most, for the fleet for the peak that a schedule is compared with
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ScheduleResult(Result):
+    """A schedule beside a fleet for the peak and Aladdin's linear rule."""
+
+    answer: told.ScheduleAnswer
+
+    @property
+    def cost_usd_per_h(self) -> float:
+        """On average over the windows."""
+        return self.answer.found.cost_usd_per_h
+
+    @property
+    def bound_usd_per_h(self) -> float:
+        return self.answer.found.bound_usd_per_h
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the gap asked for was closed in time."""
+        return self.answer.is_optimal
+
+    def headline(self) -> str:
+        return told.sentence(self.answer)
+
+    def sentences(self) -> list[str]:
+        return [told.proof_line(self.answer), *told.compared_lines(self.answer)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan schedule --json` prints."""
+        return told.to_json(self.answer)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Workers, one row per window and kind of worker."""
+        rows = [
+            {"window": window, "llm": row["llm"], "worker": row["worker"], "firm": firm, "spot": spot}
+            for row in self.to_dict()["workers"]
+            for window, (firm, spot) in enumerate(zip(row["firm"], row["spot"], strict=True))
+        ]
+        return pd.DataFrame(rows).sort_values("window", kind="stable", ignore_index=True)
+
+    def report(self) -> str:
+        """The page schedule.html."""
+        return told.render(self.answer)["schedule.html"]
+
+    def save(self, place: str | Path) -> tuple[str, ...]:
+        """Write schedule.html, schedule.csv and schedule.json into a folder; or FILE.csv, workers alone."""
+        path = Path(place)
+        if path.suffix == ".csv":
+            check_output_file(path)
+            write_file(path, told.to_csv(self.answer))
+            return (path.name,)
+        check_output_directory(path)
+        written = told.render(self.answer)
+        write_files(path, written)
+        return tuple(written)
+
+
+def schedule(
+    market: MarketLike,
+    demand: DemandLike,
+    *,
+    window: str = "1 h",
+    gap_frac: float = 0.005,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+) -> ScheduleResult:
+    """Workers per window for demand that changes: reserved for the base, on demand and spot for the rest.
+
+    `market` is schedule.yaml or its keys and values. `demand` is a CSV or a DataFrame with a row per window
+    and a column of requests/s per LLM, or maps each LLM to a trace.
+
+    Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is
+    returned.
+    """
+    window_s = quantity(window, "s", where="window")
+    if window_s < 1:
+        raise InputError(f"window: expected at least 1 s, found {window!r}")
+    return ScheduleResult(
+        solved(read_market(market), read_demand(demand, window_s, seed), gap_frac, time_limit_s)
+    )
+
+
+def solved(market: Market, demand: Demand, gap_frac: float, time_limit_s: float) -> told.ScheduleAnswer:
+    """The schedule, and what it is compared with."""
+    found = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
+    others = {
+        "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_S, time_limit_s)),
+        "linear rule": solver.by_rule(market, demand),
+    }
+    return told.ScheduleAnswer(market, demand, found, others, gap_frac)
+
+
+def read_market(market: MarketLike) -> Market:
+    if isinstance(market, Market):
+        return market
+    if isinstance(market, Mapping):
+        return markets.parse_market(market)
+    return markets.read_market(Path(market))
+
+
+def read_demand(demand: DemandLike, window_s: float, seed: int) -> Demand:
+    if isinstance(demand, Demand):
+        return demand
+    if isinstance(demand, pd.DataFrame):
+        table = demand.reset_index(drop=True)
+        return markets.demand_of_table(table, Path("demand"), window_s=window_s)
+    if isinstance(demand, Mapping):
+        traces = {llm: spread(read_trace(trace), seed=seed) for llm, trace in demand.items()}
+        return markets.demand_of(traces, window_s=window_s)
+    return markets.read_demand(Path(demand), window_s=window_s)

@@ -1,0 +1,187 @@
+"""`validate`: a plan on real engines of this machine, and how far the prediction was off."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+import numpy as np
+import pandas as pd
+
+from planner.documents.fleet import read_max_model_len
+from planner.documents.slo import parse_slo
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.face.inputs import (
+    CatalogLike,
+    SloLike,
+    TraceLike,
+    TrafficLike,
+    plan_file,
+    promise_of,
+    read_catalog,
+    read_fleet,
+    read_trace,
+)
+from planner.face.results import Result
+from planner.io.files import check_output_directory, read_yaml
+from planner.traffic.trace import spread
+
+if TYPE_CHECKING:
+    from planner.runtime.analysis import EngineKind, Validation, Wanted
+    from planner.runtime.compare import Tolerances
+
+
+class ValidationKeys(TypedDict, total=False):
+    """How engines are started, and what counts as agreement."""
+
+    engine: str  # vllm, or rehearsal: processes that only keep time, as the fit says
+    weights: str  # dummy, or real
+    config: Path | None  # a config.json to serve in place of the plan's LLM, with dummy weights
+    is_slice: bool  # one worker of each type, with its share of the traffic
+    tolerance_p50_frac: float | None
+    tolerance_p90_frac: float | None
+    png: bool
+    progress: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ValidationResult(Result):
+    """A run of real engines beside its prediction; its files are in the folder that was named."""
+
+    validation: Validation
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the prediction was off by no more than is allowed."""
+        return self.validation.comparison.agrees
+
+    @property
+    def slo_holds(self) -> bool | None:
+        """Whether the engines kept the promise; None where nothing was promised."""
+        return self.validation.slo_holds if self.validation.wanted.slo.limits else None
+
+    def headline(self) -> str:
+        return str(self.to_dict()["verdict"])
+
+    def sentences(self) -> list[str]:
+        told = self.to_dict()
+        return [f"{told['compared']} of {told['requests']} requests, {told['times']}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What validation.json holds, and `plan validate --json` prints."""
+        from planner.runtime.document import document
+
+        return document(self.validation)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Predicted and measured, one row per figure."""
+        from planner.runtime.document import rows
+
+        return pd.DataFrame(rows(self.validation))
+
+
+def validate(
+    plan: str | Path,
+    out: str | Path,
+    trace: TraceLike | None = None,
+    slo: SloLike = None,
+    *,
+    traffic: TrafficLike = None,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    **how: Unpack[ValidationKeys],
+) -> ValidationResult:
+    """Start a plan on vLLM engines here, replay its traffic, and write into `out` how the prediction did.
+
+    Without `trace` and `slo` these are the plan's own; `traffic` as for `simulate`, by default all of it. An
+    interrupted run goes on in the same folder. Raises InputError for what cannot be run here.
+    """
+    need_aiohttp()
+    from planner.runtime.validate import slice_of
+    from planner.runtime.validate import validate as run
+
+    check_output_directory(Path(out))
+    known, file = read_catalog(catalog), plan_file(plan)
+    fleet = read_fleet(file, known)
+    promise, asked = promise_of(
+        slo, known, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
+    )
+    read = read_trace(beside(file) if trace is None else trace)
+    requests = asked.of(spread(read, seed=seed), seed=seed)
+    longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
+    whole = None
+    notes: tuple[str, ...] = ()
+    if how.get("is_slice"):
+        whole = fleet, requests
+        fleet, requests, note = slice_of(fleet, requests)
+        notes = (f"Validated was a {note}.",)
+    asked_for = wanted(
+        how,
+        fleet=fleet,
+        trace=requests,
+        slo=promise or own_slo(file),
+        max_model_len=longest,
+        seed=seed,
+        notes=notes,
+        plan=whole,
+    )
+    found = run(
+        asked_for,
+        Path(out),
+        tolerances=_tolerances(how),
+        progress=how.get("progress", lambda _: None),
+        png=how.get("png", False),
+    )
+    return ValidationResult(found)
+
+
+def need_aiohttp() -> None:
+    """Raises InputError where what talks to engines is not installed."""
+    if importlib.util.find_spec("aiohttp") is None:
+        raise InputError("real engines need aiohttp: pip install 'fleetplan[runtime]'")
+
+
+def beside(file: Path) -> Path:
+    """The plan's own traffic; requests.csv says neither who waits for whom nor what prompts share."""
+    places = [file.parent / name for name in ("traffic.jsonl", "requests.csv")]
+    if (found := next((path for path in places if path.exists()), None)) is None:
+        raise InputError(f"--trace: none was given, and there is no {places[1]}; give the traffic to replay")
+    return found
+
+
+def own_slo(file: Path) -> Slo:
+    """The plan's own promise; none in a fleet.yaml."""
+    own = read_yaml(file).get("slo")
+    return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
+
+
+def wanted(how: ValidationKeys, **values: Any) -> Wanted:
+    """What is to run: `values` are the other fields of `analysis.Wanted`."""
+    from planner.runtime.analysis import Wanted
+
+    engine, weights, config = how.get("engine", "vllm"), how.get("weights", "dummy"), how.get("config")
+    if engine not in ("vllm", "rehearsal"):
+        raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")
+    if weights not in ("dummy", "real"):
+        raise InputError(f"--weights: expected dummy or real, found {weights!r}")
+    if config is not None and weights == "real":
+        raise InputError("--config serves dummy weights; leave out --weights real")
+    return Wanted(engine=cast("EngineKind", engine), real_weights=weights == "real", config=config, **values)
+
+
+def _tolerances(how: ValidationKeys) -> Tolerances:
+    """Wider on a CPU, which engines, router and client share."""
+    from planner.runtime.compare import CPU_TOLERANCES, Tolerances
+    from profiling.vllm_install import is_cpu_build
+
+    usual = CPU_TOLERANCES if how.get("engine") == "rehearsal" or is_cpu_build() else Tolerances()
+    p50_frac, p90_frac = how.get("tolerance_p50_frac"), how.get("tolerance_p90_frac")
+    return Tolerances(
+        usual.p50_frac if p50_frac is None else p50_frac,
+        usual.p90_frac if p90_frac is None else p90_frac,
+        usual.attainment_frac,
+    )

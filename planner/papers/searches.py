@@ -1,0 +1,281 @@
+"""The searches of the papers on the planner's own fits: rows for people, a document for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from planner.documents.catalog import Catalog
+from planner.documents.task import Task
+from planner.domain import Gpu
+from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet, Network, Policies, WorkerType
+from planner.models.memory import kv_cache_tokens
+from planner.papers import distserve, splitwise, vidur
+from planner.papers.fleet_goodput import finite
+from planner.papers.goodput import Steady, goodput, poisson
+from planner.search.options import OBJECTIVE_UNITS, weight
+from planner.traffic.trace import Trace
+from planner.units import show_s
+
+MACHINE_TP = 8
+MOST_MACHINES = 256
+MOST_GPUS = 1024  # of a deployment in Vidur's search
+
+Paper = Literal["distserve", "vidur", "splitwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class PaperSearch:
+    """Rows for people, the same for programs, and the fleet to write down, if there is a best one."""
+
+    rows: list[dict[str, Any]]
+    document: dict[str, Any]
+    best: Fleet | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaperQuestion:
+    """What is asked of a paper's search; `nodes` is DistServe's, `gpus` Vidur's.
+
+    `lengths` are the trace, of which arrivals count nowhere: they are Poisson at `rate_rps`.
+    """
+
+    task: Task
+    catalog: Catalog
+    lengths: Trace
+    rate_rps: float
+    nodes: int = 1
+    gpus: int = 8
+    seeds: int = 1
+
+
+def search_as(paper: Paper, question: PaperQuestion) -> PaperSearch:
+    """Search as this paper does. Raises InputError for what it does not know, InfeasibleError for none."""
+    if not 0 < question.rate_rps < math.inf:
+        raise InputError(f"--rate: expected a number of requests/s > 0, found {question.rate_rps:g}; name it")
+    return {"distserve": _distserve, "vidur": _vidur, "splitwise": _splitwise}[paper](question)
+
+
+def _distserve(question: PaperQuestion) -> PaperSearch:
+    """Algorithms 1 and 2, and free counts of prefill and decode instances, for the rate asked."""
+    task, known, rate_rps = question.task, question.catalog, question.rate_rps
+    _needs_seconds(task)
+    if len(task.stock) != 1:
+        raise InputError(
+            f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one there"
+        )
+    (gpu,) = task.gpus(known)
+    llm = known.llm(task.llm)
+    within = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
+    setting = distserve.Setting(llm, Policies(), task.network, within)
+    types = distserve.instance_types(llm, gpu, known, nodes=question.nodes)
+    rules = distserve.steady_rules(task.slo, poisson(question.lengths), seeds=question.seeds)
+    apart = distserve.high_affinity(
+        setting,
+        types,
+        types,
+        rate_rps,
+        distserve.measured_by(rules.prefill),
+        distserve.measured_by(rules.decode),
+    )
+    pairs = distserve.low_affinity(
+        setting, types, types, rate_rps, distserve.measured_by(rules.whole), nodes=question.nodes
+    )
+    free = distserve.free_counts(setting, types, types, rate_rps, rules, apart.fleet)
+    fleets = {
+        "Algorithm 1: phases apart": apart.fleet,
+        "Algorithm 2: pairs in a node": pairs.fleet,
+        "free counts": free,
+    }
+    kept = {name: goodput(rules.whole, fleet, guess_rps=rate_rps).rate_rps for name, fleet in fleets.items()}
+    rows = [
+        {
+            "search": name,
+            "fleet": _shape(fleet),
+            "GPUs": fleet.gpus,
+            "USD/h": round(fleet.price_usd_per_h, 2),
+            f"carries ({rate_rps:g} asked)": round(kept[name], 2),
+        }
+        for name, fleet in fleets.items()
+    ]
+    document = {
+        "rate_rps": rate_rps,
+        "placements": [
+            {"search": name, "carries_rps": kept[name]} | _fleet_json(fleet) for name, fleet in fleets.items()
+        ],
+        "neighbours": [
+            {"carries": carries} | _fleet_json(fleet)
+            for fleet, carries in distserve.neighbours(free, rules.whole, rate_rps)
+        ],
+    }
+    return PaperSearch(rows, document, free)
+
+
+def _vidur(question: PaperQuestion) -> PaperSearch:
+    """Requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers."""
+    task, known, lengths, gpus = question.task, question.catalog, question.lengths, question.gpus
+    _needs_seconds(task)
+    if gpus > MOST_GPUS:
+        raise InputError(
+            f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
+        )
+    longest = int((lengths.input_tokens + lengths.output_tokens).max())
+    space = vidur.Space(budgets=(512, 2048, 8192), seats=(128, 256))
+    fleets = vidur.configurations(
+        known.llm(task.llm), task.gpus(known), known, space, total_gpus=gpus, least_kv_tokens=longest
+    )
+    rows = vidur.search(fleets, Steady(task.slo, poisson(lengths), question.seeds), lengths)
+    if not rows[0].rate_rps:
+        raise InfeasibleError(
+            f"none of {len(fleets)} configurations keeps the SLO at any rate; relax it, or take other GPUs",
+            kind="latency",
+            constraint="slo",
+            relaxation="a looser limit",
+        )
+    on = [vidur.frontier(rows, i) for i in (0, 1)]
+    shown = [row for row in rows if row is rows[0] or row in on[0] or row in on[1]]
+
+    def line(row: vidur.SearchedConfiguration) -> dict[str, Any]:
+        names = ("TTFT", "TBT")
+        return {
+            "configuration": row.name,
+            "requests/USD": round(row.requests_per_usd, 1),
+            "requests/s": round(row.rate_rps, 2),
+            "TTFT p90": show_s(row.values_s[0]),
+            "TBT p99": show_s(row.values_s[1]),
+            "frontier of": ", ".join(name for name, rows_on in zip(names, on, strict=True) if row in rows_on),
+        }
+
+    document = {
+        "configurations": [
+            {
+                "name": row.name,
+                "rate_rps": row.rate_rps,
+                "requests_per_usd": row.requests_per_usd,
+                "ttft_p90_s": finite(row.values_s[0]),
+                "tbt_p99_s": finite(row.values_s[1]),
+                "on_ttft_frontier": row in on[0],
+                "on_tbt_frontier": row in on[1],
+            }
+            for row in rows
+        ]
+    }
+    return PaperSearch([line(row) for row in shown], document, rows[0].fleet)
+
+
+def _splitwise(question: PaperQuestion) -> PaperSearch:
+    """Machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`."""
+    task, known, rate_rps = question.task, question.catalog, question.rate_rps
+    if task.slowdowns is None:
+        raise InputError("slo: splitwise needs limits relative to a machine alone, as in `preset: splitwise`")
+    if task.objective not in OBJECTIVE_UNITS:
+        raise InputError(f"objective: splitwise knows {', '.join(OBJECTIVE_UNITS)}, found {task.objective}")
+    reference = _machine(task, known, known.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
+    traces = _judged_traffic(question)
+    alone_s = [splitwise.alone_on(reference, trace) for trace in traces]
+    limits = task.slowdowns.limits
+
+    def keeps(fleet: Fleet) -> bool:
+        return all(
+            splitwise.keeps(fleet, trace, limits, alone) for trace, alone in zip(traces, alone_s, strict=True)
+        )
+
+    unit = OBJECTIVE_UNITS[task.objective]
+    found = sorted(
+        (row for design in _designs(task, known) if (row := _of_design(design, task, known, keeps))),
+        key=lambda pair: float(pair[0][unit]),
+    )
+    if not found:
+        raise InfeasibleError(
+            f"no design keeps the slowdowns at {rate_rps:g} requests/s with {MOST_MACHINES} machines a pool",
+            kind="capacity",
+            constraint="slowdowns",
+            relaxation="looser slowdowns, or faster GPUs",
+        )
+    rows = [row for row, _ in found]
+    return PaperSearch(rows, {"rate_rps": rate_rps, "designs": rows}, found[0][1])
+
+
+def _judged_traffic(question: PaperQuestion) -> list[Trace]:
+    """Poisson traffic of the requests that have a token after the first, one for each seed."""
+    lengths, rate_rps = question.lengths, question.rate_rps
+    several = lengths.output_tokens > 1
+    if not several.any():
+        raise InputError(
+            f"{lengths.name}: every request has one token, splitwise judges those after the first"
+        )
+    traffic = poisson(lengths.select(several))
+    return [traffic(rate_rps, max(2000, round(120 * rate_rps)), seed) for seed in range(question.seeds)]
+
+
+def _designs(task: Task, known: Catalog) -> list[splitwise.Design]:
+    """Machines of one kind for everything, and pairs of kinds, one for prompts and one for tokens."""
+    machines = [_machine(task, known, gpu) for gpu in task.gpus(known)]
+    designs = [splitwise.Design(machine.gpu.name, machine, None) for machine in machines]
+    return designs + [
+        splitwise.Design(f"{p.gpu.name} + {t.gpu.name}", p, t) for p in machines for t in machines
+    ]
+
+
+def _of_design(
+    design: splitwise.Design, task: Task, known: Catalog, keeps: Callable[[Fleet], bool]
+) -> tuple[dict[str, Any], Fleet] | None:
+    """The best counts of machines of this design, and their fleet; None where no counts hold."""
+    llm, network = known.llm(task.llm), replace(task.network, is_shared=False)  # a link for each machine
+    costs = [weight(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
+    found = splitwise.cheapest(
+        lambda p, t: keeps(design.fleet(llm, network, p, t)),
+        costs[0],
+        costs[-1],
+        most=MOST_MACHINES,
+        splits=design.token is not None,
+    )
+    if not found.counts:
+        return None
+    fleet = design.fleet(llm, network, *found.counts[0])
+    return {
+        "design": design.name,
+        "prompt": found.counts[0][0],
+        "token": found.counts[0][1],
+        OBJECTIVE_UNITS[task.objective]: found.value,
+        "USD/h": round(fleet.price_usd_per_h, 2),
+        "kW": round(fleet.power_w / 1000, 1),
+        "as good": len(found.counts) - 1,
+    }, fleet
+
+
+def _machine(task: Task, known: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
+    """A whole machine as one worker, as Splitwise has it: TP 8, prompts up to 2048 tokens a batch."""
+    llm = known.llm(task.llm)
+    kv_tokens = kv_cache_tokens(llm, gpu, tp, max_num_batched_tokens=2048, max_num_seqs=512)
+    if not kv_tokens:
+        raise InputError(f"{llm.name} does not fit a machine of {tp} x {gpu.name}; take larger GPUs")
+    return WorkerType(gpu, tp, known.latency(llm, gpu, tp), kv_tokens, 2048, 512)
+
+
+def _shape(fleet: Fleet) -> str:
+    return " + ".join(
+        f"{pool.count} {pool.role} of tp{pool.type.tp} pp{pool.type.pp}" for pool in fleet.pools
+    )
+
+
+def _needs_seconds(task: Task) -> None:
+    if task.slowdowns is not None:
+        raise InputError(f"slo: needs limits in seconds here, found the relative preset {task.preset!r}")
+
+
+def _fleet_json(fleet: Fleet) -> dict[str, Any]:
+    pools = [
+        {
+            "role": pool.role,
+            "gpu": pool.type.gpu.name,
+            "tp": pool.type.tp,
+            "pp": pool.type.pp,
+            "count": pool.count,
+        }
+        for pool in fleet.pools
+    ]
+    return {"gpus": fleet.gpus, "usd_per_h": fleet.price_usd_per_h, "pools": pools}

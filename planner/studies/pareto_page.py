@@ -1,0 +1,90 @@
+"""The frontier of `pareto` as a page, a picture, a CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from html import escape
+from typing import Any
+
+from planner.reports import charts
+from planner.reports.drawing import Figure, chart_png
+from planner.reports.page import chart, page, section, table
+from planner.reports.words import level0_proof
+from planner.studies.pareto import Frontier, document
+from planner.units import show_s
+
+NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
+
+
+def render(found: Frontier) -> dict[str, str | bytes]:
+    """The page, CSV, JSON and the picture, by their names."""
+    told, text = document(found), io.StringIO()
+    lines = csv.DictWriter(text, list(told["steps"][0]), lineterminator="\n")
+    lines.writeheader()
+    lines.writerows(told["steps"])
+    caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding"
+    asked = "" if found.asked is None else "; the circle is what was asked"
+    figure = Figure("pareto", picture(found), f"{caption}{asked}.")
+    numbers = json.dumps(told, indent=2) + "\n"
+    return dict(zip(NAMES, (_html(found, figure), text.getvalue(), numbers, chart_png(figure)), strict=True))
+
+
+def _html(found: Frontier, figure: Figure) -> str:
+    steps = rows(found)
+    values = [step.value for step in found.steps]
+    title = f"What {found.axis} costs: {min(values):.6g} to {max(values):.6g} {found.objective_unit}"
+    cells = [list(step.values()) for step in steps]
+    body = (
+        f"<header><p class=eyebrow>Frontier of {len(steps)} fleets</p><h1>{escape(title)}</h1>"
+        f"<p class=lead>{escape(asked_line(found))}.</p></header>"
+        + chart(figure, wide=True)
+        + section("Fleet by fleet", table(list(steps[0]), cells, caption="Frontier", numeric=(1,)))
+        + f"<p class=note>The staircase ends: {escape(found.ended)}.</p>"
+    )
+    return page(title, body, "Written by fleetplan. pareto.csv and pareto.json hold the same in plain units.")
+
+
+def picture(found: Frontier) -> Any:
+    """The frontier as an Altair chart, with the question's own limit on it."""
+    asked = None if found.asked is None else found.best_at(found.asked)
+    return charts.staircase_chart(
+        [step.corner for step in found.steps],
+        [step.value for step in found.steps],
+        [f"{step.fleet.gpus} GPUs" for step in found.steps],
+        (f"{found.axis} [{found.unit}]", f"{found.objective} [{found.objective_unit}]"),
+        loosest=found.loosest if math.isfinite(found.loosest) else 1.05 * found.steps[0].corner,
+        asked=None if asked is None or found.asked is None else (found.asked, asked.value),
+    )
+
+
+def _shown(found: Frontier, limit: float) -> str:
+    return show_s(limit) if found.unit == "s" else f"{limit:.6g} {found.unit}"
+
+
+def asked_line(found: Frontier) -> str:
+    """Where the frontier begins, and what was asked."""
+    start = f"from {_shown(found, found.loosest)}" if math.isfinite(found.loosest) else "from no limit"
+    return start if found.asked is None else f"{start}; asked was {_shown(found, found.asked)}"
+
+
+def ended_line(found: Frontier) -> str:
+    """Why there is no further fleet."""
+    return f"the staircase ends: {found.ended}"
+
+
+def rows(found: Frontier) -> list[dict[str, str]]:
+    """Fleet by fleet, as text."""
+    return [
+        {
+            f"{found.axis}, holds to": _shown(found, step["holds_to"]),
+            found.objective_unit: f"{step['value']:.6g}",
+            "fleet": step["fleet"],
+            "one type per pool": f"{step['level0']:.6g}, "
+            + level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"]),
+            "asked": "*" if step["is_asked"] else "",
+        }
+        for step in document(found)["steps"]
+    ]

@@ -1,0 +1,45 @@
+"""A trace from a table in memory: the columns, checks and messages of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import TraceError
+from planner.traffic.formats import Rows
+from planner.traffic.reading import ids_of
+from planner.traffic.trace import Trace
+
+NAME = "DataFrame"
+
+
+def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
+    """The requests of a table with the columns of any of `formats.FORMATS`, coarse stamps not yet spread.
+
+    `frame.attrs["name"]` names it in answers and errors, which count its rows from 0.
+    """
+    path = Path(str(frame.attrs.get("name", NAME)))
+    if not len(frame):
+        raise TraceError(f"{path}: has no row; expected at least one request")
+    rows = Rows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
+    by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
+    columns = {name: _plain(frame[by_name[name]]) for name in rows.needed}
+    blank = np.logical_and.reduce([column.isna().to_numpy() for column in columns.values()])
+    for name in rows.lists:
+        columns[name] = pd.Series([ids_of(value) for value in columns[name]], dtype=object)
+    rows.add(np.arange(len(frame)), blank, columns)
+    return rows.trace()
+
+
+def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Numbers, or objects as a file has them: a date is its text, and nothing is None."""
+    column = column.reset_index(drop=True)
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        return pd.Series([None if pd.isna(at) else at.isoformat(sep=" ") for at in column], dtype=object)
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
+        return column
+    values = [None if np.ndim(value) == 0 and pd.isna(value) else value for value in column]
+    return pd.Series(values, dtype=object)

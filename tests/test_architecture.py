@@ -1,0 +1,134 @@
+"""The rooms of docs/architecture.md: imports go down, modules stand in rooms, functions stay short."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TABLE = (ROOT / "docs" / "architecture.md").read_text().split("| room | holds |")[1].split("\n\n")[0]
+ROOMS = re.findall(r"^\| `([\w.]+)` \|", TABLE, flags=re.MULTILINE)  # the highest first
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for folder in ("planner", "fleetplan", "profiling", "ui")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+LONGEST_LINES = 80
+MOST_PARAMETERS = 8
+COMPILED = "jit"  # in the decorators of functions that Numba compiles
+AT_THE_COMMAND_LINE = ("planner.cli", "planner.commands")  # a parameter there is an option
+
+
+def room_of(module: str) -> str | None:
+    """None for the root package `planner`, which imports nothing."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] == "planner" else 1]) if module != "planner" else None
+
+
+def imported(module: str) -> Iterator[tuple[str, int]]:
+    """The modules of ours that it imports, inside functions too, with the line."""
+    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{module} imports relatively"
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in SOURCES else node.module for name in inside]
+        else:
+            continue
+        yield from ((name, node.lineno) for name in names if name in SOURCES)
+
+
+def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(COMPILED in ast.unparse(one) for one in function.decorator_list)
+
+
+def test_every_module_stands_in_a_room() -> None:
+    assert {room_of(module) for module in SOURCES} - {None} == set(ROOMS)
+
+
+def test_at_most_six_modules_are_loose() -> None:
+    loose = [path.name for path in (ROOT / "planner").glob("*.py") if path.name != "__init__.py"]
+    assert len(loose) <= 6, loose
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_go_down(module: str) -> None:
+    """Those inside functions too."""
+    own = room_of(module)
+    below = {None, own, *ROOMS[ROOMS.index(own) :]} if own else {None}
+    assert [(name, line) for name, line in imported(module) if room_of(name) not in below] == []
+
+
+def test_no_two_modules_of_a_room_import_each_other() -> None:
+    """Nor around a longer way: what may be loaded alone may be read alone."""
+    imports = {module: {name for name, _ in imported(module)} for module in SOURCES}
+    done: set[str] = set()
+    knots: list[list[str]] = []
+
+    def visit(module: str, way: list[str]) -> None:
+        if module in way:
+            knots.append(way[way.index(module) :])
+        elif module not in done:
+            for name in sorted(imports[module]):
+                visit(name, [*way, module])
+            done.add(module)
+
+    for module in SOURCES:
+        visit(module, [])
+    assert knots == []
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_functions_are_short(module: str) -> None:
+    long = {
+        function.name: lines
+        for function in functions(module)
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONGEST_LINES
+    }
+    assert {f.name: long[f.name] for f in functions(module) if f.name in long and not is_compiled(f)} == {}
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if not name.startswith(AT_THE_COMMAND_LINE)])
+def test_public_functions_have_few_parameters(module: str) -> None:
+    def count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+        given = function.args
+        names = [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        return len([name for name in names if name not in ("self", "cls")])
+
+    public = [f for f in functions(module) if not f.name.startswith("_") and not is_compiled(f)]
+    assert {f.name: count(f) for f in public if count(f) > MOST_PARAMETERS} == {}
+
+
+def test_no_test_module_imports_another() -> None:
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        named = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        assert [name for name in named if name.startswith("test_")] == [], path.name
+
+
+def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
+    """Those who ask a server for a plan need none of them."""
+    heavy = ("torch", "vllm", "streamlit")
+    for module, path in SOURCES.items():
+        if room_of(module) in ("planner.runtime", "profiling", "ui"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.split(".")[0] in heavy], module
+
+
+def test_no_formatter_is_told_to_skip() -> None:
+    skip = "fmt: " + "skip"
+    assert [path.name for path in SOURCES.values() if skip in path.read_text()] == []
