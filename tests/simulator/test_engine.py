@@ -59,6 +59,18 @@ def test_an_asynchronous_step_hides_its_host_but_for_the_rest() -> None:
     assert found.tbt_max_s[0] == pytest.approx(3.125)
 
 
+def test_steps_that_were_measured_have_their_host_already() -> None:
+    engine = replace(SYNC, host=HostTime(0.25, 0.125), front_end_s=0.5)
+    fleet = with_engine(mixed(make_latency(h=0.25)), engine)
+    assert simulate(fleet, make_trace([0], [4], [1])).ttft_s.tolist() == [1.75]
+
+
+def test_a_roofline_goes_without_the_rest() -> None:
+    engine = replace(ASYNC, host=HostTime(1.5), rest=HostTime(0.5))
+    fleet = with_engine(mixed(replace(STEP, basis="roofline of figures")), engine)
+    assert simulate(fleet, make_trace([0], [4], [1])).ttft_s.tolist() == [1.5]
+
+
 def test_who_comes_during_a_step_misses_the_one_that_is_prepared() -> None:
     fleet = with_engine(mixed(STEP), ASYNC)
     found = simulate(fleet, make_trace([0, 2.5], [4, 4], [20, 2]))

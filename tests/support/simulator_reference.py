@@ -269,7 +269,7 @@ class Reference:
             return of_gpus_s
         host_s, rest_s = (
             part.step_s + part.sequence_s * sequences + part.log2_tp_s * math.log2(worker.type.tp)
-            for part in (engine.host, engine.rest)
+            for part in worker.type.host
         )
         return max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
 
