@@ -4,6 +4,7 @@ arithmetic says what is predicted."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,25 @@ def why(found: reality.Found) -> list[str]:
     rows = list(found)
     assert all(isinstance(row, LeftOut) for row in rows), rows
     return [row.why for row in rows if isinstance(row, LeftOut)]
+
+
+@pytest.mark.parametrize(
+    ("source", "ran", "asked"),
+    [
+        ("inference-perf", "vLLM 0.15.1", ("0.15.1", True, 0.008)),
+        ("ml-energy", "vLLM 0.11.1", ("0.11.1", False, 0.008)),
+        ("llmservingsim", "vLLM 0.19.0", ("0.19.0", True, 0.0)),
+        ("silicon-sample", "vLLM of an unstated version", None),
+    ],
+)
+def test_the_engine_that_ran_is_modelled_if_asked(
+    engines: Engines, source: str, ran: str, asked: tuple[str, bool, float] | None
+) -> None:
+    run = reality.Run(source, "c", "", LLM, "h100-80g", 1, ran)
+    assert engines.fleet(run, {}).engine is None
+    found = replace(engines, modelled=True).fleet(run, {}).engine
+    told = found and (found.version, found.async_scheduling, found.front_end_s)
+    assert told == asked
 
 
 # --- inference-perf
