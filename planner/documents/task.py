@@ -241,13 +241,6 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     except CatalogError as error:
         raise CatalogError(placed(error, where)) from None
     spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
-    engine = DEFAULT_ENGINE
-    if "engine" in asked:
-        engine = parse_engine(asked.get("engine"), catalog.engines.values(), asked.at("engine"))
-        if "host_overhead" in fleet:
-            raise InputError(
-                f"{fleet.at('host_overhead')}: engine says what the host takes; drop one of the two"
-            )
     task = Task(
         llm=llm,
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
@@ -263,7 +256,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         spot=spot,
         network=parse_network(fleet.part("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
-        engine=engine,
+        engine=_engine(asked, fleet, catalog),
         objective=_objective(document.get("objective", "cost"), asked.at("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
@@ -282,6 +275,15 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if task.objective == "throughput":
         _check_throughput(task, where)
     return task
+
+
+def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
+    if "engine" not in asked:
+        return DEFAULT_ENGINE
+    if "host_overhead" in fleet:
+        where = fleet.at("host_overhead")
+        raise InputError(f"{where}: engine says what the host takes; drop one of the two")
+    return parse_engine(asked.get("engine"), catalog.engines.values(), asked.at("engine"))
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
