@@ -203,6 +203,7 @@ robust: {step_times: 10 %, traffic: 0.05}
     [
         WHOLE,
         "{llm: llama-3.1-8b, preset: vidur, spare: 1 worker}",
+        "{llm: llama-3.1-8b, preset: vidur, engine: {name: vllm, version: 0.15.1, async_scheduling: true}}",
         "{llm: llama-3.1-8b, preset: splitwise, objective: throughput, limits: {cost: 100}}",
         "{llm: llama-3.1-8b, slo: {e2e: {p97.5: 1 min}}, fleet: {prices: {h100-80g: {reserved: 2}}}}",
         "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {gpus: [h100-80g], prices: {a100-80g: 9}}}",
