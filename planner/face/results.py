@@ -16,7 +16,6 @@ from planner.errors import InputError
 from planner.face.questions import TaskDocument
 from planner.fleet import Fleet
 from planner.io.files import check_output_directory, write_files
-from planner.manifests.engine import running
 from planner.reports import figures, output, together, words
 from planner.reports.facts import sentences
 from planner.reports.report import render as render_report
@@ -145,7 +144,7 @@ class PlanFiles(Result):
                     "power_w": pool.count * pool.type.power_w,
                 }
                 for name, fleet in self.fleets.items()
-                for pool in running(fleet)
+                for pool in fleet.running
             ]
         )
 

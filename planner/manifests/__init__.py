@@ -104,7 +104,7 @@ def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refus
         *(
             f"- {pool.count} x {engine.one_line(pool.name)} ({pool.role}): {pool.type.gpus} x "
             f"{engine.one_line(pool.type.gpu.name)} each"
-            for pool in engine.running(fleet)
+            for pool in fleet.running
         ),
         "",
         f"One of the following deploys it. Where a router comes with it, that is {engine.ROUTER_PACKAGE} "
@@ -124,7 +124,7 @@ def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refus
 
 
 def _capped(fleet: Fleet) -> list[str]:
-    gpus = {pool.type.gpu.name: pool.type.gpu for pool in engine.running(fleet)}
+    gpus = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running}
     capped = [gpu for gpu in gpus.values() if engine.is_capped(gpu)]
     if not capped:
         return []

@@ -41,7 +41,7 @@ def routing(fleet: Fleet) -> str:
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
-    pools = engine.running(fleet)
+    pools = fleet.running
     if any(pool.role == "mixed" for pool in pools):
         raise InputError("disaggregatedset: holds prefill and decode pools only, found a mixed one; take lws")
     if len(pools) > MAX_ROLES:

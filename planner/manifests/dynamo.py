@@ -52,7 +52,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
     engine.plain_name(fleet, "dynamo")
     labels = engine.pool_labels(fleet, length=COMPONENT_NAME)
-    pools = list(zip(labels, engine.running(fleet), strict=True))
+    pools = list(zip(labels, fleet.running, strict=True))
     if len(pools) >= MAX_COMPONENTS:
         raise InputError(
             f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found {len(pools)}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from planner.fleet import Fleet, Policies, Pool
-from planner.manifests import engine
 from planner.policies import (
     ENDPOINT_PICKER,
     FEWEST_REQUESTS,
@@ -44,7 +43,7 @@ def profile(routing: str) -> list[str]:
 def config(fleet: Fleet, *, is_pair: bool) -> Document:
     """An EndpointPickerConfig for one pool of mixed workers, or for prefill and decode workers."""
     policies, role = fleet.policies, "prefill" if is_pair else "mixed"
-    front = [pool for pool in engine.running(fleet) if pool.role == role]
+    front = [pool for pool in fleet.running if pool.role == role]
     parameters: Document = {
         NEAR_MATCH: {"peakPrefillThroughput": round(min(map(_prefill_tokens_per_s, front)))}
     }

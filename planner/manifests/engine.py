@@ -157,12 +157,8 @@ def served_model_len(fleet: Fleet, max_model_len: int) -> int:
     vLLM refuses to start with a length that its KV cache or the LLM's context cannot hold; the simulator
     rejects the requests beyond it.
     """
-    holds = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in running(fleet))])
+    holds = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running)])
     return min(-(-max_model_len // 256) * 256, holds)
-
-
-def running(fleet: Fleet) -> list[Pool]:
-    return [pool for pool in fleet.pools if pool.count]
 
 
 def nodes_of(worker: WorkerType) -> int:
@@ -180,7 +176,7 @@ def nodes_of(worker: WorkerType) -> int:
 
 def on_one_node(fleet: Fleet, target: str) -> None:
     """Refuse a worker that spans nodes, where `target` cannot start one."""
-    for pool in running(fleet):
+    for pool in fleet.running:
         if (nodes := nodes_of(pool.type)) > 1:
             raise InputError(
                 f"{target}: {one_line(pool.name)}: a worker of {pool.type.gpus} GPUs spans {nodes} nodes; "
@@ -189,12 +185,12 @@ def on_one_node(fleet: Fleet, target: str) -> None:
 
 
 def is_disaggregated(fleet: Fleet) -> bool:
-    return any(pool.role == "prefill" for pool in running(fleet))
+    return any(pool.role == "prefill" for pool in fleet.running)
 
 
 def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
     """Name -> roles it serves. A fleet of both kinds needs two: vLLM's router does one or the other."""
-    roles = {pool.role for pool in running(fleet)}
+    roles = {pool.role for pool in fleet.running}
     if "mixed" not in roles:
         return {"router": ("prefill", "decode")}
     if len(roles) == 1:
@@ -204,7 +200,7 @@ def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
 
 def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
     """Name -> (decode pool, prefill pool) or (mixed pool, None): for targets that serve a pair at a time."""
-    pools = dict(zip(pool_labels(fleet), running(fleet), strict=True))
+    pools = dict(zip(pool_labels(fleet), fleet.running, strict=True))
     found: dict[str, tuple[Pool, Pool | None]] = {}
     if is_disaggregated(fleet):
         prefill, decode = ([p for p in pools.values() if p.role == role] for role in ("prefill", "decode"))
@@ -320,7 +316,7 @@ def llm_label(fleet: Fleet) -> str:
 def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
     """One label per running pool, in order, all different: `length` letters, and a number where need be."""
     labels: list[str] = []
-    for pool in running(fleet):
+    for pool in fleet.running:
         name = stem = label(pool.name, length=length)
         for number in range(2, len(fleet.pools) + 2):
             if name not in (*labels, *RESERVED_LABELS):
@@ -351,7 +347,7 @@ def place(fleet: Fleet) -> list[Node]:
 
     Widths that are powers of two fill nodes without waste, so this takes the fewest nodes.
     """
-    pools = list(zip(pool_labels(fleet), running(fleet), strict=True))
+    pools = list(zip(pool_labels(fleet), fleet.running, strict=True))
     nodes: list[Node] = []
     for gpu in dict.fromkeys(pool.type.gpu for _, pool in pools):
         own = sorted(((n, p) for n, p in pools if p.type.gpu == gpu), key=lambda item: -item[1].type.gpus)

@@ -67,7 +67,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
     engine.on_one_node(fleet, "kubernetes")
     pools: list[Document] = []
-    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
         labels = labels_of(fleet, name, pool)
         pools += [_workers(fleet, pool, labels, max_model_len), headless(labels), budget(labels)]
     return [*pools, *router(fleet)]
@@ -169,8 +169,7 @@ def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:
     """Whether another pool caps the same GPU, so that this one must avoid those nodes."""
     gpu = pool.type.gpu
     return not engine.is_capped(gpu) and any(
-        other.type.gpu.base == gpu.base and engine.is_capped(other.type.gpu)
-        for other in engine.running(fleet)
+        other.type.gpu.base == gpu.base and engine.is_capped(other.type.gpu) for other in fleet.running
     )
 
 

@@ -29,7 +29,7 @@ PROXY_PORT = 8081  # of Envoy, beside the endpoint picker
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """llm-d/POOL.values.yaml for every pool, and llm-d/router.values.yaml."""
     files = {}
-    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
         about = (
             f"# helm install {_release(fleet, name)} ... -f {name}.values.yaml   (chart {CHART_VERSION})\n"
         )

@@ -39,7 +39,7 @@ def routing(fleet: Fleet) -> str:
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
     pools: list[Document] = []
-    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
         labels = kubernetes.labels_of(fleet, name, pool)
         group = {
             "apiVersion": "leaderworkerset.x-k8s.io/v1",

@@ -67,10 +67,10 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
             "production-stack: its router serves pairs or mixed pools, found both; take kubernetes"
         )
     probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine.START_S // 10}
-    gpus = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in engine.running(fleet)}
+    gpus = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in fleet.running}
     models = [
         _model(fleet, name, pool, max_model_len)
-        for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True)
+        for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True)
     ]
     return {
         "servingEngineSpec": {
@@ -93,7 +93,7 @@ def _roles(fleet: Fleet) -> list[str]:
     """Which pools prefill and which decode."""
     words: list[str] = []
     for role in ("prefill", "decode"):
-        pools = zip(engine.pool_labels(fleet), engine.running(fleet), strict=True)
+        pools = zip(engine.pool_labels(fleet), fleet.running, strict=True)
         if own := [name for name, pool in pools if pool.role == role]:
             words += [f"--{role}-model-labels", ",".join(own)]
     return words

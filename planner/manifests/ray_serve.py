@@ -52,7 +52,7 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         "Workers have the environment of `ray start` on their node: HF_TOKEN belongs there.",
     ]
-    unknown = {pool.type.gpu.name for pool in engine.running(fleet) if accelerator(pool.type.gpu) is None}
+    unknown = {pool.type.gpu.name for pool in fleet.running if accelerator(pool.type.gpu) is None}
     if unknown:
         lines += [
             "",
@@ -63,7 +63,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    said = [f"{pool.role} by {answer(_asked(fleet, pool), RAY_SERVE).name}" for pool in engine.running(fleet)]
+    said = [f"{pool.role} by {answer(_asked(fleet, pool), RAY_SERVE).name}" for pool in fleet.running]
     return f"Ray Serve, {', '.join(dict.fromkeys(said))}."
 
 

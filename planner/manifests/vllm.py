@@ -20,7 +20,7 @@ FIRST_PORT = HTTP_PORT + 1  # the router has HTTP_PORT
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """vllm/POOL.config.yaml and vllm/POOL.sh for every pool, and vllm/router.sh."""
     files: dict[str, str] = {}
-    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
         told = {"model": fleet.llm.name, **engine.settings(pool, fleet, max_model_len)}
         told = dict((f"no-{key}", True) if value is False else (key, value) for key, value in told.items())
         files[f"vllm/{name}.config.yaml"] = f"# vllm serve --config {name}.config.yaml\n" + to_yaml(told)
@@ -36,7 +36,7 @@ def steps(fleet: Fleet) -> list[str]:
         "On every host, `pip install vllm==" + engine.version(fleet) + "`; then each worker, for instance",
         "",
     ]
-    for name, pool in zip(engine.pool_labels(fleet), engine.running(fleet), strict=True):
+    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
         gpus = pool.type.gpus // engine.nodes_of(pool.type)
         devices = ",".join(map(str, range(gpus)))
         visible = "HIP_VISIBLE_DEVICES" if engine.is_rocm(pool.type.gpu) else "CUDA_VISIBLE_DEVICES"
@@ -62,7 +62,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def _names(fleet: Fleet) -> list[str]:
-    return [shlex.quote(engine.one_line(pool.name)) for pool in engine.running(fleet)]
+    return [shlex.quote(engine.one_line(pool.name)) for pool in fleet.running]
 
 
 def routing(fleet: Fleet) -> str:

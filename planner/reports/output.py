@@ -24,7 +24,6 @@ from planner.documents.slo import slo_document
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
 from planner.manifests.engine import image as image_of
-from planner.manifests.engine import running
 from planner.manifests.engine import version as vllm_version
 from planner.reports import figures
 from planner.reports.curves import spread
@@ -125,7 +124,7 @@ def plan_yaml(plan: Plan) -> str:
         "engine": _engine(fleet),
         "latency": [
             {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
-            for pool in running(fleet)
+            for pool in fleet.running
         ],
         "prices_note": prices_text(plan.prices),
         "placement": placement_document(plan.placement),
@@ -183,7 +182,7 @@ def power_document(power: ExpectedPower | None) -> Document | None:
 
 
 def _images(fleet: Fleet) -> list[str]:
-    return sorted({image_of(pool.type) for pool in running(fleet)})
+    return sorted({image_of(pool.type) for pool in fleet.running})
 
 
 def _engine(fleet: Fleet) -> Document:
@@ -218,7 +217,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
             "notes": trace.notes,
             "measured_window_s": simulation.window_s,
         },
-        "latency": {pool.name: latency_document(pool.type.latency) for pool in running(plan.fleet)},
+        "latency": {pool.name: latency_document(pool.type.latency) for pool in plan.fleet.running},
         "prices": prices_text(plan.prices),
         "warnings": sentences(plan.warnings),
         "engine": {"name": "vllm", "version": vllm_version(plan.fleet)},

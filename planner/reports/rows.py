@@ -7,7 +7,6 @@ import numpy as np
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, SPOT
 from planner.fleet import Fleet, Pool
-from planner.manifests.engine import running
 from planner.manifests.engine import version as vllm_version
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence
@@ -46,7 +45,7 @@ def fleet_rows(fleet: Fleet) -> Rows:
             f"{pool.count * pool.type.power_w / 1e3:,.1f}",
             f"{pool.count * pool.type.price_usd_per_h:,.2f}",
         )
-        for pool in running(fleet)
+        for pool in fleet.running
     ]
     head = (
         "Pool",
@@ -177,7 +176,7 @@ def usage_rows(plan: Plan) -> Rows:
     )
     rows: list[tuple[str, ...]] = []
     first = 0
-    for pool in running(plan.fleet):
+    for pool in plan.fleet.running:
         workers = slice(first, first + pool.count)
         first += pool.count
         busy = simulation.worker_busy_s[workers] / span_s
@@ -340,7 +339,7 @@ def source_rows(plan: Plan) -> Rows:
     found: list[tuple[str, ...]] = [
         ("Traffic", "given", traffic),
         ("Prices", "catalog, or your own", prices_text(plan.prices)),
-        *(_step_times(pool) for pool in running(plan.fleet)),
+        *(_step_times(pool) for pool in plan.fleet.running),
         ("KV tokens of a worker", "computed", memory),
         ("Latencies, shares, load", "simulated", simulated),
         (

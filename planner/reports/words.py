@@ -10,7 +10,7 @@ from pathlib import Path
 from planner.documents.certificate import Alternative, Certificate
 from planner.domain import Limit
 from planner.fleet import Fleet, Pool
-from planner.manifests.engine import is_capped, running
+from planner.manifests.engine import is_capped
 from planner.policies import BATCHING, ROUTING
 from planner.reports.facts import percent, queue_text, sentences
 from planner.search.plan import Plan
@@ -70,7 +70,7 @@ def command_line(
 
 def describe(fleet: Fleet) -> str:
     """For instance '4 prefill workers of 2 × h100-80g and 3 decode workers of 8 × a100-80g'."""
-    return listed([_describe_pool(pool) for pool in running(fleet)])
+    return listed([_describe_pool(pool) for pool in fleet.running])
 
 
 def _describe_pool(pool: Pool) -> str:
@@ -135,12 +135,12 @@ def policies_line(fleet: Fleet) -> str:
         f"Batching {batching.name} ({batching.words}); requests are routed by {routing.name} "
         f"({routing.words})"
     )
-    if any(pool.role == "prefill" for pool in running(fleet)):
+    if any(pool.role == "prefill" for pool in fleet.running):
         text += (
             f", hand-offs to decode workers by {policies.decode_routing}; KV blocks move at "
             f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s, {network.transfer}"
         )
-    capped = {pool.type.gpu.name: pool.type.gpu for pool in running(fleet) if is_capped(pool.type.gpu)}
+    capped = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running if is_capped(pool.type.gpu)}
     return f"{text}." + "".join(
         f" {name} means nvidia-smi -pl {gpu.power_w:g} on its nodes." for name, gpu in capped.items()
     )

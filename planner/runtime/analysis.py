@@ -18,7 +18,6 @@ from planner.calibrate.fitting import Fitted
 from planner.documents.fleet import fleet_document
 from planner.domain import SPOT, Slo
 from planner.fleet import Fleet
-from planner.manifests.engine import running
 from planner.runtime.compare import Comparison, Measurement, Tolerances, compare
 from planner.runtime.enginelog import read_step_logs
 from planner.runtime.own_clock import undisturbed
@@ -117,7 +116,7 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
     """The comparison of what lies in `out`."""
     file = JournalFile(out / "journal.jsonl", wanted.identity())
     logs = {}
-    for pool in running(wanted.fleet):
+    for pool in wanted.fleet.running:
         for name in (f"{pool.name}-{i}" for i in range(pool.count)):
             log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
             if len(log.steps):

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Fleet
-from planner.manifests.engine import running
 from planner.reports.words import describe
 from planner.runtime.analysis import Validation
 from planner.runtime.compare import Comparison, PercentileRow, outside_s
@@ -230,7 +229,7 @@ def _replanned(again: Replanned, fleet: Fleet) -> dict[str, Any]:
         "kept": again.kept_after,
         "is_exact": again.is_exact,
         **{
-            name: None if one is None else {pool.name: pool.count for pool in running(one)}
+            name: None if one is None else {pool.name: pool.count for pool in one.running}
             for name, one in fleets.items()
         },
     }

@@ -21,7 +21,6 @@ import numpy as np
 
 from planner.domain import Metric, Slo
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
-from planner.manifests.engine import running
 from planner.runtime.compare import Comparison, Measurement, Run, Tolerances, compared, one_part, outcomes
 from planner.runtime.enginelog import EngineLog, Served
 from planner.runtime.replay import Journal, Part, Sent
@@ -44,7 +43,7 @@ def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
     """
     if counts_others(fleet):
         return None
-    pools = running(fleet)
+    pools = fleet.running
     watched = slo if all(pool.role == "mixed" for pool in pools) else Slo(())
     parts = []
     for pool in pools:

@@ -16,7 +16,6 @@ import aiohttp
 
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.manifests.engine import running
 from planner.runtime.router import Router, Settings, listening
 
 HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
@@ -61,7 +60,7 @@ def parse_workers(given: Sequence[str]) -> dict[str, list[str]]:
 
 def remotes(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) -> list[Remote]:
     """The fleet's workers in its order; an address for each, and none twice."""
-    pools = {pool.name: pool.count for pool in running(fleet)}
+    pools = {pool.name: pool.count for pool in fleet.running}
     if unknown := set(addresses) - set(pools):
         raise InputError(f"--workers: no pool {min(unknown)[:80]!r} in the plan; it has {', '.join(pools)}")
     for name, count in pools.items():

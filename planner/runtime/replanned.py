@@ -14,7 +14,6 @@ from functools import cache
 
 from planner.domain import Slo
 from planner.fleet import Fleet
-from planner.manifests.engine import running
 from planner.simulator import judge
 from planner.simulator.replay import Requests, keeps
 from planner.traffic.trace import Trace
@@ -36,7 +35,7 @@ class Replanned:
     def is_exact(self) -> bool:
         """With several pools no pool can do with fewer workers, but other mixes may be cheaper."""
         found = self.fewest_after or self.fewest_before
-        return found is not None and len(running(found)) == 1
+        return found is not None and len(found.running) == 1
 
 
 def replanned(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | None:
@@ -63,7 +62,7 @@ def fewest(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
         times *= 2
         if times > MOST:
             return None
-    dearest = sorted(running(grown), key=lambda pool: pool.type.price_usd_per_h, reverse=True)
+    dearest = sorted(grown.running, key=lambda pool: pool.type.price_usd_per_h, reverse=True)
     for name in [pool.name for pool in dearest]:
         most = next(pool.count for pool in grown.pools if pool.name == name)
         fails = 0
@@ -77,7 +76,7 @@ def fewest(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
 
 
 def _times(fleet: Fleet, times: int) -> Fleet:
-    pools = tuple(replace(pool, count=times * pool.count) for pool in running(fleet))
+    pools = tuple(replace(pool, count=times * pool.count) for pool in fleet.running)
     return replace(fleet, pools=pools, disturbances=())
 
 

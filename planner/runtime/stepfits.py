@@ -11,7 +11,6 @@ import pandas as pd
 
 from planner.calibrate.measured_runs import Calibrated, calibrate
 from planner.fleet import Fleet, WorkerType
-from planner.manifests.engine import running
 from planner.models.correction import CorrectedFormula
 from planner.models.latency import StepLatency
 from planner.models.step_fit import errors_by_regime
@@ -39,7 +38,7 @@ def steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Step
     clocks where they keep one, unless `on_wall`."""
     found = []
     parts = run.journal.parts
-    for pool in running(fleet):
+    for pool in fleet.running:
         logs = [
             run.logs[name] for name in (f"{pool.name}-{i}" for i in range(pool.count)) if name in run.logs
         ]
@@ -76,7 +75,7 @@ class Correction:
 
 def corrections(measured_steps: Iterable[Steps], fleet: Fleet) -> list[Correction]:
     """One per pool with enough steps."""
-    types = {pool.name: pool.type for pool in running(fleet)}
+    types = {pool.name: pool.type for pool in fleet.running}
     found = []
     for one in measured_steps:
         frame = one.table.steps
@@ -95,7 +94,7 @@ def corrections(measured_steps: Iterable[Steps], fleet: Fleet) -> list[Correctio
 def by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple[str, int], StepLatency]:
     """Corrected fits by (GPU, TP), each by the steps of all pools on these together; not with stages (PP)."""
     found: dict[tuple[str, int], list[Steps]] = {}
-    types = {pool.name: pool.type for pool in running(fleet)}
+    types = {pool.name: pool.type for pool in fleet.running}
     for one in measured_steps:
         kind = types[one.pool]
         if kind.pp == 1 and len(one.table.y) >= 2 * LEAST_STEPS:
@@ -128,7 +127,7 @@ def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
     is in them; None where engines keep no clock of their own, whose `corrections` are the wall's already."""
     if not any(log.has_cpu for log in run.logs.values()):
         return None
-    fits = {pool.name: pool.type.latency for pool in running(fleet)}
+    fits = {pool.name: pool.type.latency for pool in fleet.running}
     seen = [one for one in steps(run, fleet, on_wall=True) if len(one.table.y) >= LEAST_STEPS]
     found = {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen}
     return _with_fits(fleet, {pool: replace(fit, basis=fit.basis + ON_WALL) for pool, fit in found.items()})
@@ -136,7 +135,7 @@ def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
 
 def counts_others(fleet: Fleet) -> bool:
     """Whether a fit of the fleet is one of `as_run`'s."""
-    return any(pool.type.latency.basis.endswith(ON_WALL) for pool in running(fleet))
+    return any(pool.type.latency.basis.endswith(ON_WALL) for pool in fleet.running)
 
 
 def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:

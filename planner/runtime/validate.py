@@ -26,7 +26,6 @@ import numpy.typing as npt
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet, Policies
 from planner.io import files
-from planner.manifests.engine import running
 from planner.reports.output import pictures
 from planner.runtime.analysis import Validation, Wanted, analyse
 from planner.runtime.compare import Tolerances
@@ -71,7 +70,7 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     than in the plan. Where requests wait for others whole sessions are chosen: those of which these workers
     serve most, with as many tokens in all.
     """
-    pools = running(fleet)
+    pools = fleet.running
     simulation = simulate(fleet, trace)
     firsts = np.cumsum([0, *(pool.count for pool in pools)])[:-1]
     share = {pool.name: simulation.prefill_worker == first for pool, first in zip(pools, firsts, strict=True)}

@@ -79,7 +79,7 @@ Commands = Callable[[Place, int], Command]  # (place, port) -> how to start an e
 def places(fleet: Fleet, folder: Path, devices: int | None) -> list[Place]:
     """Every worker of `fleet` on this machine's `devices` GPUs, in order; None: they share what there is."""
     taken, found = 0, []
-    for pool in engine.running(fleet):
+    for pool in fleet.running:
         if not _NAME.fullmatch(pool.name):
             raise InputError(
                 f"pool {pool.name[:80]!r}: its logs bear its name; use up to 64 letters, digits, - and _"
