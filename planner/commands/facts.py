@@ -44,18 +44,24 @@ def describe_trace(
 
 
 def show_catalog(
-    what: Annotated[str, typer.Argument(help="gpus, llms, slos or latency.")] = "gpus",
+    what: Annotated[str, typer.Argument(help="gpus, llms, slos, latency or engines.")] = "gpus",
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print what the planner knows: GPUs with prices, LLM shapes, SLO presets, step-time fits."""
+    """Print what the planner knows: GPUs with prices, LLM shapes, SLO presets, step-time fits, engines."""
     known = read_catalog(catalog)
-    tables = {"gpus": _gpu_rows, "llms": _llm_rows, "slos": _slo_rows, "latency": _latency_rows}
+    tables = {
+        "gpus": _gpu_rows,
+        "llms": _llm_rows,
+        "slos": _slo_rows,
+        "latency": _latency_rows,
+        "engines": _engine_rows,
+    }
     if what not in tables:
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
     rows = tables[what](known)
     if json_output:
-        if what != "latency":  # a fit says in its basis where it comes from
+        if what not in ("latency", "engines"):  # these say in a column where they come from
             rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
         print_json({what: rows})
     else:
@@ -143,3 +149,19 @@ def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "engine": row.engine,
+            "versions": f"{row.first} to {row.last}",
+            "scheduling": "asynchronous" if row.async_scheduling else "synchronous",
+            "host ms": 1e3 * row.host.step_s,
+            "us per sequence": round(1e6 * row.host.sequence_s, 3),
+            "ms per log2 TP": 1e3 * row.host.log2_tp_s,
+            "front end ms": 1e3 * row.front_end_s,
+            "source": row.source,
+        }
+        for row in known.engines.values()
+    ]

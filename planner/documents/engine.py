@@ -16,10 +16,10 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.io.values import Section, is_number, one_of, refused
-from planner.models.engine import DEPLOYED_VERSION, NEAREST, Engine, HostTime
+from planner.models.engine import DEPLOYED_VERSION, Engine, HostTime
 from planner.units import exactly
 
-KEYS = ("name", "version", "async_scheduling", "host", "rest", "front_end", "basis", "images")
+KEYS = ("name", "version", "async_scheduling", "host", "rest", "front_end", "basis", "nearest", "images")
 ROW_KEYS = ("engine", "from", "to", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")
 NOT_YET = ("sglang", "trtllm")
@@ -85,7 +85,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     row = min(known, key=lambda each: each.distance(version))
     basis = f"constants of {name} {row.first} to {row.last}: {row.source}"
     if row.distance(version):
-        basis = f"{NEAREST}{name} {version} has no constants of its own, taken are {basis}"
+        basis = f"nearest row: {name} {version} has no constants of its own, taken are {basis}"
     async_scheduling = asked.flag("async_scheduling", row.async_scheduling)
     if async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
         where = asked.at("async_scheduling")
@@ -98,6 +98,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         _host(asked.part("rest", HOST_KEYS), row.rest),
         _seconds(asked, "front_end", row.front_end_s),
         asked.text("basis", "constants of your own" if "host" in asked else basis),
+        asked.flag("nearest", "host" not in asked and row.distance(version) > 0),
     )
 
 
@@ -111,6 +112,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         "rest": _host_document(engine.rest),
         "front_end": exactly(engine.front_end_s, "s"),
         "basis": engine.basis,
+        **({"nearest": True} if engine.is_nearest else {}),
     }
 
 

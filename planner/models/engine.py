@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from planner.errors import InputError
 
-NEAREST = "nearest row: "  # so begins the basis of a version without constants of its own
 DEPLOYED_VERSION = "0.33.0"  # of vLLM, where nothing else is asked
 
 
@@ -45,7 +44,7 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`rest` is r above. `basis` says where the constants come from."""
+    """`rest` is r above. `basis` says where the constants come from; `is_nearest`: from other versions."""
 
     name: str
     version: str
@@ -54,15 +53,11 @@ class Engine:
     rest: HostTime = HostTime()
     front_end_s: float = 0.0
     basis: str = ""
+    is_nearest: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
             raise InputError(f"front_end is {self.front_end_s:g} s, must be a number >= 0")
-
-    @property
-    def is_nearest(self) -> bool:
-        """Whether its constants are those of other versions."""
-        return self.basis.startswith(NEAREST)
 
     def longer(self, share: float) -> Engine:
         """If the host took `share` longer."""
