@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from planner.domain import Gpu, Llm
@@ -209,6 +209,11 @@ class Fleet:
     def engine(self) -> Engine | None:
         """What its workers run, as far as that is modelled."""
         return next((pool.type.engine for pool in self.running if pool.type.engine is not None), None)
+
+    def without_engine(self) -> Fleet:
+        """The same fleet, its steps as long as the fits say."""
+        pools = tuple(replace(pool, type=replace(pool.type, engine=None)) for pool in self.pools)
+        return replace(self, pools=pools)
 
     @property
     def front_end_s(self) -> float:

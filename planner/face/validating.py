@@ -115,10 +115,13 @@ def validate(
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
     whole = None
     notes: tuple[str, ...] = ()
+    if how.get("engine") == "rehearsal" and fleet.engine is not None:
+        notes = (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
+        fleet = fleet.without_engine()
     if how.get("is_slice"):
         whole = fleet, requests
         fleet, requests, note = slice_of(fleet, requests)
-        notes = (f"Validated was a {note}.",)
+        notes += (f"Validated was a {note}.",)
     asked_for = wanted(
         how,
         fleet=fleet,

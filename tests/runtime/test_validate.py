@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from runtime_fakes import CATALOG, LATENCY, LLM, fleet_of, random_trace
 
 from planner import cli
@@ -595,6 +596,19 @@ def test_an_interrupted_run_says_what_is_missing_and_goes_on(
         same = sent[child]["part"] == sent[parent]["part"]
         assert sent[child]["sent_s"] > 0.05 + (sent[parent]["end_s"] if same else 0.0) - 1e-5
     assert any(sent[child]["part"] > sent[parent]["part"] for child, parent in after.tolist())
+
+
+def test_a_rehearsal_leaves_out_what_an_engine_adds(tmp_path: Path, run: Callable[..., Outcome]) -> None:
+    """Its engines take as long as the fits say, and so does what they are compared with."""
+    folder = a_folder(tmp_path, fleet_of(("w", "mixed", 1)), random_trace(8, 20.0))
+    fleet = yaml.safe_load((folder / "fleet.yaml").read_text())
+    slow = {"name": "vllm", "version": "0.11", "front_end": "5 s"}
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet | {"engine": slow}))
+    done = run(folder, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["finished"] == 8
+    assert any("Rehearsed without what vLLM 0.11" in note for note in told["notes"])
 
 
 @pytest.mark.skipif(is_installed(), reason="vLLM is installed")
