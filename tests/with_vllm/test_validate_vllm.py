@@ -343,7 +343,7 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
                 pair = [await ids(client, url, tokens, stream=tokens % 200 == 0) for tokens in PAIR_TOKENS]
                 engines = counted(before, await scrape(client, group))
                 alone = [await ids(client, group.workers[0].url, t, stream=False) for t in PAIR_TOKENS]
-                assert not router.in_flight and not router.live.workers["requests"].any()
+                assert not router.in_flight and not router.live.workers["assigned"].any()
         return pair, alone, engines
 
     pair, alone, (prefill, decode) = asyncio.run(run())
