@@ -59,16 +59,26 @@ _HOME = {
 __all__ = list(_HOME)
 
 
+def check_planner() -> None:
+    """Raises ImportError where another project's `planner` was installed over ours, or comes before it."""
+    try:
+        import planner
+    except ImportError:
+        found = "none is installed"
+    else:
+        if getattr(planner, "DISTRIBUTION", None) == "fleetplan":
+            return
+        found = f"{planner.__file__ or planner.__path__} is another project's"
+    raise ImportError(
+        f"fleetplan needs its own package `planner`, but {found}. Install fleetplan in an environment of its "
+        "own: pipx install fleetplan, or uv tool install fleetplan"
+    )
+
+
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import planner
-
-    if getattr(planner, "DISTRIBUTION", None) != "fleetplan":
-        raise ImportError(
-            f"fleetplan needs its own package `planner`, but {planner.__file__ or planner.__path__} is "
-            "another project's; install fleetplan in an environment of its own"
-        )
+    check_planner()
     from importlib import import_module
 
     found = globals()[name] = getattr(import_module(_HOME[name]), name)

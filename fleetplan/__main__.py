@@ -11,6 +11,8 @@ import os
 import sys
 import time
 
+from fleetplan import check_planner
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
@@ -24,13 +26,17 @@ PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a sol
 
 def main() -> None:
     """Load the command and run it."""
-    _refuse_foreign()
-    from planner.io.streams import hold_places
-
-    hold_places()
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and & have it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _leave)
+    try:
+        check_planner()
+    except ImportError as error:
+        sys.exit(f"plan: {error}")
+    from planner.io.streams import hold_places
+
+    hold_places()
+    if is_heard:
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -52,22 +58,6 @@ def main() -> None:
     finally:
         if is_heard:
             signal.signal(signal.SIGINT, _leave)  # Python's own end takes time too, and nothing is around it
-
-
-def _refuse_foreign() -> None:
-    """Other projects have a package `planner` too; whichever was installed last, or comes first, is found."""
-    try:
-        import planner
-    except ImportError:
-        found = "none is installed"
-    else:
-        if getattr(planner, "DISTRIBUTION", None) == "fleetplan":
-            return
-        found = f"{planner.__file__ or planner.__path__} is another project's"
-    sys.exit(
-        f"plan: fleetplan needs its own package `planner`, but {found}. Install fleetplan in an environment "
-        "of its own: pipx install fleetplan, or uv tool install fleetplan"
-    )
 
 
 def _leave(*_: object) -> NoReturn:

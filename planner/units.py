@@ -4,6 +4,7 @@ Inside the library a quantity has one unit, carried by its name: seconds, bytes,
 per hour. Only the edges (files, command line, report) call this module.
 """
 
+import math
 import re
 
 from planner.errors import InputError
@@ -87,3 +88,8 @@ def show_s(seconds: float) -> str:
 def percentile_name(percentile_frac: float) -> str:
     """0.9 -> 'p90', 0.999 -> 'p99.9'."""
     return f"p{percentile_frac * 100:.10g}"
+
+
+def finite(value: float) -> float | None:
+    """The value, None where it is not finite, as JSON has it."""
+    return value if math.isfinite(value) else None

@@ -161,16 +161,11 @@ def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
 
 def traffic_option(rate: float | None, scale: str, window: str | None) -> Asked | None:
     """Which traffic --rate and --window mean; None where neither is given, and the SLO file says it."""
+    from planner.face.inputs import scaling
     from planner.traffic.scaling import Asked
 
-    how = scaling(scale)
+    how = scaling(scale, "--scale")
     return None if rate is None and window is None else Asked(rate, how, window or "whole")
-
-
-def scaling(how: str) -> Any:
-    from planner.face.inputs import scaling as known
-
-    return known(how, "--scale")
 
 
 def stdout_console(*, soft_wrap: bool = False) -> Console:

@@ -26,8 +26,8 @@ from planner.commands.common import (
     print_mapping,
     print_rows,
     read_requests,
-    scaling,
     stdout_console,
+    traffic_option,
 )
 from planner.domain import Slo
 
@@ -98,13 +98,12 @@ def validate(
     from planner.face.inputs import plan_file, read_catalog, read_fleet
     from planner.face.validating import beside, need_aiohttp, validate
     from planner.io.files import check_output_directory
-    from planner.traffic.scaling import Asked
 
     need_aiohttp()
     check_output_directory(out)
     with Progress() as progress:
         known, file = read_catalog(catalog), plan_file(plan)
-        traffic = Asked(rate, scaling(scale), window or "whole")
+        traffic = traffic_option(rate, scale, window)
         read_fleet(file, known)  # before a long trace is read
         read = read_requests(trace or beside(file), drop_invalid=drop_invalid)
         found = validate(

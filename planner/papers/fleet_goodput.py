@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from planner.simulator.metrics import value_s
 from planner.simulator.replay import Simulation
 from planner.traffic.scaling import Asked
 from planner.traffic.trace import Trace, spread
-from planner.units import show_s
+from planner.units import finite, show_s
 
 LEAST_REQUESTS = 100  # of a trace at the lowest rate that is tried
 LOWEST_RPS = 1e-4
@@ -115,11 +114,6 @@ def document(found: FleetGoodput) -> dict[str, Any]:
             for limit, value in found.values_s.items()
         ],
     }
-
-
-def finite(value: float) -> float | None:
-    """The value, None where it is not finite, as JSON has it."""
-    return value if math.isfinite(value) else None
 
 
 def _replayed(requests: Trace, asked: Asked) -> Traffic:

@@ -14,11 +14,10 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.papers import distserve, splitwise, vidur
-from planner.papers.fleet_goodput import finite
 from planner.papers.goodput import Steady, goodput, poisson
 from planner.search.options import OBJECTIVE_UNITS, weight
 from planner.traffic.trace import Trace
-from planner.units import show_s
+from planner.units import finite, show_s
 
 MACHINE_TP = 8
 MOST_MACHINES = 256

@@ -155,7 +155,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     unit, factor = time_unit(edges_s[-1] - edges_s[0])
     rows: list[dict[str, Any]] = []
     first = 0
-    pools = [pool for pool in fleet.pools if pool.count]
+    pools = fleet.running
     for pool in pools:
         workers = range(first, first + pool.count)
         first += pool.count

@@ -76,9 +76,7 @@ def _html(found: Validation) -> str:
         section("The promise", _slo(found)),
         section("Request by request", _by_request(found)),
         section("Step by step", _steps(found)),
-        section(
-            "Engines", _engines(told, {pool.name: pool.type.kv_tokens for pool in fleet.pools if pool.count})
-        ),
+        section("Engines", _engines(told, {pool.name: pool.type.kv_tokens for pool in fleet.running})),
     ]
     footer = (
         f"Measured on {told['machine'].get('device', 'a machine that was not noted')}; requests.csv holds "

@@ -23,7 +23,7 @@ def named(counts: Counts) -> Named:
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     """A fleet as counts of these options; None if one of its pools is none of them."""
     by_name = {option.name: option for option in options}
-    names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.pools if pool.count]
+    names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running]
     if any(name not in by_name for name, _ in names):
         return None
     return tuple((by_name[name], count) for name, count in names)

@@ -247,7 +247,7 @@ def _state(
     closed_loop: int = 0,
 ) -> State:
     """The engines' arrays at time zero, around `requests`, with room to record so many runs of steps."""
-    pools = [pool for pool in fleet.pools if pool.count]
+    pools = fleet.running
     policies, n = fleet.policies, len(requests)
     if closed_loop:
         requests["arrival_s"] = 0.0
@@ -302,7 +302,7 @@ def _state(
     return state
 
 
-def _types(pools: list[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArray[np.void], Floats]:
+def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArray[np.void], Floats]:
     """A layout.TYPE for each pool, and the tables of their step times, one after the other."""
     types = np.zeros(len(pools), dtype=layout.TYPE)
     tables: list[Floats] = []
@@ -324,7 +324,7 @@ def _types(pools: list[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArray[n
 
 
 def _workers(
-    pools: list[Pool], types: npt.NDArray[np.void], kinds: Ints
+    pools: Sequence[Pool], types: npt.NDArray[np.void], kinds: Ints
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
     """The workers, `kinds` (W,) of `types`, and their lanes."""
     lane_count = types["lanes"][kinds]

@@ -147,7 +147,7 @@ def place(
     """
     from ortools.sat.python import cp_model
 
-    pools = [pool for pool in fleet.pools if pool.count]
+    pools = fleet.running
     domain_gpus = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in pools}
     domain_gpus |= {kind: gpus for kind, gpus in (nvlink_gpus or {}).items() if kind in domain_gpus}
     racks = failure_domains or (FailureDomain("all", dict.fromkeys(domain_gpus)),)

@@ -26,7 +26,8 @@ from planner.fleet import Fleet
 from planner.reports.words import describe
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.problem import on_all_draws
-from planner.studies.whatif import Answer, Study, finite, holds, recast
+from planner.studies.whatif import Answer, Study, holds, recast
+from planner.units import finite
 
 Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -39,8 +39,9 @@ from planner.search.oracle import Oracle
 from planner.search.problem import Problem, on_all_draws
 from planner.simulator.metrics import Verdict
 from planner.solvers.master import Option
-from planner.studies.whatif import Answer, Study, finite
+from planner.studies.whatif import Answer, Study
 from planner.traffic.trace import Trace
+from planner.units import finite
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -38,7 +38,7 @@ from planner.search.problem import Conditions, Problem, Progress, on_all_draws, 
 from planner.search.router_fit import fitted
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
-from planner.units import show_s
+from planner.units import finite, show_s
 
 BY_FRAC = 0.1
 
@@ -183,7 +183,7 @@ def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
 def recast(problem: Problem, fleet: Fleet) -> Fleet | None:
     """The same workers at this question's step times and prices; None if it does not know one of them."""
     types = {worker.name: worker for worker in problem.types}
-    pools = [pool for pool in fleet.pools if pool.count]
+    pools = fleet.running
     if any(pool.type.name not in types for pool in pools):
         return None
     known = tuple(replace(pool, type=types[pool.type.name]) for pool in pools)
@@ -398,10 +398,6 @@ def moved_document(moved: Moved, before: Answer) -> dict[str, Any]:
         "answer": None if moved.answer is None else document(moved.answer),
         "why": moved.why,
     }
-
-
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def difference(moved: Moved, before: Answer) -> str:
