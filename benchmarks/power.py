@@ -1,6 +1,6 @@
 """Fit of GPU power to Splitwise's measurements, its errors by phase, and the figures of catalogs/power.yaml.
 
-    python benchmarks/power.py perf_model.csv
+    python benchmarks/power.py perf_model.csv [ml_energy.jsonl]
 
 `perf_model.csv` is data/perf_model.csv of github.com/Mutinifni/splitwise-sim (MIT).
 """
@@ -12,7 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.calibrate.power_fit import fit_power, fit_rows, held_out, phases, splitwise_cells
+from planner.calibrate.power_fit import (
+    fit_power,
+    fit_rows,
+    fit_runs,
+    held_out,
+    held_out_campaigns,
+    ml_energy_rows,
+    phases,
+    splitwise_cells,
+)
 from planner.documents.catalog import read_catalog
 
 
@@ -57,5 +66,27 @@ def main(path: Path) -> None:
         print(f"{low:.0%} to {high:.0%}: {len(chosen)} cells, {found}")
 
 
+def measured(path: Path) -> None:
+    """`measured` of catalogs/power.yaml: one fit per GPU of ML.ENERGY's runs."""
+    rows = ml_energy_rows(path, read_catalog())
+    print("\nmean relative error in %, seen and with campaigns left out")
+    for gpu, runs in rows.groupby("gpu"):
+        fitted = fit_runs(runs)
+        floor, compute, memory, top = fitted.coef_
+        seen, unseen = (
+            100 * np.abs(predicted / runs.frac.to_numpy() - 1).mean()
+            for predicted in (
+                fitted.predict(runs[["compute", "memory"]].to_numpy()),
+                held_out_campaigns(runs),
+            )
+        )
+        print(
+            f"{gpu}: {{floor_frac: {floor:.4f}, memory_frac: {memory:.4f}, compute_frac: {compute:.4f}, "
+            f"top_frac: {top:.1f}}}  {len(runs)} runs, {seen:.1f}, {unseen:.1f}"
+        )
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        measured(Path(sys.argv[2]))

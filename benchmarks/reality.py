@@ -1,11 +1,11 @@
 """Predicted against measured, on runs of real engines that others published. docs/accuracy.md is its table.
 
-    python benchmarks/reality.py DIR [--engine off|runs] [--only SOURCE] [--json]
+    python benchmarks/reality.py DIR [--engine runs|none] [--only SOURCE] [--json]
 
 Replays every run found in DIR, and the measured points of aiconfigurator-core where that is installed, with
-what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, no constant of
-the run's own. With `--engine runs` the fleet also names the engine that ran (its version, and how it
-scheduled where that is not the version's default). Prints the errors per source, LLM and GPU, what others
+what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, the version of the
+engine that ran (and how it scheduled where that is not the version's default), no constant of the run's own.
+`--engine none` takes the step times alone. Prints the errors per source, LLM and GPU, what others
 reach on such data, and what was left out and why. Exit code 1 where a bound is missed, 2 where there is
 nothing to replay.
 
@@ -13,7 +13,8 @@ Reads these (the README beside the data says how they were measured):
 
     *inference_perf*.json                      open loop, stages of a constant rate
     *ml_energy*.jsonl, *output_lengths*.json   closed loop, one line per run; histograms of outputs
-    *.requests.jsonl, *.meta.json              every request of a run, by the engine's own clock
+    *.requests.jsonl, *.meta.json              every request of a run, by the engine's own clock;
+                                               RUN--tpN--*.csv.gz: kernel profiles for `plan import`
     systems/silicon_sample.csv of the wheel    closed loop, means of TTFT and TPOT
 """
 
@@ -23,6 +24,7 @@ import argparse
 import csv
 import importlib.util
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -34,10 +36,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from planner import imports
+from planner.calibrate.fitting import fit_table
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fits import latency_document
 from planner.documents.fleet import fleet_of
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
+from planner.imports import Facts
+from planner.models.latency import StepLatency
+from planner.models.memory import active_parameters, active_weight_bytes
+from planner.models.spread import Z
+from planner.models.tables import StepTable
 from planner.simulator import Simulation, simulate
 from planner.simulator.energy import expected_power
 from planner.simulator.metrics import gap_percentile_s, gap_runs
@@ -77,6 +87,9 @@ LONGEST_PROMPT = 8192
 SHARED_EXPERTS = "experts shared by data-parallel workers: fleet.yaml cannot say it"
 UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}  # InferenceX's, with asynchronous scheduling
 ROUNDS = 4  # requests per seat of a closed loop, of which the first and the last do not count
+PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
+KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
+MOST_FLOPS_FRAC = 0.6  # of the peak over all the time; no other campaign asks for more than 49 %
 CLIENT_ROUNDS = 10  # requests per client where a load generator reports on all of them
 
 
@@ -96,7 +109,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a run: seconds, tokens per second or Watts. `basis`: where the step times come from."""
+    """One figure of a run: seconds, tokens per second or Watts. `basis`: where the step times come from.
+
+    `bounds`: what is predicted at both ends of their spread, None where none is known.
+    """
 
     run: Run
     basis: str
@@ -104,10 +120,15 @@ class Row:
     statistic: str
     predicted: float
     measured: float
+    bounds: tuple[float, float] | None = None
 
     @property
     def error_frac(self) -> float:
         return self.predicted / self.measured - 1
+
+    @property
+    def is_inside(self) -> bool:
+        return self.bounds is not None and min(self.bounds) <= self.measured <= max(self.bounds)
 
     def document(self) -> dict[str, Any]:
         row = asdict(self)
@@ -126,27 +147,32 @@ Found = Iterator[Row | LeftOut]
 
 @dataclass(frozen=True)
 class Engines:
-    """Fleets of one kind of worker, as fleet.yaml describes them; `modelled`: with the engine that ran."""
+    """Fleets of one kind of worker, as fleet.yaml describes them. `modelled`: with the engine that ran. `z`:
+    prefills and decodes lie so many standard deviations of their spread above its medians.
+    """
 
     catalog: Catalog
-    modelled: bool = False
+    modelled: bool = True
+    z: tuple[float, float] | None = None
 
     def fleet(
-        self, run: Run, engine: Mapping[str, int], *, weights: str = "", count: int = 1, cache: bool = False
+        self, run: Run, engine: Document, *, weights: str = "", count: int = 1, cache: bool = False
     ) -> Fleet:
-        """`engine`: settings other than SERVER's. Raises PlannerError for what the planner does not model."""
+        """`engine`: keys of the worker besides SERVER. Raises PlannerError for what is not modelled."""
         worker = {"gpu": run.gpu, "tp": run.tp, "count": count, **SERVER, **engine}
         document = {
             "llm": self._llm(run.llm, weights),
             "workers": [worker],
             "policies": {"prefix_cache": cache},
         }
-        if self.modelled and (version := re.match(r"vLLM (\d+\.\d+(\.\d+)?)", run.engine)):
+        if not self.modelled:
+            document["engine"] = "none"
+        elif version := re.match(r"vLLM (\d+\.\d+(\.\d+)?)", run.engine):
             document["engine"] = {"name": "vllm", "version": version[1], **_told_apart(run)}
         fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
         if fleet.llm.dtype_bytes != WEIGHT_BYTES[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
-        return fleet
+        return fleet if self.z is None else moved(fleet, *self.z)
 
     def _llm(self, name: str, weights: str) -> str:
         """A name of the catalog, or the path of a config.json."""
@@ -164,7 +190,16 @@ class Engines:
         raise InputError(f"{name}: neither in the catalog nor in {CONFIGS.parent.name}/{CONFIGS.name}")
 
     def basis(self, fleet: Fleet) -> str:
-        return "roofline" if fleet.pools[0].type.latency.basis.startswith("roofline") else "fit"
+        return "roofline" if fleet.pools[0].type.latency.kind == "roofline" else "fit"
+
+
+def moved(fleet: Fleet, z_prefill: float, z_decode: float) -> Fleet:
+    """The fleet if its step times lay so many standard deviations of their spread above its medians."""
+    pools = tuple(
+        replace(pool, type=replace(pool.type, latency=pool.type.latency.within(z_prefill, z_decode)))
+        for pool in fleet.pools
+    )
+    return replace(fleet, pools=pools)
 
 
 def _told_apart(run: Run) -> Document:
@@ -413,7 +448,9 @@ def _seat_rows(run: Run, basis: str, point: Document, simulation: Simulation, fl
 
 
 def request_logs(folder: Path, engines: Engines) -> Found:
-    """TTFT, time per token and E2E from the moment a request was queued."""
+    """TTFT, time per token and E2E, with our step times, and with those of a user who imports the kernel
+    profiles that lie beside the run.
+    """
     for path in sorted(folder.rglob("*.requests.jsonl")):
         stem = path.name.removesuffix(".requests.jsonl")
         meta = json.loads(path.with_name(f"{stem}.meta.json").read_text())
@@ -433,25 +470,50 @@ def request_logs(folder: Path, engines: Engines) -> Found:
             if count > 1 and settings["enable_expert_parallel"]:
                 raise InputError(SHARED_EXPERTS)
             fleet = engines.fleet(run, limits, count=count)
+            fleets = {engines.basis(fleet): fleet}
+            if profiles := _profiles(folder, stem, run.tp):
+                latency = latency_document(imported(run, profiles, engines.catalog))
+                fleets["import"] = engines.fleet(run, limits | {"latency": latency}, count=count)
         except PlannerError as error:
             yield refused(run, error)
             continue
         log = [json.loads(line) for line in path.read_text().splitlines()]
-        yield from _request_rows(run, engines.basis(fleet), log, fleet)
+        for basis, each in fleets.items():
+            yield from _request_rows(run, basis, log, each)
+
+
+def _profiles(folder: Path, stem: str, tp: int) -> list[Path]:
+    """Of this run. Experts are profiled on one GPU, for every TP."""
+    found = sorted(folder.rglob(f"{stem}--tp{tp}--*.csv*"))
+    if found and not any("--moe." in path.name for path in found):
+        found += sorted(folder.rglob(f"{stem}--tp1--moe.csv*"))
+    return found
+
+
+def imported(run: Run, profiles: Sequence[Path], catalog: Catalog) -> StepLatency:
+    """What `plan import llmservingsim` and `plan fit` make of kernel profiles."""
+    facts = Facts(llm=run.llm, gpu=run.gpu, tp=run.tp)
+    table = imports.read("llmservingsim", profiles, facts, catalog)
+    assert isinstance(table, StepTable)
+    return fit_table(table, facts, catalog, where=run.campaign).latency
 
 
 def _request_rows(run: Run, basis: str, log: Sequence[Document], fleet: Fleet) -> Iterator[Row]:
-    columns = ("queued_ts", "first_token_ts", "last_token_ts", "input_toks", "output_toks")
+    """From the moment a request reached the engine. The engine notes it only between two steps (`queued_ts`),
+    so the client's clock counts, set so that the quickest hand-over took no time.
+    """
+    columns = ("arrival_time", "queued_ts", "first_token_ts", "last_token_ts", "input_toks", "output_toks")
     table = np.array([[float(request[key]) for key in columns] for request in log])
-    queued_s, first_s, last_s, inputs, outputs = table[np.argsort(table[:, 0], kind="stable")].T
-    trace = Trace(run.campaign, queued_s - queued_s[0], inputs.astype(np.int64), outputs.astype(np.int64))
+    sent_s, queued_s, first_s, last_s, inputs, outputs = table[np.argsort(table[:, 0], kind="stable")].T
+    arrived_s = sent_s + (queued_s - sent_s).min()
+    trace = Trace(run.campaign, arrived_s - arrived_s[0], inputs.astype(np.int64), outputs.astype(np.int64))
     simulation = simulate(fleet, trace)
     with np.errstate(divide="ignore", invalid="ignore"):
         token_s = np.where(outputs > 1, (last_s - first_s) / (outputs - 1), np.nan)
     for quantity, predicted, measured in (
-        ("ttft", simulation.ttft_s, first_s - queued_s),
+        ("ttft", simulation.ttft_s, first_s - arrived_s),
         ("tpot", simulation.tpot_s, token_s),
-        ("e2e", simulation.e2e_s, last_s - queued_s),
+        ("e2e", simulation.e2e_s, last_s - arrived_s),
     ):
         for name in QUANTILES:
             yield Row(run, basis, quantity, name, statistic(predicted, name), statistic(measured, name))
@@ -464,8 +526,24 @@ def silicon_sample(path: Path, engines: Engines) -> Found:
     """Mean TTFT and TPOT of vLLM's points, each measurement once: the file has some two or three times.
 
     InferenceX drew lengths from 0.8 to 1 of the nominal ones; AIConfigurator's authors sent equal ones, to
-    engines with the token budget of its generator: a prompt, the batch and 1500 tokens.
+    engines with the token budget of its generator: a prompt, the batch and 1500 tokens. A campaign is left
+    out if one of its points cannot have computed its prompts, or not have read its KV cache: the file does
+    not say how many prompts the engine held, and in which format.
     """
+    found = list(_points(path, engines))
+    unstated = {
+        each.run.campaign
+        for each in found
+        if isinstance(each, LeftOut) and each.why in (PROMPTS_HELD, KV_UNSTATED)
+    }
+    for each in found:
+        if not isinstance(each, Row) or each.run.campaign not in unstated:
+            yield each
+        elif each.quantity == "ttft":  # once a point
+            yield LeftOut(each.run, "as others of its campaign: not what an engine does by default")
+
+
+def _points(path: Path, engines: Engines) -> Found:
     seen = set()
     for point in csv.DictReader(path.read_text().splitlines()):
         if point["backend"] != "vllm":
@@ -483,14 +561,39 @@ def silicon_sample(path: Path, engines: Engines) -> Found:
                 raise InputError(SHARED_EXPERTS)
             length, clients = int(point["isl"]), int(float(point["batch_size"]))
             budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
+            shortest = 1.0 if is_authors else 0.8
             fleet = engines.fleet(run, {"max_num_batched_tokens": budget}, weights=point["gemm_quant_mode"])
+            _refuse_unstated(fleet, point, clients, shortest)
         except PlannerError as error:
             yield refused(run, error)
             continue
-        ttft_s, tpot_s = client_means(fleet, length, int(point["osl"]), clients, 1.0 if is_authors else 0.8)
+        ttft_s, tpot_s = client_means(fleet, length, int(point["osl"]), clients, shortest)
         basis = engines.basis(fleet)
         yield Row(run, basis, "ttft", "mean", ttft_s, float(point["silicon_ttft_ms"]) / 1e3)
         yield Row(run, basis, "tpot", "mean", tpot_s, float(point["silicon_tpot_ms"]) / 1e3)
+
+
+def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, shortest: float) -> None:
+    """Raises for a point that hangs on what the file does not say: how much KV cache the engine had, where
+    all clients need more than it has by default, and how many prompts it held, where the GPUs cannot have
+    computed them all in the time that the requests took.
+    """
+    worker, share = fleet.pools[0].type, (1 + shortest) / 2
+    inputs, outputs = share * int(point["isl"]), share * int(point["osl"])
+    if clients * (inputs + outputs) > worker.kv_tokens:
+        raise InputError("its clients need more KV cache than an engine has by default; the file is silent")
+    request_s = (float(point["silicon_ttft_ms"]) + outputs * float(point["silicon_tpot_ms"])) / 1e3
+    flops = 2 * clients * (inputs + outputs) * active_parameters(fleet.llm)
+    peak = worker.gpu.dense_flops_per_s
+    if fleet.llm.weights != "bf16":
+        peak = worker.gpu.fp8_flops_per_s or peak
+    if flops > MOST_FLOPS_FRAC * peak * worker.gpus * request_s:
+        raise InputError(PROMPTS_HELD)
+    step_bytes = active_weight_bytes(fleet.llm, clients) + clients * (inputs + outputs / 2) * (
+        fleet.llm.kv_bytes_per_token
+    )
+    if step_bytes > worker.gpus * worker.gpu.bandwidth_bytes_per_s * float(point["silicon_tpot_ms"]) / 1e3:
+        raise InputError(KV_UNSTATED)
 
 
 def _point_run(point: Mapping[str, str], campaign: str) -> Run:
@@ -558,9 +661,14 @@ BOUNDS = (
     Bound("inference-perf", "ttft", "mean", 0.12, "stages not overloaded"),
     Bound("inference-perf", "tpot", "mean", 0.08, "stages not overloaded"),
     Bound("inference-perf", "e2e", "mean", 0.06, "stages not overloaded"),
-    Bound("llmservingsim", "ttft", "mean", 0.06, "runs"),
-    Bound("llmservingsim", "tpot", "mean", 0.03, "runs"),
-    Bound("llmservingsim", "e2e", "mean", 0.03, "runs"),
+    *(
+        Bound("llmservingsim", quantity, "mean", limit_frac, over, holds_for=holds_for)
+        for over, holds_for in (
+            ("its profiles imported", lambda row: row.basis == "import"),
+            ("ours", lambda row: row.basis != "import"),
+        )
+        for quantity, limit_frac in (("ttft", 0.06), ("tpot", 0.03), ("e2e", 0.03))
+    ),
     Bound("ml-energy", "itl", "p50", 0.10, "H100, LLMs with fits", holds_for=_on("h100-80g", fit=True)),
     Bound(
         "ml-energy",
@@ -594,6 +702,32 @@ PEERS = (  # source, who, where, TTFT, TPOT or ITL, E2E
     ),
     ("silicon-sample", "AIConfigurator 0.12", "339 dense points", "36 %", "18 %", "-"),
 )
+
+
+INSIDE_FRAC = (0.85, 0.95)  # of the measurements, between the ends of a spread that holds 90 %
+INSIDE = {  # statistics that count
+    "ttft": {("ttft", "mean")},
+    "tpot": {("tpot", "mean"), ("itl", "p50")},
+    "e2e": {("e2e", "mean")},
+}
+
+
+def inside(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Which share of what was measured lies between what the ends of the spread predict."""
+    answers = []
+    for quantity, counted in INSIDE.items():
+        found = [row for row in rows if (row.quantity, row.statistic) in counted and row.bounds is not None]
+        found = [row for row in found if not row.run.regime]
+        share = sum(row.is_inside for row in found) / len(found) if found else None
+        answers.append(
+            {
+                "quantity": quantity,
+                "rows": len(found),
+                "inside_frac": share,
+                "holds": share is not None and INSIDE_FRAC[0] <= share <= INSIDE_FRAC[1],
+            }
+        )
+    return answers
 
 
 def _sources(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> set[str]:
@@ -637,6 +771,14 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
             f"| {b['source']} | {b['over']} | {b['quantity']} | {b['rows']} | {error} | "
             f"{100 * b['limit_frac']:g} % | {verdict} |"
         )
+    print(
+        f"\nMeasurements inside the stated spread ({100 * INSIDE_FRAC[0]:g} to {100 * INSIDE_FRAC[1]:g} %):\n"
+    )
+    print("| quantity | measured | inside | |")
+    print("|---|---|---|---|")
+    for each in inside(rows):
+        share = "-" if each["inside_frac"] is None else f"{100 * each['inside_frac']:.0f} %"
+        print(f"| {each['quantity']} | {each['rows']} | {share} | {'holds' if each['holds'] else 'missed'} |")
     print(
         "\nErrors in %: mean size over runs, of mean / P50 / P90 / P99 as far as they were measured, and in "
         "brackets the mean with its sign of the first of them.\n"
@@ -702,6 +844,22 @@ def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
         yield from silicon_sample(wheel / "systems" / "silicon_sample.csv", engines)
 
 
+def replayed(folder: Path, engines: Engines, only: str | None = None) -> tuple[list[Row], list[LeftOut]]:
+    """Every figure of every run, between which bounds its spread lets it lie; and what is left out.
+
+    Prefills and decodes err on their own, so what each of them moves adds up as squares of logs do.
+    """
+    ends = (None, (0.0, 0.0), (Z, 0.0), (0.0, Z))
+    nominal, middle, prefill, decode = (list(found(folder, replace(engines, z=z), only)) for z in ends)
+    rows = []
+    for row, *others in zip(nominal, middle, prefill, decode, strict=True):
+        if isinstance(row, Row):
+            at, *moved_to = (each.predicted for each in others if isinstance(each, Row))
+            width = math.hypot(*(math.log(each / at) for each in moved_to))
+            rows.append(replace(row, bounds=(at * math.exp(-width), at * math.exp(width))))
+    return rows, [each for each in nominal if isinstance(each, LeftOut)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Predicted against measured, on published runs.")
     parser.add_argument("folder", type=Path, metavar="DIR")
@@ -709,19 +867,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--catalog", type=Path, help="a catalog directory in place of the shipped one")
     parser.add_argument(
         "--engine",
-        choices=("off", "runs"),
-        default="off",
-        help="runs: model the engine that ran; off (default): step times alone",
+        choices=("runs", "none"),
+        default="runs",
+        help="runs (default): the engine that ran; none: step times alone",
     )
     parser.add_argument("--json", action="store_true", help="every row, as one JSON object")
     args = parser.parse_args(arguments)
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is no folder")
-    everything = list(
-        found(args.folder, Engines(read_catalog(args.catalog), args.engine == "runs"), args.only)
-    )
-    rows = [each for each in everything if isinstance(each, Row)]
-    left_out = [each for each in everything if isinstance(each, LeftOut)]
+    engines = Engines(read_catalog(args.catalog), args.engine == "runs")
+    rows, left_out = replayed(args.folder, engines, args.only)
     if not rows and not left_out:
         print(f"{args.folder}: no run of a known form; see --help", file=sys.stderr)
         return 2
@@ -731,11 +886,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "rows": [row.document() for row in rows],
             "left_out": [asdict(each.run) | {"why": each.why} for each in left_out],
             "bounds": bounds,
+            "inside": inside(rows),
         }
         print(json.dumps(document, indent=1))
     else:
         print_page(rows, left_out, bounds)
-    return 0 if all(bound["holds"] for bound in bounds) else 1
+    return 0 if all(each["holds"] for each in (*bounds, *inside(rows))) else 1
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from planner.errors import CatalogError
 from planner.units import percentile_name
 
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
+WEIGHTS = ("bf16", "fp8", "fp8-block")
 KV_BLOCK_TOKENS = 16
 SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
 # backlog test: this share of the last requests waits no longer than the limit on TTFT, or so long
@@ -17,10 +18,26 @@ STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class AllReduce:
+    """What adding up over `gpus` GPUs of a node takes: `latency_s` and so many bytes of the sum a second."""
+
+    gpus: int
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.gpus < 2 or not self.latency_s >= 0 or not self.bytes_per_s > 0:
+            raise CatalogError(
+                f"all_reduce of {self.gpus} GPUs: expected two or more, a latency and a bandwidth above 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """An accelerator we can rent: one row of catalogs/gpus.yaml.
 
-    `dense_flops_per_s` is 16-bit dense; `link_bytes_per_s` is what one GPU sends to its neighbours in the
+    `dense_flops_per_s` is 16-bit dense, `fp8_flops_per_s` of 8 bits (None: no such units, or nothing is known
+    of them); `link_bytes_per_s` is what one GPU sends to its neighbours in the
     node, one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
     `board_w` what the board may draw without it, and the slowdowns (>= 1) multiply the compute-bound and the
     memory-bound part of a step.
@@ -40,6 +57,9 @@ class Gpu:
     prefill_slowdown: float = 1.0
     decode_slowdown: float = 1.0
     uncapped_w: float | None = None  # power_w of the base, for a capped row
+    fp8_flops_per_s: float | None = None
+    all_reduce: tuple[AllReduce, ...] = ()  # measured; for other TPs the link's bandwidth counts
+    mixed_kv_bytes_per_s: float | None = None  # of decodes' KV beside prefills, read once per query head
 
     def __post_init__(self) -> None:
         for quantity in (
@@ -56,6 +76,11 @@ class Gpu:
             raise CatalogError(f"GPU {self.name}: price_usd_per_h is {self.price_usd_per_h}, must be >= 0")
         if min(self.prefill_slowdown, self.decode_slowdown) < 1:
             raise CatalogError(f"GPU {self.name}: a slowdown is below 1")
+        if self.fp8_flops_per_s is not None and not self.fp8_flops_per_s > 0:
+            raise CatalogError(f"GPU {self.name}: fp8_flops_per_s is {self.fp8_flops_per_s}, must be > 0")
+        if self.mixed_kv_bytes_per_s is not None and not self.mixed_kv_bytes_per_s > 0:
+            rate = self.mixed_kv_bytes_per_s
+            raise CatalogError(f"GPU {self.name}: mixed_kv_bytes_per_s is {rate}, must be > 0")
 
     @property
     def board_w(self) -> float:
@@ -68,7 +93,9 @@ class Llm:
     """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
 
     `ffn` is the width of one expert in a mixture of experts, of the only one in a dense LLM;
-    `context_tokens` is the longest prompt + output it accepts. `dtype_bytes` is of the layers' weights.
+    `context_tokens` is the longest prompt + output it accepts. `dtype_bytes` is of the layers' weights, and
+    `weights` how they are multiplied: in 16 bits, in fp8 with a scale per tensor or channel, or in fp8 with
+    one per block of 128 x 128.
     `kv_dtype_bytes` is of keys and values, which engines keep in 16 bits whatever the weights are, unless
     they are told otherwise (vLLM's --kv-cache-dtype auto).
     """
@@ -88,8 +115,13 @@ class Llm:
     experts: int = 1
     experts_per_token: int = 1
     kv_dtype_bytes: float = 2.0
+    weights: str = "bf16"
 
     def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise CatalogError(
+                f"LLM {self.name}: weights: expected one of {', '.join(WEIGHTS)}, found {self.weights!r}"
+            )
         for count in (
             "layers",
             "hidden",

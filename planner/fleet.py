@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -67,9 +68,9 @@ class WorkerType:
         The latter was fitted beside sums of kernels. Rooflines are longer than these by more, so they go
         without.
         """
-        if self.engine is None or (self.form is None and self.latency.has_host):
+        if self.engine is None or self.latency.has_host:
             return HostTime(), HostTime()
-        is_roofline = self.form is None and self.latency.basis.startswith("roofline")
+        is_roofline = self.form is None and self.latency.kind == "roofline"
         return self.engine.host, HostTime() if is_roofline else self.engine.rest
 
     @property
@@ -121,7 +122,9 @@ class Policies:
     is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
     request by faster-transformer, and by orca unless it is 0. A batch of distserve's decodes holds
     `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
-    lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur.
+    lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur. vLLM
+    computes at most `long_prefill_token_threshold` tokens of a prompt in a step, unless the request is alone;
+    0: as many as fit.
 
     With `prefix_cache` workers that prefill keep the blocks of prompts, of traces that name them. The router
     hears of an eviction `eviction_notice_s` later. Tenants weigh 1 unless `tenant_weights` says otherwise;
@@ -152,6 +155,7 @@ class Policies:
     patience_steps: int = 10
     decode_batch_tokens: int = 0
     watermark_frac: float = 0.01
+    long_prefill_token_threshold: int = 0
     vidur_restarts: bool = False
     prefix_cache: bool = False
     eviction_notice_s: float = 0.0
@@ -213,6 +217,16 @@ class Fleet:
     def without_engine(self) -> Fleet:
         """The same fleet, its steps as long as the fits say."""
         pools = tuple(replace(pool, type=replace(pool.type, engine=None)) for pool in self.pools)
+        return replace(self, pools=pools)
+
+    def with_engines(self, change: Callable[[Engine], Engine]) -> Fleet:
+        """The same fleet with other engines, where it has some."""
+        pools = tuple(
+            pool
+            if pool.type.engine is None
+            else replace(pool, type=replace(pool.type, engine=change(pool.type.engine)))
+            for pool in self.pools
+        )
         return replace(self, pools=pools)
 
     @property

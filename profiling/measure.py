@@ -28,7 +28,7 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.llm import llm_from_config
 from planner.domain import Gpu, Llm
 from planner.errors import CatalogError, InputError
-from planner.io.files import check_output_file
+from planner.io.files import check_output_file, write_file
 from planner.models.parallel import tp_s
 from planner.models.step_fit import PiecewiseLinearStepLatency, held_out_errors
 from planner.models.tables import COLUMNS, Step, StepTable, read_step_table
@@ -352,6 +352,15 @@ def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
                 f"{out}: holds steps with {key} {about.get(key, 'unknown')!r}, this run has "
                 f"{header[key]!r}; name another file with -o"
             )
+
+
+def note(out: Path, more: Mapping[str, str]) -> None:
+    """Put `more` among the `#` lines of a table, in place of what they said before."""
+    lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    kept = [line for line in lines[:first] if line.lstrip("# ").partition(":")[0].strip() not in more]
+    added = [f"# {key}: {value}\n" for key, value in more.items()]
+    write_file(out, "".join((*kept, *added, *lines[first:])))
 
 
 def _asked(table: StepTable) -> list[Step]:

@@ -145,12 +145,12 @@ def llms(capacity: Sequence[Document]) -> list[str]:
 
 
 def made_up(capacity: Sequence[Document]) -> list[Document]:
-    """A day of every LLM, at most four of its workers busy."""
+    """A day of every LLM, at most three of its workers busy."""
     rates = {str(row.get("llm", "?")): number(row.get("rate", 1.0), "rps") or 1.0 for row in capacity}
     return [
         {"window": hour}
         | {
-            llm: round(4 * rate * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2)
+            llm: round(3 * rate * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2)
             for llm, rate in rates.items()
         }
         for hour in range(HOURS)

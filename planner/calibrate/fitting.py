@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from planner.calibrate.engine_fit import without_host
 from planner.calibrate.measured_runs import Calibrated, Engine, calibrate
 from planner.documents.catalog import Catalog
+from planner.documents.engine import default_engine
 from planner.documents.fits import fit_document, fit_row
 from planner.errors import InputError
 from planner.imports import fields
@@ -24,13 +26,12 @@ from planner.imports.runs import MeasuredRun, parse_runs
 from planner.io.files import to_yaml
 from planner.io.tables import read_text
 from planner.models.correction import CorrectedFormula
-from planner.models.latency import Array, StepLatency
+from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out_errors
 from planner.models.tables import StepTable, read_step_table
 
 FOLDS = 5
 MANY_STEPS = 30  # distinct ones; fewer are fitted with a remark
-NOT_INCLUDED = "not included"
 MOST_HOST_FRAC = 0.9  # of the quickest step
 
 
@@ -82,11 +83,15 @@ def fit_table(
     steps best is taken; its times hold the host's part, which is then not told apart.
     """
     about = table.about
+    is_told_apart = "engines" in about and host_overhead_s is None  # engines.yaml beside it has the host
+    if is_told_apart:
+        slowdown, admission_s = (float(about.get(key, 0.0)) for key in ("slowdown", "admission_s"))
+        table = without_host(table, slowdown=slowdown or 1.0, admission_s=admission_s)
     llm, gpu, tp = fields.setup(
         facts, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
     )
     _check_identified(table.X, where)
-    is_kernel_time = about.get("host_overhead") == NOT_INCLUDED or about.get("host_s", "").startswith("0:")
+    is_kernel_time = table.is_kernel_time
     if host_overhead_s is None:
         host_overhead_s = 0.0 if is_kernel_time else _measured_host_s(table)
     if not 0 <= host_overhead_s < 1:
@@ -97,15 +102,21 @@ def fit_table(
     host = "not included" if is_kernel_time else "included"
     if host_overhead_s:
         host = f"{host_overhead_s * 1e3:.3g} ms per step, " + ("added" if is_kernel_time else "told apart")
-    model = PiecewiseLinearStepLatency(
-        host_s=0.0 if is_kernel_time else host_overhead_s, basis=f"fitted: {source}; host overhead {host}"
-    )
+    basis = f"fitted: {source}; host overhead {host}"
+    if about.get("shares_cores") == "true":
+        basis += ON_WALL
+    model = PiecewiseLinearStepLatency(host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis)
     try:
         errors = held_out_errors(model, table.X, table.y, folds=FOLDS)
         latency: StepLatency = model.fit(table.X, table.y).latency_
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     notes, families, form = _notes(table), {}, None
+    if is_told_apart:
+        notes = (
+            *notes,
+            f"host and front end are in {about['engines']} beside the table: --catalog of its folder",
+        )
     if choose_family:
         from planner.models.choice import choose
 
@@ -115,6 +126,7 @@ def fit_table(
         latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
         notes = (*notes, str(choice))
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
+    latency = replace(latency, kind="kernels" if is_kernel_time else "steps")
     if is_kernel_time:
         latency = replace(latency, h_s=host_overhead_s)
         form = form and replace(form, h_s=host_overhead_s)
@@ -222,7 +234,7 @@ def calibrate_files(
     if base is not None and latency == _only(catalog).latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
     budget, seats, kv_tokens = settings
-    engine = Engine(llm, gpu, tp, budget, seats, kv_tokens)
+    engine = Engine(llm, gpu, tp, budget, seats, kv_tokens, default_engine(catalog.engines.values()))
     result = calibrate(latency, steps=steps, runs=runs, engine=engine)
     names = ", ".join(path.name for path in paths)
     source = f"{base.name if base else 'the catalog'}, calibrated by {names}"

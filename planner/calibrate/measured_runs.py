@@ -15,7 +15,7 @@ the standard error of a step time joins it with sigma.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from planner.domain import Gpu, Llm
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.imports.runs import MeasuredRun
+from planner.models import engine as models
 from planner.models.latency import Array, StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.tables import StepTable
@@ -58,6 +59,7 @@ class Engine:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     kv_tokens: int | None = None
+    version: models.Engine | None = None  # how it schedules, and what its host adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,7 @@ class Calibrated:
 
 def corrected(latency: StepLatency, compute: float, bandwidth: float, host_s: float) -> StepLatency:
     """The formula at the top of this module."""
-    return replace(
-        latency.slowed(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0), basis=latency.basis
-    )
+    return replace(latency.scaled(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0))
 
 
 def calibrate(
@@ -113,16 +113,17 @@ def calibrate(
     runs: Sequence[MeasuredRun] = (),
     engine: Engine | None = None,
 ) -> Calibrated:
-    """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them."""
+    """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them. What its
+    host adds to sums of kernels is where h starts, so the result has the host in it.
+    """
     if not steps and not runs:
         raise InputError("calibration: nothing was measured; give a step table or a runs.json")
-    if runs and engine is None:
-        raise InputError("calibration: runs need the engine that served them")
+    if runs:
+        latency = with_host(latency, engine)
     X = np.vstack([np.empty((0, 5)), *(table.X for table in steps)])
     y = np.concatenate([np.empty(0), *(table.y for table in steps)])
     targets = [target for run in runs for target in _targets(run)]
     weights = np.concatenate([np.ones(len(y)), [target.weight for target in targets]])
-    points = float(np.sum(weights**2))
 
     def log_errors(z: Array) -> Array:
         moved = corrected(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
@@ -133,47 +134,24 @@ def calibrate(
             logs.append(np.log([predicted[t.key] / t.measured_s for t in targets if t.run is run]))
         return np.concatenate(logs)
 
-    def residuals(z: Array, sigma: float) -> Array:
-        prior = [np.log(z[0]) / FACTOR_PRIOR, np.log(z[1]) / FACTOR_PRIOR, z[2] - 1]
-        return np.concatenate([log_errors(z) * weights / sigma, prior])
-
-    # z = c, m, 1 + h / HOST_PRIOR_S: all near 1, so one relative difference suits them all
-    start = np.ones(3)
-    low = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - latency.h_s / HOST_PRIOR_S - 1e-9]
-    high = [FACTOR_RANGE[1], FACTOR_RANGE[1], 1 + MOST_HOST_S / HOST_PRIOR_S]
-    before = log_errors(start)
-    z, sigma, used = start + 1e-6, SIGMA, SIGMA
-    for _ in range(ROUNDS):
-        used = sigma
-        solution = least_squares(
-            residuals,
-            z,
-            bounds=(low, high),
-            args=(used,),
-            xtol=1e-5,
-            ftol=1e-6,
-            jac="3-point",
-            diff_step=RUN_STEP if runs else 1e-4,
-            max_nfev=30,
-        )
-        z = solution.x
-        after = log_errors(z)
-        square = float(np.sum((after * weights) ** 2))
-        sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + square) / (SIGMA_POINTS + points)))
-    jacobian = np.asarray(solution.jac) * np.append(np.full(len(weights), used / sigma), [1.0] * 3)[:, None]
-    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    before = log_errors(np.ones(3))
+    z, covariance, sigma = _fitted(log_errors, weights, latency.h_s, RUN_STEP if runs else 1e-4)
+    after = log_errors(z)
     compute, bandwidth = float(z[0]), float(z[1])
     host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
     moved = corrected(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
-    measured = " and ".join(filter(None, (_counted(len(y), "step"), _counted(len(runs), "run"))))
-    basis = (
-        f"{latency.basis}; calibrated on {measured}: compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, "
-        f"host overhead {host_s * 1e3:+.3g} ms; standard error {100 * uncertainty_frac:.1f} %"
-    )
+    kind = latency.kind if all(table.is_kernel_time for table in steps) and not runs else "steps"
     error = np.sqrt(np.diag(covariance))
     return Calibrated(
-        latency=replace(moved, basis=basis, uncertainty_frac=uncertainty_frac),
+        latency=replace(
+            moved,
+            basis=f"{latency.basis}; calibrated on {_measured(len(y), len(runs))}: compute x{compute:.3g}, "
+            f"bandwidth x{bandwidth:.3g}, host overhead {host_s * 1e3:+.3g} ms; "
+            f"standard error {100 * uncertainty_frac:.1f} %",
+            uncertainty_frac=uncertainty_frac,
+            kind=kind,
+        ),
         compute=compute,
         bandwidth=bandwidth,
         host_s=host_s,
@@ -188,12 +166,57 @@ def calibrate(
     )
 
 
+def _fitted(
+    log_errors: Callable[[Array], Array], weights: Array, h_s: float, step: float
+) -> tuple[Array, Array, float]:
+    """z = c, m, 1 + h / HOST_PRIOR_S, all near 1, so that one relative difference suits them all; its
+    covariance, and sigma. The derivatives are differences of `step`.
+    """
+
+    def residuals(z: Array, sigma: float) -> Array:
+        prior = [np.log(z[0]) / FACTOR_PRIOR, np.log(z[1]) / FACTOR_PRIOR, z[2] - 1]
+        return np.concatenate([log_errors(z) * weights / sigma, prior])
+
+    points = float(np.sum(weights**2))
+    low = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - h_s / HOST_PRIOR_S - 1e-9]
+    high = [FACTOR_RANGE[1], FACTOR_RANGE[1], 1 + MOST_HOST_S / HOST_PRIOR_S]
+    z, sigma, used = np.ones(3) + 1e-6, SIGMA, SIGMA
+    for _ in range(ROUNDS):
+        used = sigma
+        solution = least_squares(
+            residuals,
+            z,
+            bounds=(low, high),
+            args=(used,),
+            xtol=1e-5,
+            ftol=1e-6,
+            jac="3-point",
+            diff_step=step,
+            max_nfev=30,
+        )
+        z = np.asarray(solution.x)
+        square = float(np.sum((log_errors(z) * weights) ** 2))
+        sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + square) / (SIGMA_POINTS + points)))
+    jacobian = np.asarray(solution.jac) * np.append(np.full(len(weights), used / sigma), [1.0] * 3)[:, None]
+    return z, np.linalg.inv(jacobian.T @ jacobian), sigma
+
+
+def with_host(latency: StepLatency, engine: Engine | None) -> StepLatency:
+    """The same with what the engine's host adds to it, where that is not in it already."""
+    if engine is None:
+        raise InputError("calibration: runs need the engine that served them")
+    if engine.version is None or latency.has_host:
+        return latency
+    step_s, sequence_s = engine.version.unhidden.at(engine.tp)
+    return replace(latency, h_s=latency.h_s + step_s, b_s=latency.b_s + sequence_s, kind="steps")
+
+
 def predict(run: MeasuredRun, engine: Engine, latency: StepLatency) -> dict[tuple[str, str], float]:
     """Our simulator's statistics of a run, by (metric, statistic), for those that were measured."""
     budget = run.max_num_batched_tokens or engine.max_num_batched_tokens
     seats = min(run.max_num_seqs or engine.max_num_seqs, budget)
     kv_tokens = run.kv_tokens or engine.kv_tokens or _kv_tokens(engine, budget, seats)
-    worker = WorkerType(engine.gpu, engine.tp, latency, kv_tokens, budget, seats)
+    worker = WorkerType(engine.gpu, engine.tp, latency, kv_tokens, budget, seats, engine=engine.version)
     fleet = Fleet(engine.llm, (Pool("measured", "mixed", worker, 1),))
     is_drawn = run.length_spread_frac > 0 or not (run.concurrency or run.arrival_s)
     of_seeds = []
@@ -303,5 +326,7 @@ def _rms(log_errors: Array, weights: Array) -> float:
     return float(np.sqrt(np.sum((log_errors * weights) ** 2) / np.sum(weights**2)))
 
 
-def _counted(count: int, noun: str) -> str:
-    return "" if not count else f"{count} {noun}{'s' if count > 1 else ''}"
+def _measured(steps: int, runs: int) -> str:
+    """For instance "8 steps and 1 run"."""
+    counted = ((steps, "step"), (runs, "run"))
+    return " and ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counted if count)

@@ -1,10 +1,11 @@
-"""Fits Power to measured Watts, and says how far off it is on an (LLM, TP) it has not seen.
+"""Fits Power to measured Watts, and says how far off it is on an (LLM, TP), or campaign, it has not seen.
 
 Apart from `power.py` because scikit-learn takes most of a second to import and only fitting needs it.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +30,11 @@ LONGEST_PREFILL_TOKENS = (
 LARGEST_PREFILL_SHARE = 0.03  # a run's mean power is its decode's where prefill took no more of the time
 
 
+# Prompts of ML.ENERGY's tasks, which it does not state: mean tokens, all turns of a chat together.
+PROMPT_TOKENS = {"lm-arena-chat": 340, "gpqa": 215, "sourcegraph-fim": 510}
+ML_ENERGY_GPUS = {"H100": "h100-80g", "B200": "b200-180g"}
+
+
 class StepPower(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Share of the limit  min(top, floor + c * compute utilisation + m * memory utilisation),  all >= 0.
 
@@ -36,8 +42,9 @@ class StepPower(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Fitted on relative error; monotone by its signs.
     """
 
-    def __init__(self, *, beyond: str = "raise") -> None:
+    def __init__(self, *, beyond: str = "raise", top_frac: float | None = None) -> None:
         self.beyond = beyond  # outside the measured range: "raise" or "extrapolate"
+        self.top_frac = top_frac  # the largest share, fitted if None
 
     def fit(self, X: Array, y: Array, sample_weight: Array | None = None) -> Self:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
@@ -47,13 +54,15 @@ class StepPower(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"power: measured share is {y.min():g}, must be > 0")
         weight = np.sqrt(np.ones(len(y)) if sample_weight is None else sample_weight) / y
         columns = np.column_stack([np.ones(len(y)), X])
-        top = float(y.max())
 
         def error(p: Array) -> Array:
-            return np.asarray((np.minimum(columns @ p[:3], p[3]) - y) * weight)
+            top = p[3] if self.top_frac is None else self.top_frac
+            return np.asarray((np.minimum(columns @ p[:3], top) - y) * weight)
 
-        start = np.array([y.min() / 2, 1.0, 1.0, top])
-        self.coef_ = least_squares(error, start, bounds=(np.zeros(4), np.full(4, np.inf))).x
+        start = np.array([y.min() / 2, 1.0, 1.0, y.max()])
+        known = 4 if self.top_frac is None else 3
+        found = least_squares(error, start[:known], bounds=(np.zeros(known), np.full(known, np.inf))).x
+        self.coef_ = found if self.top_frac is None else np.append(found, self.top_frac)
         self.x_max_ = X.max(axis=0)
         return self
 
@@ -148,4 +157,50 @@ def held_out(rows: pd.DataFrame) -> Array:
         inside = (rows.group == group).to_numpy()
         fitted = fit_power(rows[used & ~inside])
         predicted[inside] = fitted.predict(rows.loc[inside, ["compute", "memory"]].to_numpy())
+    return predicted
+
+
+def ml_energy_rows(path: Path, catalog: Catalog) -> pd.DataFrame:
+    """Closed-loop runs of ML.ENERGY, one row per run: `gpu`, `campaign` (LLM, GPU, task), utilisations of
+    `compute` and of `memory` in its mean step, and `frac`, the share of the limit that its GPUs drew. Runs
+    of LLMs that are in no catalog, and of workers that share experts, are left out.
+    """
+    rows = []
+    for line in path.read_text().splitlines():
+        run = json.loads(line)
+        known = run["llm"].lower() in catalog.llm_aliases and run["task"] in PROMPT_TOKENS
+        if not known or run["parallelization"]["data_parallel"] > 1:
+            continue
+        llm, gpu = catalog.llm(run["llm"]), catalog.gpu(ML_ENERGY_GPUS[run["gpu_model"]])
+        sequences, outputs, gpus = run["avg_batch_size"], run["avg_output_len"], run["num_gpus"]
+        prompt = PROMPT_TOKENS[run["task"]]
+        step_s = sequences / run["output_throughput_tokens_per_sec"]
+        tokens = sequences * (1 + prompt / outputs)  # every sequence brings its prompt once
+        used = utilisations(llm, gpu, gpus, step_s, tokens, sequences * (prompt + outputs / 2))
+        rows.append(
+            {
+                "gpu": gpu.name,
+                "campaign": f"{run['llm']} {run['task']}",
+                "compute": float(used[0]),
+                "memory": float(used[1]),
+                "frac": run["avg_power_watts"] / gpus / gpu.power_w,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def fit_runs(rows: pd.DataFrame) -> StepPower:
+    """To the runs of one GPU; its limit is its top."""
+    model = StepPower(beyond="extrapolate", top_frac=1.0)
+    return model.fit(rows[["compute", "memory"]].to_numpy(), rows.frac.to_numpy())
+
+
+def held_out_campaigns(rows: pd.DataFrame) -> Array:
+    """Each run of one GPU predicted by a fit without its campaign."""
+    predicted = np.empty(len(rows))
+    for campaign in rows.campaign.unique():
+        inside = (rows.campaign == campaign).to_numpy()
+        predicted[inside] = fit_runs(rows[~inside]).predict(
+            rows.loc[inside, ["compute", "memory"]].to_numpy()
+        )
     return predicted

@@ -136,7 +136,7 @@ def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
         for gpu in known.gpus.values():
             for tp in (tp for tp in (1, 2, 4, 8) if tp <= gpu.gpus_per_node and llm.heads % tp == 0):
                 latency = known.latency(llm, gpu, tp)
-                if gpu.name != gpu.base or latency.basis.startswith("roofline"):
+                if gpu.name != gpu.base or latency.kind == "roofline":
                     continue
                 error = "-" if latency.mape_frac is None else f"{100 * latency.mape_frac:.1f} %"
                 rows.append(

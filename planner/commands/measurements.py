@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -204,28 +204,47 @@ def profile_steps(
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=2)] = 256,
     max_model_len: Annotated[int, typer.Option("--max-model-len", min=128)] = 32768,
     eager: Annotated[bool, typer.Option("--eager", help="Without compilation and CUDA graphs.")] = False,
+    steps_only: Annotated[
+        bool,
+        typer.Option("--steps-only", help="Leave out what host and front end of vLLM add: engines.yaml."),
+    ] = False,
+    engines: Annotated[
+        int | None,
+        typer.Option(
+            "--engines", min=1, help="Engines that will share this machine; default 1, on a CPU one per core."
+        ),
+    ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     json_output: JsonOption = False,
 ) -> None:
-    """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch."""
+    """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch.
+
+    With vLLM also what its host and front end add, into engines.yaml beside the table.
+    """
+    from planner.runtime.profiled import profile_engine
     from profiling.measure import Subject, profile, summary
+    from profiling.vllm_install import is_installed
 
     if out.suffix == ".gz":
         raise InputError(f"{out}: a run goes on in its table, which cannot be packed; drop the .gz ending")
     keep_inputs([out], config)
+    subject = Subject(engine, tp, dtype, gpu, max_num_batched_tokens, max_num_seqs, max_model_len, eager)
+    command = " ".join(["plan", *sys.argv[1:]])
+    known = read_catalog(catalog)
     with Progress() as progress:
-        table = profile(
-            config,
-            out,
-            Subject(engine, tp, dtype, gpu, max_num_batched_tokens, max_num_seqs, max_model_len, eager),
-            budget_s=budget,
-            seed=seed,
-            catalog=read_catalog(catalog),
-            progress=progress,
-            command=" ".join(["plan", *sys.argv[1:]]),
-        )
-    found = {"file": str(out)} | summary(table)
+        how: dict[str, Any] = {
+            "budget_s": budget,
+            "seed": seed,
+            "command": command,
+            "progress": progress,
+            "catalog": known,
+        }
+        if steps_only or engine == "torch" or not is_installed():
+            found = {"file": str(out)} | summary(profile(config, out, subject, **how))
+        else:
+            profiled = profile_engine(config, out, subject, engines=engines, **how)
+            found = {"file": str(out)} | summary(profiled.steps) | profiled.as_dict()
     if json_output:
         print_json(found)
     else:

@@ -11,7 +11,7 @@ file there replaces the shipped one; fits there come before the shipped ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,10 @@ from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import read_fits, read_header
 from planner.documents.llm import llm_from_config
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
-from planner.domain import SPOT, Gpu, Llm, Slo
+from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
+from planner.documents.spreads import SpreadRow, spread_of
+from planner.documents.spreads import parse_row as parse_spread_row
+from planner.domain import SPOT, WEIGHTS, AllReduce, Gpu, Llm, Slo
 from planner.errors import CatalogError, InputError
 from planner.io.files import is_path, read_yaml, repository_dir
 from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
@@ -30,7 +33,7 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
-FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml")
+FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml")
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -45,6 +48,9 @@ GPU_KEYS = (
     "price_source",
     "price_date",
     "node_selector",
+    "fp8_tflops",
+    "all_reduce",
+    "mixed_kv_bandwidth",
 )
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
@@ -52,6 +58,7 @@ LLM_OPTIONAL = (
     "head_dim",
     "dtype_bytes",
     "kv_dtype_bytes",
+    "weights",
     "gated_ffn",
     "tied_embeddings",
     "experts",
@@ -86,6 +93,7 @@ class Catalog:
     llm_aliases: Mapping[str, str]
     fit_files: tuple[Path, ...] = ()
     engines: Mapping[str, EngineRow] = field(default_factory=dict)
+    spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[int, StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
@@ -113,30 +121,38 @@ class Catalog:
     def latency(self, llm: Llm, gpu: Gpu, tp: int) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
-        A fit of the capped GPU itself comes before its base's. An LLM that is in no catalog has the fits of a
-        row of the same shape.
+        A fit of the capped GPU itself comes before its base's. An LLM without fits of its own has those of a
+        row of the same shape and format of weights.
         """
-        name, gpu = self._fitted_name(llm), self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
-        if tp in (own := self._fits_of(name, gpu.name)):
-            return own[tp]
+        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        names = self._same_shape(llm)
+        for name in names:
+            if tp in (own := self._fits_of(name, gpu.name)):
+                return self.spread(own[tp], llm)
         base = self.gpus.get(gpu.base, gpu)
-        if tp in (fits := self._fits_of(name, base.name)):
-            latency = fits[tp]
-        else:
+        latency = next((fits[tp] for name in names if tp in (fits := self._fits_of(name, base.name))), None)
+        if latency is None:
             from planner.models.roofline import roofline
 
             latency = roofline(llm, base, tp)
+        latency = self.spread(latency, llm)
         if base.name == gpu.name:
             return latency
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
 
-    def _fitted_name(self, llm: Llm) -> str:
-        if llm.name in self.llms:
-            return llm.name
+    def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
+        """The same with the spread that such step times of such LLMs have, where one is known."""
+        return replace(latency, spread=spread_of(latency, llm, self.spreads.values()))
+
+    def _same_shape(self, llm: Llm) -> list[str]:
+        """The row of this name, then all rows of the same shape and format of weights."""
         anonymous = replace(llm, name="", context_tokens=1)
-        shapes = (row for row in self.llms.values() if replace(row, name="", context_tokens=1) == anonymous)
-        twin = next(shapes, None)
-        return llm.name if twin is None else twin.name
+        twins = [
+            name
+            for name, row in self.llms.items()
+            if name != llm.name and replace(row, name="", context_tokens=1) == anonymous
+        ]
+        return [llm.name, *twins]
 
     def _fits_of(self, llm: str, gpu: str) -> dict[int, StepLatency]:
         """Fits by tensor parallelism; opens the files of this pair only, and each once."""
@@ -172,7 +188,7 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         if not any((directory / name).exists() for name in (*FILES, "latency")):
             names = ", ".join((*FILES[:3], "latency/", *FILES[3:]))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
-    gpus_path, llms_path, slos_path, engines_path = (
+    gpus_path, llms_path, slos_path, engines_path, spreads_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
@@ -180,8 +196,9 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     llms, llm_aliases = _rows(llms_path, _llm, provenance)
     slos, _ = _rows(slos_path, _preset, provenance)
     engines, _ = _rows(engines_path, _engine, {})
+    spreads, _ = _rows(spreads_path, _spread, {})
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
-    return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines)
+    return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads)
 
 
 def _rows(
@@ -258,29 +275,55 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
         prefill_slowdown=row.number("prefill_slowdown", 1.0),
         decode_slowdown=row.number("decode_slowdown", 1.0),
         uncapped_w=uncapped_w,
+        fp8_flops_per_s=row.number("fp8_tflops") * 1e12 if "fp8_tflops" in row else None,
+        all_reduce=tuple(_all_reduce(row)),
+        mixed_kv_bytes_per_s=(
+            row.quantity("mixed_kv_bandwidth", "bytes_per_s") if "mixed_kv_bandwidth" in row else None
+        ),
     )
+
+
+def _all_reduce(row: Section) -> Iterator[AllReduce]:
+    """`all_reduce: {2: {latency: 4 us, bandwidth: 120 GB/s}, ...}`, by the number of GPUs."""
+    by_gpus = row.get("all_reduce", {})
+    where = row.at("all_reduce")
+    if not isinstance(by_gpus, Mapping):
+        raise refused(where, "expected latency and bandwidth by the number of GPUs", by_gpus)
+    for gpus, values in by_gpus.items():
+        if not isinstance(gpus, int) or isinstance(gpus, bool):
+            raise refused(where, "expected numbers of GPUs", gpus)
+        part = Section.of(values, f"{where}.{gpus}", ("latency", "bandwidth"), wording=row.wording)
+        yield AllReduce(gpus, part.quantity("latency", "s"), part.quantity("bandwidth", "bytes_per_s"))
 
 
 def _llm(name: str, row: Section, document: Document) -> Llm:
     refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *PROVENANCE), row.where)
     shape = {key: row.whole(key) for key in LLM_COUNTS}
+    weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
+    dtype_bytes = row.number("dtype_bytes", 2.0 if weights in (None, "bf16") else 1.0)
     return Llm(
         name=name,
         **shape,
         context_tokens=row.whole("context"),
         head_dim=row.whole("head_dim", shape["hidden"] // shape["heads"]),
-        dtype_bytes=row.number("dtype_bytes", 2.0),
+        dtype_bytes=dtype_bytes,
         gated_ffn=row.flag("gated_ffn", True),
         tied_embeddings=row.flag("tied_embeddings", False),
         experts=row.whole("experts", 1),
         experts_per_token=row.whole("experts_per_token", 1),
         kv_dtype_bytes=row.number("kv_dtype_bytes", 2.0),
+        weights=weights or ("fp8" if dtype_bytes == 1 else "bf16"),
     )
 
 
 def _engine(name: str, row: Section, document: Document) -> EngineRow:
     refuse_unknown(row.values, (*ENGINE_KEYS, *PROVENANCE), row.where)
     return parse_row(row)
+
+
+def _spread(name: str, row: Section, document: Document) -> SpreadRow:
+    refuse_unknown(row.values, (*SPREAD_KEYS, *PROVENANCE), row.where)
+    return parse_spread_row(row)
 
 
 def _preset(name: str, row: Section, document: Document) -> SloPreset:

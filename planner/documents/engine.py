@@ -3,23 +3,38 @@
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
 
 Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by
-default. Constants of one's own (`host`, `rest`, `front_end`) replace the row's; planner/models/engine.py says
-what they are.
+default. That is also what a file without the key means; `engine: none` takes step times as they are.
+Constants of one's own (`host`, `rest`, `front_end`, `tokens_per_s`) replace the row's;
+planner/models/engine.py says what they are.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import InputError
+from planner.fleet import Policies
 from planner.io.values import Section, is_number, one_of, refused
 from planner.models.engine import DEPLOYED_VERSION, Engine, HostTime
 from planner.units import exactly
 
-KEYS = ("name", "version", "async_scheduling", "host", "rest", "front_end", "basis", "nearest", "images")
+NONE = "none"  # step times as they are
+KEYS = (
+    "name",
+    "version",
+    "async_scheduling",
+    "host",
+    "rest",
+    "front_end",
+    "tokens_per_s",
+    "basis",
+    "nearest",
+    "images",
+)
 ROW_KEYS = ("engine", "from", "to", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")
 NOT_YET = ("sglang", "trtllm")
@@ -74,8 +89,21 @@ def parse_row(row: Section) -> EngineRow:
     )
 
 
-def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine:
-    """The engine asked for; raises InputError in one line."""
+def default_engine(rows: Iterable[EngineRow]) -> Engine | None:
+    """What our manifests deploy, None where the catalog has no row of it.
+
+    Nobody asked for its version, so it is no warning that no row is of it.
+    """
+    if not (known := [row for row in rows if row.engine == "vllm"]):
+        return None
+    engine = parse_engine({}, known, "engine")
+    return None if engine is None else replace(engine, is_nearest=False)
+
+
+def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine | None:
+    """The engine asked for, None for "none"; raises InputError in one line."""
+    if value == NONE:
+        return None
     asked = Section.of({"name": value} if isinstance(value, str) else value, where, KEYS)
     name = _name(asked.get("name", "vllm"), asked.at("name"))
     version = _version(asked.get("version", DEPLOYED_VERSION), asked.at("version"))
@@ -99,6 +127,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         _seconds(asked, "front_end", row.front_end_s),
         asked.text("basis", "constants of your own" if "host" in asked else basis),
         asked.flag("nearest", "host" not in asked and row.distance(version) > 0),
+        asked.number("tokens_per_s", above=0.0) if "tokens_per_s" in asked else math.inf,
     )
 
 
@@ -111,16 +140,24 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         "host": _host_document(engine.host),
         "rest": _host_document(engine.rest),
         "front_end": exactly(engine.front_end_s, "s"),
+        **({"tokens_per_s": engine.tokens_per_s} if engine.tokens_per_s < math.inf else {}),
         "basis": engine.basis,
         **({"nearest": True} if engine.is_nearest else {}),
     }
 
 
-def is_modelled(document: Mapping[str, Any]) -> bool:
-    """Whether a fleet, or a plan, says which engine it counts on; any plan says which one it deploys."""
+def engine_of_fleet(
+    document: Mapping[str, Any], rows: Iterable[EngineRow], where: str, *, batching: str
+) -> Engine | None:
+    """Of a fleet.yaml or plan.yaml. Where none is named it is the one our manifests deploy, if the fleet
+    batches as that does. Any plan says what it deploys, but only with constants what it was planned with.
+    """
     asked = document.get("engine")
-    is_plan = "status" in document
-    return asked is not None and not (is_plan and isinstance(asked, Mapping) and "host" not in asked)
+    if "status" in document and not (isinstance(asked, Mapping) and "host" in asked):
+        return None
+    if asked is None:
+        return default_engine(rows) if batching == Policies().batching else None
+    return parse_engine(asked, rows, where)
 
 
 def _host_document(host: HostTime) -> dict[str, str]:

@@ -132,10 +132,30 @@ class AskedAgain:
 
 @dataclass(frozen=True, slots=True)
 class LongerSteps:
-    """The plan where every step takes the fits' error longer."""
+    """The plan where every step takes the fits' error longer, for step times that have no spread."""
 
     error_frac: float
     outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class UpperEnds:
+    """The plan where step times lie at the upper ends of their spread: the largest factors of its workers."""
+
+    prefill: float
+    decode: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpread:
+    """Between which factors of these step times 90 % of measured runs lay; `is_own`: of this engine's."""
+
+    worker: str
+    prefill: tuple[float, float]
+    decode: tuple[float, float]
+    source: str
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +165,7 @@ class Robustness:
     step_times_frac: float
     traffic_frac: float
     rates: int | None
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -683,6 +704,7 @@ Binding = (
     | PromisedAt
     | AskedAgain
     | LongerSteps
+    | UpperEnds
     | InsuranceCosts
     | AsExpected
     | ExpectedMissed
@@ -702,6 +724,7 @@ Binding = (
 Assuming = (
     Assumption
     | StepTimes
+    | StepSpread
     | HostOverheads
     | EngineModelled
     | EngineSettings
@@ -723,6 +746,7 @@ Warned = (
     | NearestEngine
     | NotSimulated
     | LongerSteps
+    | UpperEnds
     | SpotGone
     | MissedOnDraws
     | WorkerMoreFails

@@ -18,14 +18,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
+from planner.documents.spreads import SPREAD_KEYS, parse_spread, spread_document
 from planner.errors import InputError
 from planner.io.files import open_input, read_yaml
 from planner.io.values import PLAIN, Section, Wording, refused, rows
 from planner.models.correction import CorrectedFormula
 from planner.models.forms import DistServeSteps, SplitwiseLookup, StepForm
-from planner.models.latency import StepLatency
+from planner.models.latency import Kind, StepLatency
 
 if TYPE_CHECKING:  # it imports scikit-learn
     from planner.models.step_fit import Errors
@@ -33,7 +34,27 @@ if TYPE_CHECKING:  # it imports scikit-learn
 HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
-FIT_KEYS = ("tp", "knots_tokens", "f_s", *NUMBERS, "basis", *OPTIONAL, "errors", "simulated")
+MIXED = "m_s"  # 0 where a file does not say
+FIT_KEYS = (
+    "tp",
+    "knots_tokens",
+    "f_s",
+    *NUMBERS,
+    "basis",
+    "kind",
+    *OPTIONAL,
+    MIXED,
+    "errors",
+    "simulated",
+    "spread",
+)
+KINDS: Mapping[str, Kind] = {  # by the first word of a basis
+    "silicon": "kernels",
+    "measured": "steps",
+    "fitted": "steps",
+    "derived": "derived",
+    "roofline": "roofline",
+}
 Form = SplitwiseLookup | DistServeSteps | CorrectedFormula
 FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
     "splitwise-lookup": (
@@ -97,12 +118,28 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
     """The five numbers; `basis` where the fit does not say its own."""
     knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
     a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
-    optional = [row.number(key, None) for key in OPTIONAL]
+    mape_frac, max_context_tokens, uncertainty_frac = (row.number(key, None) for key in OPTIONAL)
     said = row.written("basis") if basis is None else row.written("basis", basis)
     try:
-        return StepLatency(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, said, *optional)
+        kind = cast(Kind, row.one_of("kind", get_args(Kind), _kind_of(said)))
+        return StepLatency(
+            *(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, said),
+            mape_frac=mape_frac,
+            max_context_tokens=max_context_tokens,
+            uncertainty_frac=uncertainty_frac,
+            kind=kind,
+            spread=parse_spread(row.part("spread", SPREAD_KEYS)) if "spread" in row else None,
+            m_s=row.number(MIXED, 0.0),
+        )
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
+
+
+def _kind_of(basis: str) -> Kind:
+    """Of a fit that was written before fits said their kind."""
+    if "host overhead not included" in basis:
+        return "kernels"
+    return KINDS.get(basis.split(" ")[0].rstrip(":"), "given")
 
 
 def parse_simulated(row: Section) -> CorrectedFormula | None:
@@ -139,7 +176,9 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
-    return {key: _plain(value) for key, value in asdict(latency).items()} | simulated
+    numbers = {key: _plain(value) for key, value in asdict(latency).items() if key != "spread"}
+    spread = {} if latency.spread is None else {"spread": spread_document(latency.spread)}
+    return numbers | spread | simulated
 
 
 def form_document(form: Form) -> dict[str, Any]:
@@ -164,6 +203,7 @@ def fit_row(
         "f_s": _digits(latency.f_s),
         **{key: _digits(getattr(latency, key)) for key in NUMBERS},
         "basis": latency.basis,
+        "kind": latency.kind,
         "mape_frac": None if latency.mape_frac is None else round(latency.mape_frac, 4),
         "max_context_tokens": latency.max_context_tokens,
         "errors": {
@@ -171,6 +211,8 @@ def fit_row(
             for regime, e in errors.items()
         },
     }
+    if latency.m_s > 0:
+        row[MIXED] = _digits(latency.m_s)
     if latency.uncertainty_frac is not None:
         row["uncertainty_frac"] = round(latency.uncertainty_frac, 4)
     if form is not None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.documents.catalog import Catalog
-from planner.documents.engine import engine_document, is_modelled, parse_engine
+from planner.documents.engine import NONE, engine_document, engine_of_fleet
 from planner.documents.fits import (
     FIT_KEYS,
     Form,
@@ -90,6 +90,7 @@ POLICY_COUNTS = {
     "reserve_tokens": "reserve_tokens",
     "patience": "patience_steps",
     "decode_batch_tokens": "decode_batch_tokens",
+    "long_prefill_token_threshold": "long_prefill_token_threshold",
     "seed": "seed",
     "quantum_tokens": "quantum_tokens",
     "worker_quantum_tokens": "worker_quantum_tokens",
@@ -155,6 +156,8 @@ def parse_fleet(
     if policies:
         own = Section.of(document.get("policies"), f"{where}: policies")
         document = {**document, "policies": {**own.values, **policies}}
+        if policies.get("batching", Policies().batching) != Policies().batching:
+            document |= {"engine": NONE}  # it is another program's
     refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
     return fleet_of(document, path, catalog, budget_is_asked="max_num_batched_tokens" in (policies or {}))
 
@@ -168,9 +171,8 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     llm = _llm(document, path, catalog)
     decided, budget_tokens = _policies(file.part("policies", POLICY_KEYS))
     prices = _prices(file.part("prices"), catalog)
-    engine = None
-    if is_modelled(document):
-        engine = parse_engine(document["engine"], catalog.engines.values(), file.at("engine"))
+    rows_of_engines = catalog.engines.values()
+    engine = engine_of_fleet(document, rows_of_engines, file.at("engine"), batching=decided.batching)
     written = rows(file.get("workers"), file.at("workers"), "workers", least=1)
     pools: list[Pool] = []
     for number, worker in enumerate(written):
@@ -225,7 +227,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
             for pool in pools
         ],
         "policies": _policies_document(fleet.policies),
-        **({} if fleet.engine is None else {"engine": engine_document(fleet.engine)}),
+        "engine": NONE if fleet.engine is None else engine_document(fleet.engine),
         "network": network_document(fleet.network),
         "prices": {pool.type.gpu.name: exactly(pool.type.gpu.price_usd_per_h, "usd/h") for pool in pools},
     }
@@ -340,7 +342,7 @@ def _step_times(
         return catalog.latency(llm, gpu, tp), form
     if isinstance(value, Mapping):
         fit = Section.of(value, "fit", FIT_KEYS, wording=FIT_WORDING)
-        return parse_latency(fit, basis="fit fit"), parse_simulated(fit)
+        return catalog.spread(parse_latency(fit, basis="fit fit"), llm), parse_simulated(fit)
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value
@@ -354,7 +356,8 @@ def _step_times(
     on = catalog.gpu(fitted).name if isinstance(fitted, str) else gpu.name
     if on not in (gpu.name, gpu.base):
         raise InputError(f"{path} is a fit on {fitted}, this worker has {gpu.name}")
-    latency, simulated = parse_latency(fit, basis=f"fit {path}"), parse_simulated(fit)
+    latency = catalog.spread(parse_latency(fit, basis=f"fit {path}"), llm)
+    simulated = parse_simulated(fit)
     if on == gpu.name:
         return latency, simulated
     slowdowns = gpu.prefill_slowdown, gpu.decode_slowdown

@@ -41,7 +41,7 @@ def _llm(file: Path, config: dict[str, Any]) -> Llm:
         # an LLM with eyes: its language half, quantised as the whole where it does not say
         whole = {key: config[key] for key in (*_QUANTISED, "torch_dtype", "dtype") if key in config}
         config = whole | config["text_config"]
-    dtype_bytes, kv_dtype_bytes = _bytes_per_number(file, config)
+    weights, kv_dtype_bytes = _formats(file, config)
     kind = str(config.get("model_type", ""))
     if found := _unmodelled(config):
         key, what = found
@@ -71,7 +71,7 @@ def _llm(file: Path, config: dict[str, Any]) -> Llm:
         ffn=ffn // 2 if kind == "qwen" else ffn,  # the first Qwen stores gate and up as one width
         vocab=_count(shape, "vocab_size"),
         context_tokens=_count(shape, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len"),
-        dtype_bytes=dtype_bytes,
+        dtype_bytes=_BYTES[weights],
         gated_ffn=_config_is_gated(config, kind, where),
         tied_embeddings=shape.flag("tie_word_embeddings", kind in _TIED),
         experts=experts,
@@ -79,6 +79,7 @@ def _llm(file: Path, config: dict[str, Any]) -> Llm:
             shape, "num_experts_per_tok", "num_experts_per_token", default=None if experts > 1 else 1
         ),
         kv_dtype_bytes=kv_dtype_bytes,
+        weights=weights,
     )
 
 
@@ -110,7 +111,13 @@ MODELOPT_FILE = "hf_quant_config.json"
 _OTHER_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ
 _GROUPED_METHODS = ("compressed-tensors", "modelopt", "none")  # the groups say what weights are
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
-_FP8_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB")  # of ModelOpt
+_FP8_ALGORITHMS = {  # of ModelOpt
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8-block",
+    "FP8_PB": "fp8-block",
+}
+_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0}  # of a weight
 _EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval")  # 1: each has experts
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _FFN_4X = ("bloom", "gpt2")  # leave the width out: it is four times hidden
@@ -188,8 +195,8 @@ def _unmodelled(config: Config) -> tuple[str, str] | None:
     return ("layer_types", f"layers without attention, {strange[0]!r} among them") if strange else None
 
 
-def _bytes_per_number(file: Path, config: Config) -> tuple[float, float]:
-    """Of the weights, and of keys and values. As vLLM serves them: float32 checkpoints run in 16 bits."""
+def _formats(file: Path, config: Config) -> tuple[str, float]:
+    """`Llm.weights`, and bytes of a key. As vLLM serves them: float32 checkpoints run in 16 bits."""
     said = [
         (f"{file}: {key}", _quantised(config[key], f"{file}: {key}"))
         for key in _QUANTISED
@@ -203,20 +210,20 @@ def _bytes_per_number(file: Path, config: Config) -> tuple[float, float]:
         for name in _OTHER_FILES:
             if not said and file.with_name(name).exists():
                 raise CatalogError(f"{file.with_name(name)}: such weights are not modelled; {_INSTEAD}")
-    if len({found for _, found in said}) > 1:
+    if len({(_BYTES[weights or "bf16"], kv) for _, (weights, kv) in said}) > 1:
         (one, (a, kv_a)), (other, (b, kv_b)) = said[:2]
         raise CatalogError(
-            f"{one} counts {a or 2:g} byte(s) per weight and {kv_a:g} per key, "
-            f"{other} {b or 2:g} and {kv_b:g}; remove what is out of date"
+            f"{one} counts {_BYTES[a or 'bf16']:g} byte(s) per weight and {kv_a:g} per key, "
+            f"{other} {_BYTES[b or 'bf16']:g} and {kv_b:g}; remove what is out of date"
         )
-    dtype_bytes, kv_dtype_bytes = said[0][1] if said else (None, 2.0)
-    if dtype_bytes is not None:
-        return dtype_bytes, kv_dtype_bytes
+    weights, kv_dtype_bytes = said[0][1] if said else (None, 2.0)
+    if weights is not None:
+        return weights, kv_dtype_bytes
     dtype = _config_dtype(config)
     if dtype in ("float16", "bfloat16", "half", "float32", "float"):
-        return 2.0, kv_dtype_bytes
+        return "bf16", kv_dtype_bytes
     if dtype.startswith("float8"):
-        return 1.0, kv_dtype_bytes
+        return "fp8", kv_dtype_bytes
     raise CatalogError(f"{file}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}")
 
 
@@ -226,8 +233,8 @@ _INSTEAD = (
 )
 
 
-def _quantised(section: object, where: str) -> tuple[float | None, float]:
-    """Bytes of a weight (None: not quantised) and of a key, as Hugging Face or ModelOpt write it down."""
+def _quantised(section: object, where: str) -> tuple[str | None, float]:
+    """`Llm.weights` (None: not quantised) and bytes of a key, as Hugging Face or ModelOpt write it down."""
     if isinstance(section, dict) and isinstance(section.get("quantization"), dict):
         where, section = f"{where}: quantization", section["quantization"]
     if not isinstance(section, dict):
@@ -239,12 +246,12 @@ def _quantised(section: object, where: str) -> tuple[float | None, float]:
     if algorithm is not None:
         if str(algorithm).upper() not in _FP8_ALGORITHMS:
             raise CatalogError(f"{where}: quant_algo: {algorithm!r} is not modelled; {_INSTEAD}")
-        return 1.0, kv_dtype_bytes
+        return _FP8_ALGORITHMS[str(algorithm).upper()], kv_dtype_bytes
     if section.get("config_groups"):
         if _has_fp8_groups(section) and str(method).lower() in (*_FP8_METHODS, *_GROUPED_METHODS):
-            return 1.0, kv_dtype_bytes
+            return "fp8-block" if _has_blocks(section) else "fp8", kv_dtype_bytes
     elif str(method).lower() in _FP8_METHODS:
-        return 1.0, kv_dtype_bytes
+        return "fp8-block" if section.get("weight_block_size") else "fp8", kv_dtype_bytes
     if method is None and "quant_algo" in section and not section.get("config_groups"):
         return None, kv_dtype_bytes  # ModelOpt, of keys and values alone
     name = "bits" if method is None and "bits" in section else "quant_method"
@@ -273,15 +280,24 @@ def _kv_bytes(section: Config, where: str) -> float:
 
 def _has_fp8_groups(quantised: Config) -> bool:
     """Whether all weights are of 8 bits and floats, as compressed-tensors and ModelOpt say it."""
+    weights = _groups(quantised)
+    return bool(weights) and all(
+        each.get("num_bits") == 8 and each.get("type") == "float" for each in weights
+    )
+
+
+def _has_blocks(quantised: Config) -> bool:
+    return any(each.get("strategy") == "block" for each in _groups(quantised))
+
+
+def _groups(quantised: Config) -> list[Config]:
+    """What the groups say of their weights; of a group that says nothing, nothing."""
     groups = quantised.get("config_groups")
-    weights = [
+    said = [
         group.get("weights") if isinstance(group, dict) else None
         for group in (groups.values() if isinstance(groups, dict) else ())
     ]
-    return bool(weights) and all(
-        isinstance(each, dict) and each.get("num_bits") == 8 and each.get("type") == "float"
-        for each in weights
-    )
+    return [each if isinstance(each, dict) else {} for each in said]
 
 
 def _config_dtype(config: Config) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.documents.catalog import Catalog
-from planner.documents.engine import parse_engine
+from planner.documents.engine import default_engine, parse_engine
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
@@ -65,7 +65,6 @@ SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
 _USUAL = Policies()
-DEFAULT_ENGINE: Engine | None = None  # where slo.yaml names none
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
@@ -91,12 +90,14 @@ class Spot:
 @dataclass(frozen=True, slots=True)
 class Robust:
     """The plan must hold if every step takes this share longer than we think, and at all traffic between
-    `traffic_from_frac` and `traffic_frac` more than we think.
+    `traffic_from_frac` and `traffic_frac` more than we think. `spread`: from the upper end of the spread of
+    step times on.
     """
 
     step_times_frac: float = 0.0
     traffic_frac: float = 0.0
     traffic_from_frac: float = 0.0  # other than 0 only where a study moves what we think
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Task:
     spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
-    engine: Engine | None = DEFAULT_ENGINE  # what its host adds, and how it schedules; None: nothing, at once
+    engine: Engine | None = None  # what its host adds, and how it schedules; None: nothing, at once
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
@@ -270,7 +271,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         longest_wait_s=longest_wait_s,
         routings=routings,
         prefix_cache=prefix_cache,
-        robust=_robust(asked.part("robust", ("step_times", "traffic"))),
+        robust=_robust(asked.part("robust", ("step_times", "traffic", "spread"))),
     )
     if task.objective == "throughput":
         _check_throughput(task, where)
@@ -278,12 +279,14 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
 
 
 def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
+    """The default, too, is left to whoever says himself what the host takes."""
+    rows = catalog.engines.values()
     if "engine" not in asked:
-        return DEFAULT_ENGINE
+        return None if "host_overhead" in fleet else default_engine(rows)
     if "host_overhead" in fleet:
         where = fleet.at("host_overhead")
         raise InputError(f"{where}: engine says what the host takes; drop one of the two")
-    return parse_engine(asked.get("engine"), catalog.engines.values(), asked.at("engine"))
+    return parse_engine(asked.get("engine"), rows, asked.at("engine"))
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
@@ -425,7 +428,9 @@ def _choices(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, .
 
 
 def _robust(section: Section) -> Robust:
-    return Robust(section.share("step_times", 0.0), section.share("traffic", 0.0))
+    return Robust(
+        section.share("step_times", 0.0), section.share("traffic", 0.0), spread=section.flag("spread", False)
+    )
 
 
 def _check_throughput(task: Task, where: str) -> None:

@@ -23,6 +23,7 @@ from planner.imports import (
     generic,
     guidellm,
     inference_perf,
+    llmservingsim,
     prometheus,
     splitwise,
     vidur,
@@ -56,6 +57,9 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     "splitwise": Format(splitwise.read, "csv", (frozenset(splitwise.COLUMNS),)),
     "vidur": Format(vidur.read, "csv", tuple(frozenset(columns) for columns in vidur.MARKS)),
+    "llmservingsim": Format(
+        llmservingsim.read, "csv", tuple(frozenset(columns) for columns in llmservingsim.MARKS)
+    ),
     "vllm-bench-serve": Format(
         vllm_serve.read, "json", (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", "**/*.json")
     ),

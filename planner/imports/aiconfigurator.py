@@ -17,7 +17,7 @@ from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
 from planner.imports.silicon import SYSTEMS, silicon_table
 from planner.io.tables import column, read_csv
-from planner.models.tables import StepTable
+from planner.models.tables import NOT_INCLUDED, StepTable
 
 COLUMNS = (
     "backend",
@@ -42,7 +42,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
         if catalog.llm(llm).heads % tp:
             raise InputError(f"aiconfigurator: --tp {tp} does not divide the heads of {llm}")
         steps = silicon_table(catalog.llm(facts.llm or llm), catalog.gpu(gpu), tp)
-        return StepTable(steps.steps, {**steps.about, "host_overhead": "not included"})
+        return StepTable(steps.steps, {**steps.about, "host_overhead": NOT_INCLUDED})
     if len(paths) != 1:
         raise InputError(f"aiconfigurator: expected one silicon_sample.csv, found {len(paths)} files")
     path = paths[0]

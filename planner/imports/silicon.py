@@ -1,38 +1,72 @@
 """Step tables from AIConfigurator's kernel measurements ("silicon"), without a GPU of one's own.
 
-NVIDIA measured the kernels of vLLM (GEMM, attention, all-reduce) on A100, H100 and H200; AIConfigurator adds
-them up to a step. It counts kernels alone: no scheduler, no sampling, no host, so h = 0 in what is fitted.
-Needs `pip install 'fleetplan[silicon]'`.
+NVIDIA measured the kernels of vLLM (GEMM, attention, experts, all-reduce) on the GPUs of SYSTEMS. A step of N
+tokens is the sum of
+
+    all operations but attention and the output head, at N tokens
+    the output head, at a row per prompt and per decode
+    attention of the prompts, and attention of the decodes
+
+No scheduler, no sampling, no host, so h = 0 in what is fitted. Needs `pip install 'fleetplan[silicon]'`.
+
+Where the tables cannot be meant as they stand:
+
+  fp8-block       its dense GEMMs were measured without CUDA graphs: none takes less than its launch, 60 to
+                  90 us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens
+                  on, where launches do not count, both take the same (0.9 to 1.2). So the latter's are taken.
+  few tokens      an operation on N tokens takes at most what it takes on more, because it can be padded;
+                  single entries of the tables take twice that.
+  experts         tables have draws of power laws, one draw a size, and one in which no two tokens share an
+                  expert before all are taken. Measured engines (Mixtral, Qwen3, MiniMax) lie at what
+                  independent even choices touch, E (1 - (1 - k/E)^N): read from the latter table.
+  mixed steps     attention of prefills and of decodes was measured apart. Where the GPU's row says that one
+                  launch serves both, the decodes take what `mixed_kv_s` says, if that is longer.
+  other nodes     on PCIe all-reduces depend on the server: those of ROW_REDUCES are the GPU's row's.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from planner.domain import Gpu, Llm
 from planner.errors import InputError
 from planner.models.memory import kv_cache_tokens
+from planner.models.parallel import mixed_kv_s, tp_s
 from planner.models.tables import COLUMNS, Step, StepTable
 
+Floats = npt.NDArray[np.float64]
 VERSION = "0.12.0"
-SYSTEMS = {"a100-80g": "a100_sxm", "h100-80g": "h100_sxm", "h200-141g": "h200_sxm"}
-# Names under which AIConfigurator ships a config; any other dense LLM is described by its shape.
-MODELS = {
-    "meta-llama/Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B",
-    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
-    "Qwen/Qwen3-32B": "Qwen/Qwen3-32B",
+SYSTEMS = {
+    "a100-80g": "a100_sxm",
+    "h100-80g": "h100_sxm",
+    "h200-141g": "h200_sxm",
+    "b200-180g": "b200_sxm",
+    "l40s-48g": "l40s",
+    "rtx-pro-6000": "rtx_pro_6000_server",
 }
+REDUCES = ("ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch")  # after attention, and after the rest
+ROW_REDUCES = ("rtx-pro-6000",)
+WITHOUT_FP8 = ("a100-80g",)
+BLOCK = 128  # a side of fp8-block's blocks: no GPU may hold a part of one
+ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
+BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
+GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
+EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}  # with a scale per tensor: measured untuned
 MOST_STEP_TOKENS = 32768
+MOST_DECODES = 512
+TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))  # whose times bound those of fewer
 
 
 def grid() -> Iterator[Step]:
@@ -65,12 +99,30 @@ def grid() -> Iterator[Step]:
     for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
         if prompts * new <= MOST_STEP_TOKENS:
             yield Step(prompts, new, cached, 0, 0)
-    batches = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-    for decodes, context in product(batches, [2**i for i in range(7, 18)]):
+    batches = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+    contexts = (
+        128,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+        6144,
+        8192,
+        16384,
+        32768,
+        65536,
+        131072,
+    )
+    for decodes, context in product(batches, contexts):
         yield Step(0, 0, 0, decodes, context)
-    chunks, cached_tokens = (64, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 2048, 8192)
+    chunks, cached_tokens = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 2048, 8192)
     for new, cached, decodes, context in product(
-        chunks, cached_tokens, (1, 4, 16, 64, 128, 256), (256, 1024, 4096, 16384)
+        chunks, cached_tokens, (4, 16, 64, 128, 256, 512), (256, 512, 1024, 2048, 4096, 16384)
     ):
         yield Step(1, new, cached, decodes, context)
 
@@ -92,25 +144,20 @@ def random_steps(rng: np.random.Generator, steps: int) -> Iterator[Step]:
             yield Step(1, between(32, 8192), cached, between(1, 256), between(128, 16384))
 
 
-def silicon_table(
-    llm: Llm, gpu: Gpu, tp: int, steps: Iterable[Step] | None = None, *, fp8_weights: bool = False
-) -> StepTable:
-    """The kernel times of `steps` (default: the grid), of those that fit one worker's KV cache.
-
-    With `fp8_weights` the GEMMs are those of fp8; mixed steps are then left out, because AIConfigurator's two
-    doors disagree about them (by 10 to 20 %).
-    """
-    if gpu.name not in SYSTEMS:
-        raise InputError(f"GPU {gpu.name}: AIConfigurator lacks its kernels; use one of {', '.join(SYSTEMS)}")
+def silicon_table(llm: Llm, gpu: Gpu, tp: int, steps: Iterable[Step] | None = None) -> StepTable:
+    """The kernel times of `steps` (default: the grid), of those that context and KV cache allow."""
+    if why := _uncovered(llm, gpu):
+        raise InputError(f"{llm.name} on {gpu.name}: {why}")
     kv_tokens = kv_cache_tokens(llm, gpu, tp)
-    fitting = [step for step in (grid() if steps is None else steps) if step.kv_tokens <= kv_tokens]
-    if fp8_weights:
-        fitting = [step for step in fitting if not (step.prompts and step.decodes)]
+    fitting = [
+        step
+        for step in (grid() if steps is None else steps)
+        if step.kv_tokens <= kv_tokens and max(step.new + step.cached, step.context) <= llm.context_tokens
+    ]
     if not fitting:
         raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
-    with _model(llm) as model:
-        engine, mixed = _engines(model, SYSTEMS[gpu.name], tp, fp8_weights=fp8_weights)
-        rows = [_row(step, _step_ms(engine, mixed, step)) for step in fitting]
+    kernels = Kernels(llm, gpu, tp)
+    rows = [_row(step, kernels.step_ms(step)) for step in fitting]
     about = {
         "llm": llm.name,
         "gpu": gpu.name,
@@ -120,20 +167,87 @@ def silicon_table(
     return StepTable(pd.DataFrame(rows, columns=list(COLUMNS)), about)
 
 
-def _step_ms(engine: Any, mixed: Any, step: Step) -> float:
-    """Plain ints only: AIConfigurator refuses numpy's. Beyond its own tables it extrapolates in silence."""
-    if not step.decodes:  # its input length includes the cached part
-        return float(engine.predict_prefill_latency(step.prompts, step.new + step.cached, step.cached))
-    if not step.prompts:  # it attends to one token more than the input length
-        return float(engine.predict_decode_latency(step.decodes, step.context - 1, 2))
-    requests = {
-        "num_prefill_requests": step.prompts,
-        "sum_prefill_tokens": step.prompts * step.new,
-        "sum_prefill_kv_tokens": step.prompts * step.cached,
-        "num_decode_requests": step.decodes,
-        "sum_decode_kv_tokens": step.decodes * step.context,
-    }
-    return float(mixed.estimate_forward_pass_time_ms({"version": 1, "scheduled_requests": requests}))
+def _uncovered(llm: Llm, gpu: Gpu) -> str:
+    """Why there are no kernel times of this LLM on this GPU; empty if there may be."""
+    if gpu.name not in SYSTEMS:
+        return f"AIConfigurator lacks kernels of this GPU; use one of {', '.join(SYSTEMS)}"
+    if not llm.gated_ffn:
+        return "AIConfigurator's feed-forward blocks are all gated, those of this LLM are not"
+    if llm.weights != "bf16" and gpu.name in WITHOUT_FP8:
+        return f"AIConfigurator lacks kernels of {llm.weights} weights on this GPU"
+    if llm.dtype_bytes != BYTES[llm.weights] or llm.kv_dtype_bytes not in (1, 2):
+        return f"AIConfigurator lacks kernels of {llm.dtype_bytes:g} bytes per weight"
+    if llm.experts > 1 and llm.weights not in EXPERTS:
+        return f"AIConfigurator measured experts in {llm.weights} untuned"
+    return ""
+
+
+class Kernels:
+    """The kernels of one LLM on `tp` GPUs of a system. Beyond its tables AIConfigurator extrapolates in
+    silence.
+    """
+
+    def __init__(self, llm: Llm, gpu: Gpu, tp: int) -> None:
+        self._llm, self._gpu, self._tp, system = llm, gpu, tp, SYSTEMS[gpu.name]
+        self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
+        self._engine, self._experts_ms = _compiled(llm, system, tp)
+        try:
+            prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
+            self._experts_ms(1)
+        except (RuntimeError, ValueError) as error:
+            why = str(error).split("{")[0].strip()
+            raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
+        names = [name.removeprefix("context_") for name, *_ in prompts]
+        self._prompts = [names.index("attention")]
+        self._all_reduce = next(n for n, name in enumerate(names) if name in REDUCES)
+        apart = {"attention", "logits_gemm", "moe"}
+        if gpu.name in ROW_REDUCES:
+            apart |= set(REDUCES)
+        self._alike = [n for n, name in enumerate(names) if name not in apart]
+        names = [name.removeprefix("generation_") for name, *_ in decodes]
+        self._decodes, self._head = [names.index("attention")], [names.index("logits_gemm")]
+        self._tokens_ms = cache(self._tokens_ms_anew)
+        self._at_most = np.full((len(TOKENS) + 1, len(self._alike)), np.inf)
+        for i in reversed(range(len(TOKENS))):
+            self._at_most[i] = np.minimum(self._each_ms(TOKENS[i]), self._at_most[i + 1])
+
+    def step_ms(self, step: Step) -> float:
+        """Plain ints only: AIConfigurator refuses numpy's."""
+        ms = self._tokens_ms(step.prompts * step.new + step.decodes)
+        heads = self._engine.evaluate_generation_ops(self._head, batch_size=step.prompts + step.decodes, s=1)
+        ms += float(heads[0][1])
+        if step.prompts:
+            ms += sum(
+                ms
+                for _, ms, *_ in self._engine.evaluate_context_ops(
+                    self._prompts, batch_size=step.prompts, s=step.new, prefix=step.cached
+                )
+            )
+        if step.decodes:  # it attends to one token more than the length it is asked for
+            read_ms = sum(
+                ms
+                for _, ms, *_ in self._engine.evaluate_generation_ops(
+                    self._decodes, batch_size=step.decodes, s=step.context
+                )
+            )
+            ms += max(read_ms, step.decodes * step.context * self._mixed_kv_ms if step.prompts else 0.0)
+        return ms
+
+    def all_reduce_s(self, tokens: int) -> float:
+        """One all-reduce of the activations of N tokens."""
+        operations = self._engine.evaluate_context_ops([self._all_reduce], batch_size=1, s=tokens)
+        return float(operations[0][1]) / self._llm.layers / 1e3
+
+    def _tokens_ms_anew(self, tokens: int) -> float:
+        at_most = self._at_most[np.searchsorted(TOKENS, tokens)]
+        ms = float(np.minimum(self._each_ms(tokens), at_most).sum()) + self._experts_ms(tokens)
+        if self._gpu.name in ROW_REDUCES:
+            ms += 1e3 * float(tp_s(self._llm, self._gpu, self._tp, tokens))
+        return ms
+
+    def _each_ms(self, tokens: int) -> Floats:
+        operations = self._engine.evaluate_context_ops(self._alike, batch_size=1, s=tokens)
+        return np.array([ms for _, ms, *_ in operations])
 
 
 def _row(step: Step, t_ms: float) -> tuple[float, ...]:
@@ -143,61 +257,112 @@ def _row(step: Step, t_ms: float) -> tuple[float, ...]:
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3
 
 
-def _engines(model: str, system: str, tp: int, *, fp8_weights: bool) -> tuple[Any, Any]:
-    """AIConfigurator's two doors: steps of one kind, and mixed steps."""
+def _compiled(llm: Llm, system: str, tp: int) -> tuple[Any, Callable[[int], float]]:
+    """AIConfigurator's engine, and milliseconds that all layers' experts take for N tokens."""
     try:
-        from aiconfigurator_core.sdk import EngineHandle, RustForwardPassPerfModel
+        from aiconfigurator_core.sdk import EngineHandle
     except ImportError:
         raise InputError(
             "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
         ) from None
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
-    gemm = {"gemm_quant_mode": "fp8"} if fp8_weights else {}
-    engine = EngineHandle.compile(model, system, "vllm", tp_size=tp, **gemm)
-    mixed = RustForwardPassPerfModel.from_native(
-        {
-            "schema_version": 1,
-            "model_name": model,
-            "system_name": system,
-            "backend": "vllm",
-            "backend_version": None,
-            "tp_size": tp,
-            "pp_size": 1,
-            "weight_dtype": None,
-            "moe_dtype": None,
-            "activation_dtype": None,
-            "kv_cache_dtype": None,
-            "kv_block_size": None,
-            "extra": {},
-        }
-    )
-    return engine, mixed
-
-
-@contextmanager
-def _model(llm: Llm) -> Iterator[str]:
-    """What AIConfigurator calls this LLM: a name it ships, or a folder with a config.json of its shape."""
-    if llm.name in MODELS:
-        yield MODELS[llm.name]
-        return
-    if llm.experts > 1 or not llm.gated_ffn:
-        raise InputError(f"LLM {llm.name}: is not dense and gated; add its name to MODELS")
+    split = _expert_split(llm, tp)
     with tempfile.TemporaryDirectory() as folder:
-        config = {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
+        Path(folder, "config.json").write_text(json.dumps(_config(llm)))
+        engine = EngineHandle.compile(
+            folder,
+            system,
+            "vllm",
+            tp_size=tp,
+            **split,
+            gemm_quant_mode=GEMMS[llm.weights],
+            moe_quant_mode=EXPERTS.get(llm.weights),
+            kvcache_quant_mode="fp8" if llm.kv_dtype_bytes == 1 else "bfloat16",
+            fmha_quant_mode="bfloat16",
+        )
+    if llm.experts == 1:
+        return engine, lambda tokens: 0.0
+    drawn_ms, even_ms = (
+        partial(_drawn_ms, engine, json.dumps([_experts_operation(llm, split, routing)]))
+        for routing in ("power_law_1.01", "balanced")
+    )
+    return engine, drawn_ms if system in ONE_ROUTING else partial(_experts_ms, llm, even_ms, drawn_ms)
+
+
+def _drawn_ms(engine: Any, operation: str, tokens: int) -> float:
+    return float(engine.evaluate_ops_json(operation, is_context=False, batch_size=tokens, s=1)[0][1])
+
+
+def _experts_ms(
+    llm: Llm, even_ms: Callable[[int], float], drawn_ms: Callable[[int], float], tokens: int
+) -> float:
+    """Of all experts. Tokens of many sequences choose k of E evenly: they read those that they touch and
+    compute as many tokens on all of them, out of a table in which no two tokens share an expert before all
+    are taken. More tokens than MOST_DECODES are of prompts, which prefer some: the table of a power law.
+    """
+    share = llm.experts_per_token / llm.experts
+    touched = (1 - (1 - share) ** tokens) / share
+    low = max(int(touched), 1)
+    ms = float(np.interp(touched, (low, low + 1), (even_ms(low), even_ms(low + 1))))
+    all_touched = math.ceil(1 / share)
+    if tokens > all_touched:
+        ms += max(even_ms(tokens) - even_ms(all_touched), 0.0)
+    return max(ms, drawn_ms(tokens)) if tokens > MOST_DECODES else ms
+
+
+def _expert_split(llm: Llm, tp: int) -> dict[str, int]:
+    """Every GPU has a slice of all experts, or whole ones where slices would cut through blocks of fp8."""
+    if llm.weights == "fp8-block" and (llm.ffn // tp) % BLOCK:
+        return {"moe_tp_size": 1, "moe_ep_size": tp}
+    return {"moe_tp_size": tp, "moe_ep_size": 1}
+
+
+def _experts_operation(llm: Llm, split: Mapping[str, int], routing: str) -> dict[str, Any]:
+    """AIConfigurator's description of the experts of all layers."""
+    return {
+        "Moe": {
+            "name": "moe",
+            "scale_factor": float(llm.layers),
             "hidden_size": llm.hidden,
-            "intermediate_size": llm.ffn,
-            "num_attention_heads": llm.heads,
-            "num_hidden_layers": llm.layers,
-            "num_key_value_heads": llm.kv_heads,
-            "head_dim": llm.head_dim,
-            "vocab_size": llm.vocab,
-            "max_position_embeddings": llm.context_tokens,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": llm.tied_embeddings,
-            "torch_dtype": "bfloat16",
+            "inter_size": llm.ffn,
+            "topk": llm.experts_per_token,
+            "num_experts": llm.experts,
+            **split,
+            "attention_dp_size": 1,
+            "quant_mode": EXPERTS[llm.weights],
+            "workload_distribution": routing,
+            "is_gated": True,
+            "moe_backend": None,
+            "enable_eplb": False,
+            "is_context": True,
         }
-        Path(folder, "config.json").write_text(json.dumps(config))
-        yield folder
+    }
+
+
+def _config(llm: Llm) -> dict[str, Any]:
+    """A Hugging Face config.json of this shape."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": llm.hidden,
+        "intermediate_size": llm.ffn,
+        "num_attention_heads": llm.heads,
+        "num_hidden_layers": llm.layers,
+        "num_key_value_heads": llm.kv_heads,
+        "head_dim": llm.head_dim,
+        "vocab_size": llm.vocab,
+        "max_position_embeddings": llm.context_tokens,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": llm.tied_embeddings,
+        "torch_dtype": "bfloat16",
+    }
+    if llm.experts == 1:
+        return config
+    return config | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": llm.ffn,
+        "num_experts": llm.experts,
+        "num_experts_per_tok": llm.experts_per_token,
+    }

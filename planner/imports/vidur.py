@@ -23,7 +23,7 @@ from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.io.tables import column, read_csv
 from planner.models.latency import Array
-from planner.models.tables import COLUMNS, StepTable
+from planner.models.tables import COLUMNS, NOT_INCLUDED, StepTable
 
 OPS = (
     "attn_pre_proj",
@@ -195,7 +195,7 @@ def _table(steps: Array, llm: str, gpu: str, tp: int, source: str, note: str = "
         "gpu": gpu,
         "tp": str(tp),
         "source": fields.one_line(source),
-        "host_overhead": "not included",
+        "host_overhead": NOT_INCLUDED,
     }
     if note:
         about["note"] = note

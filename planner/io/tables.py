@@ -48,7 +48,7 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
     try:
         table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
-        raise InputError(f"{where}: is not a CSV with a header ({str(error)[:120]})") from None
+        raise InputError(f"{where}: is not a CSV with a header ({str(error).strip()[:120]})") from None
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
         raise InputError(f"{where}: is not a CSV with a header (rows have more cells than the header)")
     columns = list(columns)

@@ -62,6 +62,12 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
     }
     if (order := answer(QUEUE[fleet.policies.queue], VLLM).name) != Policies().queue:  # vLLM's own
         told["scheduling-policy"] = order
+    if (
+        0
+        < (threshold := fleet.policies.long_prefill_token_threshold)
+        < served_model_len(fleet, max_model_len)
+    ):
+        told["long-prefill-token-threshold"] = threshold
     if engine.engine is not None and _has_async(engine.engine.version):
         told["async-scheduling"] = engine.engine.async_scheduling
     if pool.role in _KV_ROLES:

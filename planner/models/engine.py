@@ -6,7 +6,8 @@
                                                 after this one began is not in the next; r as h, of what no
                                                 step hides
 
-A request reaches the engine `front_end_s` after it arrives (HTTP, tokenizer). g is `planner.models.latency`.
+A request reaches the engine `front_end_s` after it arrives (HTTP, tokenizer). One API server in front of the
+engine passes on at most `tokens_per_s`: t is at least D over that. g is `planner.models.latency`.
 """
 
 from __future__ import annotations
@@ -54,10 +55,18 @@ class Engine:
     front_end_s: float = 0.0
     basis: str = ""
     is_nearest: bool = False
+    tokens_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
             raise InputError(f"front_end is {self.front_end_s:g} s, must be a number >= 0")
+        if not self.tokens_per_s > 0:
+            raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
+
+    @property
+    def unhidden(self) -> HostTime:
+        """What it adds to a step that takes the GPUs longer than the host."""
+        return self.rest if self.async_scheduling else self.host
 
     def longer(self, share: float) -> Engine:
         """If the host took `share` longer."""

@@ -9,20 +9,35 @@ included). Five numbers describe it:
     P   = #prefills
 
     t = f(N) + a A_p + b D + d K + e P + h       f piecewise linear, nondecreasing;  a, b, d, e, h >= 0
+        + m K where P > 0                        m >= 0
+
+m is what decodes take longer beside prefills: kernels that serve both in one launch (FlashAttention 2)
+read the decodes' KV in the prefills' tiles, and no longer split it over the GPU. On an RTX PRO 6000 that
+doubles d.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError
 from planner.models.forms import FIVE, Compiled
+from planner.models.spread import Spread
 
 Array = npt.NDArray[np.float64]
+Kind = Literal["kernels", "steps", "derived", "roofline", "given"]
+"""What step times rest on: sums of measured kernels, measured steps (the host's time in them), those carried
+over to another GPU by rooflines, the roofline alone, or what somebody wrote down without saying.
+"""
+
+ON_WALL = (
+    "; by steps as long as they took on the wall"  # ends a basis that counts what others took of the cores
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +45,10 @@ class StepLatency:
     """The formula above with numbers in it; what the simulator and the optimizer both predict with.
 
     `knots_tokens` and `f_s` are f's corners; beyond the last one f goes on with its last slope, below the
-    first it is constant. `basis` says where the numbers come from ("silicon ...", "measured ...",
-    "roofline"), `mape_frac` the held-out error of the fit, None where there is nothing to hold out.
-    `max_context_tokens` is the longest context that was profiled, None for a formula from first principles.
-    `uncertainty_frac` is the relative standard error a calibration left, None where there was none.
+    first it is constant. `kind` says what the numbers rest on, `basis` the same in words, `mape_frac` is the
+    held-out error of the fit, None where there is nothing to hold out. `max_context_tokens` is the longest
+    context that was profiled, None for a formula from first principles. `uncertainty_frac` is the relative
+    standard error a calibration left, None where there was none.
     """
 
     knots_tokens: tuple[float, ...]
@@ -47,6 +62,9 @@ class StepLatency:
     mape_frac: float | None = None
     max_context_tokens: float | None = None
     uncertainty_frac: float | None = None
+    kind: Kind = "given"
+    m_s: float = 0.0  # more per KV token read by decodes, in steps with prefills
+    spread: Spread | None = None  # of other engines around these times; None: nobody knows
 
     def __post_init__(self) -> None:
         knots, f_s = np.array(self.knots_tokens), np.array(self.f_s)
@@ -60,20 +78,20 @@ class StepLatency:
             raise InputError(f"step latency: mape_frac is {self.mape_frac}, must be >= 0")
         if self.max_context_tokens is not None and not self.max_context_tokens > 0:
             raise InputError(f"step latency: max_context_tokens is {self.max_context_tokens}, must be > 0")
-        if min(self.a_s, self.b_s, self.d_s, self.e_s, self.h_s) < 0:
-            raise InputError("step latency: a, b, d, e and h must be >= 0")
+        if min(self.a_s, self.b_s, self.d_s, self.e_s, self.h_s, self.m_s) < 0:
+            raise InputError("step latency: a, b, d, e, h and m must be >= 0")
         if self.uncertainty_frac is not None and not self.uncertainty_frac >= 0:
             raise InputError(f"step latency: uncertainty_frac is {self.uncertainty_frac}, must be >= 0")
 
     @property
     def is_measured(self) -> bool:
-        """Whether steps or kernels were measured, by the first word of `basis`; else they are a guess."""
-        return self.basis.startswith(("silicon", "measured"))
+        """Whether steps or kernels were measured; else they are a guess."""
+        return self.kind in ("kernels", "steps")
 
     @property
     def has_host(self) -> bool:
         """Whether the engine's host is in these seconds: steps were measured, and not kernels."""
-        return self.h_s > 0 or self.basis.startswith(("measured", "fitted", "derived"))
+        return self.h_s > 0 or self.kind in ("steps", "derived")
 
     def step_s(
         self,
@@ -91,7 +109,7 @@ class StepLatency:
             f
             + self.a_s * np.asarray(pairs)
             + self.b_s * np.asarray(decodes)
-            + self.d_s * np.asarray(kv_tokens)
+            + (self.d_s + self.m_s * (np.asarray(prefills) > 0)) * np.asarray(kv_tokens)
             + self.e_s * np.asarray(prefills)
             + self.h_s
         )
@@ -99,7 +117,7 @@ class StepLatency:
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
         """For the simulator: f(N) + h for every N up to `most_tokens`."""
         table = self.step_s(np.arange(most_tokens + 1, dtype=float))
-        return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s), (table,), (len(table),))
+        return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s, self.m_s), (table,), (len(table),))
 
     def prefill_s(self, input_tokens: Array | Sequence[float] | float, budget_tokens: int) -> Array:
         """Seconds to prefill prompts alone on an idle engine, in chunks of `budget_tokens`."""
@@ -122,25 +140,31 @@ class StepLatency:
             d_s=self.d_s * factor,
             e_s=self.e_s * factor,
             h_s=self.h_s * factor,
+            m_s=self.m_s * factor,
         )
 
-    def slowed(self, prefill: float, decode: float) -> StepLatency:
-        """The same engine on a power-capped GPU (Splitwise section III-G).
+    def within(self, z_prefill: float, z_decode: float) -> StepLatency:
+        """The same engine where it lies so many standard deviations of its spread above the medians."""
+        if self.spread is None:
+            return self
+        return self.scaled(self.spread.prefill.at(z_prefill), self.spread.decode.at(z_decode))
 
-        Work that grows with the tokens of a step is compute-bound and slows by `prefill`; the floor of a
-        step and the KV reads are bandwidth-bound and slow by `decode`.
+    def slowed(self, prefill: float, decode: float) -> StepLatency:
+        """The same engine on a power-capped GPU (Splitwise section III-G)."""
+        basis = f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap"
+        return replace(self.scaled(prefill, decode), basis=basis)
+
+    def scaled(self, prefill: float, decode: float) -> StepLatency:
+        """Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
+        floor of a step and the KV reads are bandwidth-bound and take `decode` times as long.
         """
         floor = self.f_s[0] * decode
-        return StepLatency(
-            self.knots_tokens,
-            tuple(floor + (f - self.f_s[0]) * prefill for f in self.f_s),
-            self.a_s * prefill,
-            self.b_s * decode,
-            self.d_s * decode,
-            self.e_s * prefill,
-            self.h_s,
-            basis=f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap",
-            mape_frac=self.mape_frac,
-            max_context_tokens=self.max_context_tokens,
-            uncertainty_frac=self.uncertainty_frac,
+        return replace(
+            self,
+            f_s=tuple(floor + (f - self.f_s[0]) * prefill for f in self.f_s),
+            a_s=self.a_s * prefill,
+            b_s=self.b_s * decode,
+            d_s=self.d_s * decode,
+            e_s=self.e_s * prefill,
+            m_s=self.m_s * decode,
         )

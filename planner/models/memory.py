@@ -161,13 +161,17 @@ def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS)
 
 def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
     """Bytes of weights a step of N tokens reads, over all GPUs; for a dense LLM all but the input embeddings.
-
-    N tokens touch E (1 - (1 - k/E)^N) of a layer's E experts, each choosing k evenly and independently. All
-    of them lie in memory all the same.
+    All experts lie in memory all the same.
     """
-    touched = llm.experts * (1 - (1 - llm.experts_per_token / llm.experts) ** np.asarray(tokens, dtype=float))
-    layer_bytes = (llm.attention_parameters + touched * llm.expert_parameters) * llm.dtype_bytes
+    experts = touched_experts(llm, tokens) * llm.expert_parameters
+    layer_bytes = (llm.attention_parameters + experts) * llm.dtype_bytes
     return np.asarray(llm.layers * layer_bytes + llm.vocab * llm.hidden * llm.head_dtype_bytes)
+
+
+def touched_experts(llm: Llm, tokens: float | Array) -> Array:
+    """E (1 - (1 - k/E)^N) of a layer's E experts, N tokens choosing k each, evenly and independently."""
+    share = llm.experts_per_token / llm.experts
+    return np.asarray(llm.experts * (1 - (1 - share) ** np.asarray(tokens, dtype=float)))
 
 
 def active_parameters(llm: Llm) -> float:

@@ -4,6 +4,7 @@ TP: two all-reduces per layer, after attention and after the feed-forward block,
 
     ring      latency + 2 (TP - 1) / TP * bytes / link     every GPU sends its share around twice
     one-shot  latency +   (TP - 1)      * bytes / link     every GPU fetches the other TP - 1 copies at once
+    measured  latency +                   bytes / bandwidth    of the GPU's row, where it has this TP
 
 PP: layers in PP stages, N tokens x (hidden + residual) in 16 bit from each stage to the next. As in vLLM each
 GPU of a TP group sends 1 / TP of them and the next group gathers the rest over its own links. A micro-batch
@@ -55,6 +56,16 @@ def all_reduce_s(
     return np.asarray(latency_s + share * np.asarray(payload_bytes) / link_bytes_per_s)
 
 
+def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
+    """Seconds per KV token of decodes in steps with prefills, where attention serves both in one launch and
+    so reads keys and values once per query head; 0 where it does not.
+    """
+    if gpu.mixed_kv_bytes_per_s is None:
+        return 0.0
+    read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim
+    return read_bytes / gpu.mixed_kv_bytes_per_s
+
+
 def tp_s(
     llm: Llm,
     gpu: Gpu,
@@ -65,11 +76,16 @@ def tp_s(
     latency_s: float = ALL_REDUCE_S,
     algorithm: Algorithm = "ring",
 ) -> Array:
-    """Seconds of the all-reduces in a step of `tokens` tokens: two per layer."""
+    """Seconds of the all-reduces in a step of `tokens` tokens: two per layer. What was measured on such GPUs
+    comes before the link, of which `link_frac` is reached.
+    """
     payload_bytes = np.asarray(tokens, dtype=float) * llm.hidden * ACTIVATION_BYTES
-    once_s = all_reduce_s(
-        payload_bytes, tp, gpu.link_bytes_per_s * link_frac, latency_s=latency_s, algorithm=algorithm
-    )
+    if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):
+        once_s = measured.latency_s + payload_bytes / measured.bytes_per_s
+    else:
+        once_s = all_reduce_s(
+            payload_bytes, tp, gpu.link_bytes_per_s * link_frac, latency_s=latency_s, algorithm=algorithm
+        )
     return np.asarray(2 * llm.layers * once_s)
 
 

@@ -7,15 +7,17 @@
 
 A GPU without a step draws its idle share; one with a cap never more than the cap. Decodes are bound by memory
 and draw little, prefills by compute and draw all they may: Splitwise's Fig. 8. The numbers are fitted to its
-measurements on A100 (catalogs/power.yaml, `planner/calibrate/power_fit.py`); on any other GPU they count as
-the same shares of its own limit, which nobody has measured here.
+measurements on A100, and to ML.ENERGY's on H100 and B200 (catalogs/power.yaml, made by
+`planner/calibrate/power_fit.py`); on any other GPU A100's count as the same shares of its own limit, which
+nobody has measured here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import cast
 
 import numpy as np
 
@@ -25,7 +27,10 @@ from planner.io.files import read_yaml, repository_dir
 from planner.models.latency import Array
 from planner.models.memory import active_parameters, active_weight_bytes
 
-BASIS = "a model fitted to A100 measurements (Splitwise), carried over to other GPUs as shares of their limit"
+BASIS = (
+    "a model fitted to measurements on A100 (Splitwise), H100 and B200 (ML.ENERGY), carried over to other "
+    "GPUs as shares of their limit"
+)
 
 # Splitwise (arXiv 2311.18677) III-F, Fig. 9: prefill is sensitive to a cap, decode is not down to 50 %.
 # The factor is splitwise-sim's (h100-80gb-pcap = h100-80gb x 1.300, 350 of 700 W); linear between is ours.
@@ -33,10 +38,14 @@ LOWEST_CAP_FRAC = 0.5
 PREFILL_SLOWDOWN_AT_LOWEST = 1.3
 
 
+_Four = tuple[float, float, float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Power:
     """The formula above with numbers in it, all shares of a board's limit. `idle_frac` is by GPU name;
-    `mape_frac` are the held-out errors of prefill peaks and decode means.
+    `mape_frac` are the held-out errors of prefill peaks and decode means. `measured` has the floor, memory,
+    compute and top of GPUs that have their own.
     """
 
     floor_frac: float
@@ -48,6 +57,7 @@ class Power:
     basis: str = BASIS
     prefill_mape_frac: float | None = None
     decode_mape_frac: float | None = None
+    measured: Mapping[str, _Four] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shares = (self.floor_frac, self.memory_frac, self.compute_frac, self.other_idle_frac)
@@ -73,8 +83,17 @@ class Power:
         kv_tokens: float | Array = 0.0,
     ) -> Array:
         """Watts of one of `gpus` GPUs during a step of N tokens whose decodes attend to K tokens."""
-        share = self.draw_frac(*utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens))
+        share = self.of(gpu).draw_frac(*utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens))
         return np.asarray(np.minimum(share * gpu.board_w, gpu.power_w))
+
+    def of(self, gpu: Gpu) -> Power:
+        """With the numbers of this GPU."""
+        if gpu.base not in self.measured:
+            return self
+        floor, memory, compute, top = self.measured[gpu.base]
+        return replace(
+            self, floor_frac=floor, memory_frac=memory, compute_frac=compute, top_frac=top, measured={}
+        )
 
     def idle_w(self, gpu: Gpu) -> float:
         """Watts of a GPU that holds an engine and runs no step."""
@@ -108,9 +127,13 @@ def shipped_power() -> Power:
     try:
         floor, memory, compute, top, other_idle, prefill, decode = (float(document[key]) for key in _FIELDS)
         idle = {str(name): float(row["frac"]) for name, row in document["idle"].items()}
+        measured = {
+            str(name): cast(_Four, tuple(float(row[key]) for key in _FIELDS[:4]))
+            for name, row in document["measured"].items()
+        }
     except (KeyError, TypeError, ValueError) as error:
-        raise CatalogError(f"{path}: {error}; expected {', '.join(_FIELDS)} and idle") from None
-    return Power(floor, memory, compute, top, idle, other_idle, BASIS, prefill, decode)
+        raise CatalogError(f"{path}: {error}; expected {', '.join(_FIELDS)}, measured and idle") from None
+    return Power(floor, memory, compute, top, idle, other_idle, BASIS, prefill, decode, measured)
 
 
 _FIELDS = (

@@ -4,85 +4,177 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
 
     f(N) = ( (weights read / bandwidth)^p + (GEMM FLOPs of N tokens / FLOP rate)^p )^(1/p)
            + activations of N tokens / bandwidth            norms, residual stream, gate and up
-           + two all-reduces of N tokens per layer          ring: 2 (TP - 1) / TP of the bytes over the link
+           + two all-reduces of N tokens per layer          planner/models/parallel.py
            + a fixed time per layer                         kernels start one after another
     a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention
-    d    = KV bytes of a token / bandwidth
+    d    = KV bytes of a token / bandwidth           d + m beside prefills: planner/models/parallel.py
     b, e = the output projection of one row
 
 p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie between. In a mixture of
-experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in k of them each.
+experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in k of them each: a term of
+their own like the first, with shares of the peaks, a time per layer and activations of their own.
+
+fp8 weights are multiplied at the GPU's fp8 rate, and in 16 bits where it has none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from planner.domain import Gpu, Llm
-from planner.errors import InputError
-from planner.models.latency import StepLatency
-from planner.models.memory import active_parameters, active_weight_bytes
-from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, tp_s
+from planner.errors import CatalogError, InputError
+from planner.io.files import read_yaml, repository_dir
+from planner.models.latency import Array, StepLatency
+from planner.models.memory import touched_experts
+from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
 
 KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the catalog's peak that kernels reach; one set for every GPU and LLM.
+    """Shares of the catalog's peak that kernels reach; one set per format of weights, for every GPU and LLM.
 
-    Calibrated on the steps behind catalogs/latency (see docs/models.md for the error that remains).
+    `layer_s` and `expert_layer_s` are the fixed times per layer, `expert_activations` counts how many
+    vectors of the hidden width a token moves for each expert it visits.
     """
 
-    gemm_frac: float = 0.80
-    attention_frac: float = 0.61
-    bandwidth_frac: float = 0.81
-    kv_bandwidth_frac: float = 0.84
+    gemm_frac: float
+    attention_frac: float
+    bandwidth_frac: float
+    kv_bandwidth_frac: float
     link_frac: float = LINK_FRAC
-    overlap: float = 1.6
-    layer_s: float = 38e-6
+    overlap: float = 1.0
+    layer_s: float = 0.0
     all_reduce_s: float = ALL_REDUCE_S
+    expert_gemm_frac: float = 1.0
+    expert_bandwidth_frac: float = 1.0
+    expert_layer_s: float = 0.0
+    expert_activations: float = 0.0
 
 
-CALIBRATED = Efficiency()
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A row of catalogs/roofline.yaml: the efficiencies nearest to kernel times, and how far off prefills and
+    decodes are on GPUs that took no part, by "dense" and "mixture".
+    """
+
+    efficiency: Efficiency
+    prefill_mape_frac: Mapping[str, float]
+    decode_mape_frac: Mapping[str, float]
 
 
-def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency = CALIBRATED) -> StepLatency:
-    """The formula above. `gpu` counts as uncapped; a power cap is `StepLatency.slowed` on top."""
+def calibration(llm: Llm, gpu: Gpu) -> Calibration:
+    """Of the format in which this GPU multiplies this LLM's weights."""
+    return _calibrations()["bf16" if _in_16_bits(llm, gpu) else "fp8"]
+
+
+@cache
+def _calibrations() -> dict[str, Calibration]:
+    path = repository_dir("catalogs") / "roofline.yaml"
+    known = {field.name for field in fields(Efficiency)}
+
+    def row(values: Mapping[str, Any]) -> Calibration:
+        efficiency = Efficiency(**{key: float(value) for key, value in values.items() if key in known})
+        errors = values["errors"]
+        prefill, decode = (
+            {of: float(each[phase]) for of, each in errors.items()} for phase in ("prefill", "decode")
+        )
+        return Calibration(efficiency, prefill, decode)
+
+    document = read_yaml(path)
+    try:
+        return {name: row(document[name]) for name in ("bf16", "fp8")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CatalogError(f"{path}: {error!r}; expected rows bf16 and fp8 of numbers, with errors") from None
+
+
+def _in_16_bits(llm: Llm, gpu: Gpu) -> bool:
+    return llm.weights == "bf16" or gpu.fp8_flops_per_s is None
+
+
+def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None) -> StepLatency:
+    """The formula above, with the catalog's efficiencies or with these. `gpu` counts as uncapped; a power cap
+    is `StepLatency.slowed` on top.
+    """
     if not 1 <= tp <= gpu.gpus_per_node:
         raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
+    basis = "roofline (no measurement)"
+    if efficiency is None:
+        known, of = calibration(llm, gpu), "dense" if llm.experts == 1 else "mixture"
+        efficiency = known.efficiency
+        prefill, decode = known.prefill_mape_frac[of], known.decode_mape_frac[of]
+        basis += f"; like LLMs and GPUs: prefill {100 * prefill:.0f} %, decode {100 * decode:.0f} %"
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.gemm_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac
     tokens = np.array(KNOTS_TOKENS)
 
-    weights_s = active_weight_bytes(llm, tokens) / bytes_per_s
-    flops_s = 2 * tokens * active_parameters(llm) / flops_per_s
-    dense_s = (weights_s**efficiency.overlap + flops_s**efficiency.overlap) ** (1 / efficiency.overlap)
-
     # Two norms read and write the stream and its residual, whole on every GPU; gate, up, product are split.
-    width = 8 * llm.hidden * tp + 3 * llm.ffn * llm.experts_per_token
+    width = 8.0 * llm.hidden * tp + 3 * llm.ffn * llm.experts_per_token
+    if llm.experts > 1:
+        width += efficiency.expert_activations * llm.hidden * llm.experts_per_token * tp
     activations_s = llm.layers * tokens * width * ACTIVATION_BYTES / bytes_per_s
 
     communication_s = tp_s(
         llm, gpu, tp, tokens, link_frac=efficiency.link_frac, latency_s=efficiency.all_reduce_s
     )
 
-    f_s = dense_s + activations_s + communication_s + llm.layers * efficiency.layer_s
+    f_s = _weights_s(llm, gpu, tp, tokens, efficiency) + activations_s + communication_s
     attention_flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     kv_bytes = llm.kv_bytes_per_token * max(1.0, tp / llm.kv_heads)
     row_s = 2 * llm.vocab * llm.hidden / flops_per_s
+    d_s = kv_bytes / (tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac)
     return StepLatency(
         knots_tokens=KNOTS_TOKENS,
         f_s=tuple(f_s.tolist()),
         a_s=4 * llm.heads * llm.head_dim * llm.layers / attention_flops_per_s,
         b_s=row_s,
-        d_s=kv_bytes / (tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac),
+        d_s=d_s,
         e_s=row_s,
         h_s=0.0,
-        basis="roofline (no measurement)",
+        basis=basis,
+        kind="roofline",
+        m_s=max(mixed_kv_s(llm, gpu, tp) - d_s, 0.0),
     )
+
+
+def _weights_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
+    """Reading and multiplying with all weights, and the fixed times per layer."""
+    peak_flops_per_s = tp * (
+        gpu.dense_flops_per_s if _in_16_bits(llm, gpu) else gpu.fp8_flops_per_s or gpu.dense_flops_per_s
+    )
+    peak_bytes_per_s = tp * gpu.bandwidth_bytes_per_s
+
+    def both_s(read: float | Array, multiplied: float, bandwidth_frac: float, gemm_frac: float) -> Array:
+        read_s = read / (peak_bytes_per_s * bandwidth_frac)
+        multiplied_s = 2 * tokens * multiplied / (peak_flops_per_s * gemm_frac)
+        return np.asarray(
+            (read_s**efficiency.overlap + multiplied_s**efficiency.overlap) ** (1 / efficiency.overlap)
+        )
+
+    head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
+    multiplied = llm.layers * (
+        llm.attention_parameters + (llm.expert_parameters if llm.experts == 1 else 0.0)
+    )
+    dense_s = both_s(
+        multiplied * llm.dtype_bytes + head_bytes, multiplied, efficiency.bandwidth_frac, efficiency.gemm_frac
+    )
+    fixed_s = llm.layers * efficiency.layer_s
+    if llm.experts == 1:
+        return dense_s + fixed_s
+    expert_parameters = llm.layers * llm.expert_parameters
+    experts_s = both_s(
+        touched_experts(llm, tokens) * expert_parameters * llm.dtype_bytes,
+        llm.experts_per_token * expert_parameters,
+        efficiency.expert_bandwidth_frac,
+        efficiency.expert_gemm_frac,
+    )
+    return dense_s + experts_s + fixed_s + llm.layers * efficiency.expert_layer_s
 
 
 def transferred(
@@ -104,6 +196,8 @@ def transferred(
         b_s=latency.b_s * asked.b_s / measured.b_s,
         d_s=latency.d_s * asked.d_s / measured.d_s,
         e_s=latency.e_s * asked.e_s / measured.e_s,
+        m_s=max(latency.m_s * asked.d_s / measured.d_s, asked.m_s),
         basis=basis,
         mape_frac=None,
+        kind="derived",
     )

@@ -5,12 +5,14 @@ Apart from `latency.py` because scikit-learn takes most of a second to import an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
+from scipy.optimize import linprog, nnls
+from scipy.sparse import csr_array, eye_array, hstack, vstack
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -20,6 +22,7 @@ from planner.models.latency import Array, StepLatency
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BATCH = 8
 LONG_CONTEXT_TOKENS = 8192
+LEAST_MIXED_FRAC = 0.3
 _QUICKEST_STEP_S = 1e-6
 
 
@@ -33,12 +36,13 @@ class Errors:
 
 
 class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Step time  t = f(N) + a A_p + b D + d K + e P + host_s,  f nondecreasing, a, b, d, e >= 0  [s].
+    """Step time  t = f(N) + a A_p + b D + d K + e P (+ m K where P > 0) + host_s,  f nondecreasing, all >= 0.
 
     X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them.   y (n,): step time [s], > 0.
     f is an intercept plus ramps clip(N - k_i, 0, k_i+1 - k_i) with slopes >= 0: monotone, yet free to be
     steep first and flat later, as tile-bound GEMMs are. Non-negative least squares on relative error, because
-    an SLO is missed by a ratio.
+    an SLO is missed by a ratio. m is 0 unless it comes to `LEAST_MIXED_FRAC` of d: less is what other misfits
+    leave behind.
     """
 
     def __init__(
@@ -61,15 +65,12 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         if not (y > self.host_s).all():
             raise InputError(f"step table: t_s is {y.min():g}, must be > {self.host_s:g} (the host's share)")
         knots = _knots_with_data(self.knots_tokens, X[:, 0])
-        columns = _columns(X, knots)
-        scale = np.maximum(columns.max(axis=0), 1e-30)  # pairs reach 1e9, prompts 8: scale before solving
-        weight = equal_shares(X) / y
-        solution, _ = nnls(
-            columns / scale * weight[:, None], (y - self.host_s) * weight, maxiter=100 * columns.shape[1]
-        )
-        solution = solution / scale
+        columns, weight = _columns(X, knots), equal_shares(X) / y
+        solution = _nonnegative(columns, y - self.host_s, weight)
+        if solution[-1] < LEAST_MIXED_FRAC * solution[-3]:
+            solution = np.append(_nonnegative(columns[:, :-1], y - self.host_s, weight), 0.0)
 
-        floor, slopes, (a, b, d, e) = solution[0], solution[1 : len(knots)], solution[len(knots) :]
+        floor, slopes, (a, b, d, e, m) = solution[0], solution[1 : len(knots)], solution[len(knots) :]
         floor = max(floor, _QUICKEST_STEP_S)
         self.latency_ = StepLatency(
             knots_tokens=tuple(knots.tolist()),
@@ -81,6 +82,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
             h_s=self.host_s,
             basis=self.basis,
             max_context_tokens=float(_context_tokens(X).max()),
+            m_s=float(m),
         )
         self.x_max_ = X.max(axis=0)
         return self
@@ -158,8 +160,16 @@ def equal_shares(X: Array) -> Array:
 
 
 def _columns(X: Array, knots: Array) -> Array:
+    """What the intercept, f's slopes, a, b, d, e and m are multiplied with."""
     ramps = np.clip(X[:, :1] - knots[:-1], 0.0, np.diff(knots))
-    return np.hstack([np.ones((len(X), 1)), ramps, X[:, 1:]])
+    return np.hstack([np.ones((len(X), 1)), ramps, X[:, 1:], X[:, 3:4] * (X[:, 4:] > 0)])
+
+
+def _nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
+    scale = np.maximum(columns.max(axis=0), 1e-30)  # pairs reach 1e9, prompts 8: scale before solving
+    most = 100 * columns.shape[1]
+    solution, _ = nnls(columns / scale * weight[:, None], seconds * weight, maxiter=most)
+    return np.asarray(solution / scale)
 
 
 def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
@@ -183,3 +193,29 @@ def _context_tokens(X: Array) -> Array:
     chunk = new / np.maximum(prefills, 1.0)
     prompt = np.where(prefills > 0, pairs / new + (chunk - 1.0) / 2, 0.0)
     return np.asarray(np.maximum(kv_tokens / np.maximum(decodes, 1.0), prompt))
+
+
+def least_absolute(
+    X: Array,
+    y: Array,
+    *,
+    scale: Array | None = None,
+    bounds: Sequence[tuple[float, float | None]] | None = None,
+) -> Array:
+    """Coefficients, >= 0 or within `bounds`, with the least sum of |X c - y| / scale (by default y).
+
+    One unknown per row and one for its error, as a linear program.
+    """
+    n, k = X.shape
+    each = y if scale is None else scale
+    A, b = csr_array(X / each[:, None]), y / each
+    errors = eye_array(n)
+    found = linprog(
+        np.concatenate([np.zeros(k), np.ones(n)]),
+        A_ub=vstack([hstack([A, -errors]), hstack([-A, -errors])]),
+        b_ub=np.concatenate([b, -b]),
+        bounds=[*(bounds or [(0.0, None)] * k), *[(0.0, None)] * n],
+    )
+    if not found.success:
+        raise InputError(f"the constants cannot be fitted ({found.message})")
+    return np.asarray(found.x[:k])

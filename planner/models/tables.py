@@ -26,6 +26,7 @@ from planner.errors import InputError
 from planner.io.tables import parse_csv, read_text
 from planner.models.latency import Array
 
+NOT_INCLUDED = "not included"  # what a table of kernel times says of its host_overhead
 COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
 
 
@@ -41,6 +42,13 @@ class Step(NamedTuple):
     @property
     def kv_tokens(self) -> int:
         return self.prompts * (self.new + self.cached) + self.decodes * self.context
+
+    @property
+    def sums(self) -> tuple[float, ...]:
+        """In the order of COLUMNS, but for the time."""
+        prompts, new, cached, decodes, context = self
+        pairs = prompts * new * (cached + (new + 1) / 2)
+        return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,12 @@ class StepTable:
     @property
     def y(self) -> Array:
         return self.steps.t_s.to_numpy(float)
+
+    @property
+    def is_kernel_time(self) -> bool:
+        """Whether the host has no part in these seconds."""
+        host_s = self.about.get("host_s", "")
+        return self.about.get("host_overhead") == NOT_INCLUDED or host_s.startswith("0:")
 
     def to_csv(self) -> str:
         header = "".join(f"# {key}: {value}\n" for key, value in self.about.items())

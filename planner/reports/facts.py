@@ -239,10 +239,26 @@ def _(fact: facts.LongerSteps) -> str:
 
 
 @sentence.register
+def _(fact: facts.UpperEnds) -> str:
+    return (
+        f"if prefills took {fact.prefill:.2f} and decodes {fact.decode:.2f} times as long, the upper ends of "
+        f"their spread: {sentence(fact.outcome)}"
+    )
+
+
+@sentence.register
+def _(fact: facts.StepSpread) -> str:
+    prefill, decode = (f"x{low:.2f}-{high:.2f}" for low, high in (fact.prefill, fact.decode))
+    how = "measured" if fact.is_own else "estimated"
+    return f"step times of {fact.worker} {how}: prefill {prefill}, decode {decode} of {fact.source}"
+
+
+@sentence.register
 def _(fact: facts.Robustness) -> str:
     sampled = "" if fact.rates is None else f", sampled at {fact.rates} rates"
+    at = " from the upper end of their spread on" if fact.spread else ""
     return (
-        f"planned for steps {100 * fact.step_times_frac:g} % longer and all traffic up to "
+        f"planned for steps {100 * fact.step_times_frac:g} % longer{at} and all traffic up to "
         f"{100 * fact.traffic_frac:g} % more than expected{sampled}"
     )
 

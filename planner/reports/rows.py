@@ -356,9 +356,14 @@ def source_rows(plan: Plan) -> Rows:
 
 def _step_times(pool: Pool) -> tuple[str, ...]:
     latency = pool.type.latency
-    is_guess = latency.mape_frac is None and "roofline" in latency.basis.lower()
+    is_guess = latency.mape_frac is None and latency.kind in ("roofline", "derived")
     how = "⚠ computed from catalog figures, nothing was profiled" if is_guess else "measured and fitted"
     error = "no measured error"
     if latency.mape_frac is not None:
         error = f"held-out error {percent(latency.mape_frac)}"
+    if (spread := latency.spread) is not None:
+        prefill, decode = (f"x{part.low:.2f}-{part.high:.2f}" for part in (spread.prefill, spread.decode))
+        error += f"; 90 % of what was measured: prefill {prefill}, decode {decode} ({spread.source})"
+    else:
+        error += "; nobody knows how far they may be from the truth"
     return f"Step times of {pool.name} ({pool.type.name})", how, f"{latency.basis}; {error}"

@@ -18,8 +18,9 @@ from planner.calibrate.fitting import Fitted
 from planner.documents.fleet import fleet_document
 from planner.domain import SPOT, Slo
 from planner.fleet import Fleet
+from planner.models.engine import Engine
 from planner.runtime.compare import Comparison, Measurement, Tolerances, compare
-from planner.runtime.enginelog import read_step_logs
+from planner.runtime.enginelog import EngineLog, read_step_logs
 from planner.runtime.own_clock import undisturbed
 from planner.runtime.replanned import Replanned, replanned
 from planner.runtime.replay import JournalFile
@@ -121,6 +122,7 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
             log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
             if len(log.steps):
                 logs[name] = log
+    wanted = as_deployed(wanted, logs)
     run = Measurement(wanted.fleet, wanted.trace, file.read(), logs)
     comparison = compare(run, wanted.fleet, wanted.slo, tolerances)
     measured_steps = steps(run, wanted.fleet)
@@ -149,6 +151,26 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
         fits=_for_catalog(measured_steps, wanted.fleet, records[-1]["date"] if records else None),
         records=records,
     )
+
+
+def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
+    """With the engine that ran, as its step logs say, where the plan counts on another version or scheduling;
+    its constants stay the plan's."""
+    ran = next((log.engine for log in logs.values() if log.engine), None)
+    planned = wanted.fleet.engine
+    if ran is None or planned is None:
+        return wanted
+
+    def deployed(engine: Engine) -> Engine:
+        return replace(engine, version=ran["version"], async_scheduling=ran["async_scheduling"])
+
+    found = deployed(planned)
+    if found.title == planned.title:
+        return wanted
+    note = f"The plan counts on {planned.title}; deployed here, and predicted, is {found.title}."
+    plan = wanted.plan and (wanted.plan[0].with_engines(deployed), wanted.plan[1])
+    fleet = wanted.fleet.with_engines(deployed)
+    return replace(wanted, fleet=fleet, plan=plan, notes=(*wanted.notes, note))
 
 
 def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, Fitted]:

@@ -4,8 +4,9 @@ What was measured is put into the simulator's own form (`Simulation`), so one se
 Each part of a run that was interrupted is simulated by itself, from an idle fleet, as it was measured.
 
 Times are the engines' own where their step logs are there: from the moment a request reaches the engine to
-the moment its tokens are on the host. The simulation then starts each request at that moment too; what lies
-outside of the engine (client, router, HTTP) is reported beside it. Without step logs they are the client's.
+the moment its tokens are on the host. The simulation then starts each request at that moment too, without the
+engine's front end; what lies outside of the engine (client, router, HTTP) is reported beside it. Without step
+logs they are the client's, and the front end is part of the prediction.
 
 A request that waits for others arrives in the simulation when that has answered them, so late answers add up
 along a session there as they do on the engines; every latency counts from its own side's arrival.
@@ -272,6 +273,8 @@ def one_part(run: Measurement, part: Part, fleet: Fleet, slo: Slo) -> tuple[Run,
     """
     served = run.served() if run.is_timed_by_engines else {}
     asked, order = _asked(run, part, served)
+    if served:
+        fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0))
     simulation = simulate(fleet, asked, limits=slo.limits, record=True)
     known = {sent.request: sent for sent in outcomes(run, part)}
     keep = np.array([request in known for request in order])
@@ -470,14 +473,16 @@ def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Fl
 
 
 def outside_s(run: Measurement) -> Floats:
-    """Per finished request: seconds from the client's send to the engine's receipt."""
+    """Per finished request: from the client's send to the engine's receipt, and from the first token on the
+    engine's host to the client [s]."""
     if not run.is_timed_by_engines:
         return np.zeros(0)
-    served, starts = run.served(), {part.part: part.start_s for part in run.journal.parts}
-    return np.array(
-        [
-            served[sent.part, sent.request][sent.workers[0]].queued_s - starts[sent.part] - sent.sent_s
-            for sent in run.journal.sent.values()
-            if sent.status == "finished"
-        ]
-    )
+    served = run.served()
+    found = []
+    for sent in run.journal.sent.values():
+        if sent.status == "finished":
+            first, last = (
+                served[sent.part, sent.request][name] for name in (sent.workers[0], sent.workers[-1])
+            )
+            found.append(sent.token_s[0] - sent.sent_s - (last.token_s[0] - first.queued_s))
+    return np.array(found)

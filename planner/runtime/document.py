@@ -16,6 +16,7 @@ from planner.runtime.compare import Comparison, PercentileRow, outside_s
 from planner.runtime.own_clock import stolen_frac
 from planner.runtime.replanned import MOST, Replanned
 from planner.runtime.replay import lateness_s
+from planner.runtime.stepfits import counts_others
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
@@ -150,7 +151,7 @@ def notes(found: Validation) -> list[str]:
     said = list(found.wanted.notes)
     known = (part.get("spare_cores") for part in found.records)
     spare = [cores for cores in known if cores is not None]
-    if found.wanted.engine == "vllm" and min(spare, default=1) <= 0:
+    if found.wanted.engine == "vllm" and min(spare, default=1) <= 0 and not counts_others(found.wanted.fleet):
         said.append(
             "The engines take every core of this machine, and their API servers, the router and the client "
             "take from the same: steps last longer than a profile of one engine says (docs/validation.md)."
@@ -207,10 +208,12 @@ def _worst(comparison: Comparison) -> float:
 
 
 def stolen(found: Validation) -> dict[str, float]:
-    """Of each engine that notes CPU seconds: the share of its steps' time that the machine gave to others."""
+    """Of each engine with a clock of its own: the share of its steps' time that others took."""
     run = found.measurement
     return {
-        name: stolen_frac(log, run.journal.parts[0].start_s) for name, log in run.logs.items() if log.has_cpu
+        name: stolen_frac(log, run.journal.parts[0].start_s)
+        for name, log in run.logs.items()
+        if log.has_own_clock
     }
 
 

@@ -18,10 +18,11 @@ from planner.simulator.caches import (
     keep_prefix,
     lose_prefix,
     release_prefix,
+    show_prefix,
     take_prefix,
 )
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
-from planner.simulator.layout import BACK, NONE, ZERO
+from planner.simulator.layout import BACK, BLOCK, NONE, ZERO
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import settle
@@ -51,14 +52,15 @@ def _new_prompt(state, r, start, depth, tenant):
     prompt = state.caches.prompts[r]
     prompt.start, prompt.tenant = start, tenant
     prompt.depth = min(depth, state.requests[r].input_tokens // state.caches.numbers[NODE_TOKENS])
-    prompt.shared_nodes, prompt.expected_tokens, prompt.hit_tokens, prompt.group = 0, 0, NONE, 0
+    prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.left = 0, 0, 0, NONE
+    prompt.expected_tokens, prompt.hit_tokens, prompt.group = 0, NONE, 0
     prompt.worker, prompt.next, prompt.prefix, prompt.queue_s = NONE, NONE, NONE, -1.0
 
 
 @where_cached(lambda state, w, r, time_s: ZERO)
 def _take_prefix(state, w, r, time_s):
     """As `batching.admit`: what was believed to be cached and is not will be computed after all."""
-    hit = take_prefix(state, w, r, ZERO, time_s)
+    hit = take_prefix(state, w, r, time_s)
     load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     return hit
 
@@ -72,11 +74,21 @@ def _admitted_s(state, w, r, time_s):
 
 @kernel_jit
 def _admit(state, r, time_s):
+    """Request r is admitted, and its blocks are found by others from now on: of its chunks nobody says
+    anything. Of a worker that holds more than it can nothing counts as cached: it recomputes, and nobody
+    says what.
+    """
     request = state.requests[r]
     w = request.prefill_worker
+    worker = state.workers[w]
     request.status, request.scheduled_s = ADMITTED, time_s
-    state.workers[w].used_blocks += request_blocks(state, w, request.length_tokens)
-    request.computed_tokens = _take_prefix(state, w, r, time_s)
+    hit = _take_prefix(state, w, r, time_s)
+    worker.used_blocks += request_blocks(state, w, request.length_tokens) - hit // BLOCK
+    evict(state, w, ZERO, time_s)
+    if worker.used_blocks <= state.types[worker.type].kv_blocks:
+        request.computed_tokens = request.length_tokens
+        keep_prefix(state, w, r)
+    request.computed_tokens = hit
 
 
 @where_cached(lambda state, limit: None)
@@ -115,9 +127,7 @@ def _hand_off(state, r, time_s):
 
 @kernel_jit
 def _compute(state, r, time_s):
-    """The prompt of request r is computed. Of a worker that holds more than it can nothing counts as cached:
-    it recomputes, and nobody says what.
-    """
+    """The prompt of request r is computed."""
     request = state.requests[r]
     w = request.prefill_worker
     if request.status == ROUTED:
@@ -125,9 +135,8 @@ def _compute(state, r, time_s):
     if request.status == ADMITTED:
         load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         request.status = COMPUTED
-        if state.workers[w].used_blocks <= state.types[state.workers[w].type].kv_blocks:
-            request.computed_tokens = request.length_tokens
-            keep_prefix(state, w, r)
+        request.computed_tokens = request.length_tokens
+        show_prefix(state, w, r)
 
 
 @kernel_jit
@@ -140,6 +149,14 @@ def _grow(state, r, tokens, time_s):
     request.length_tokens = request.input_tokens + tokens
     if request.status != DECODING:
         evict(state, w, ZERO, time_s)
+
+
+@small_jit
+def _cached_tokens(request, tokens):
+    """What its worker has computed of a request after so many tokens of output: all but the last of them."""
+    if request.status != COMPUTED:
+        return ZERO
+    return max(request.length_tokens, request.input_tokens + tokens) - (tokens > 0)
 
 
 @kernel_jit
@@ -161,7 +178,7 @@ def _leave(state, r, tokens):
         if request.status != ROUTED:
             state.workers[w].used_blocks -= request_blocks(state, w, request.length_tokens)
         if request.status == ADMITTED or request.status == COMPUTED:
-            release_prefix(state, w, r)
+            release_prefix(state, w, r, _cached_tokens(request, tokens))
     request.status, request.length_tokens, request.computed_tokens = ASKED, request.input_tokens, 0
 
 

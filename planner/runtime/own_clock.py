@@ -1,10 +1,10 @@
 """The comparison on the engines' own clocks, which stand still while the machine is busy with others.
 
-On a CPU, engines, router, client and whatever else runs share the cores, and a step lasts longer by what the
-others take. The engine's thread notes its CPU seconds, and `EngineLog.on_its_own_clock` reads all its times
-on that clock. Each engine is then simulated by itself with the requests it had, when it had them: batching,
-queueing and step times are checked, routing is not. What waits for others comes when it came: another engine
-may have answered those.
+On a CPU, engines, router, client and whatever else runs share the cores, and a step lasts longer by what
+the others take. The engine's thread notes for how long it had a core, and `EngineLog.on_its_own_clock`
+reads all its times on that clock. Each engine is then simulated by itself with the requests it had, when it
+had them: batching, queueing and step times are checked, routing is not. What waits for others comes when it
+came: another engine may have answered those.
 
 Of a pair, the prefill engine is one that answers with a single token: it gives the TTFT. The decode engine
 stands behind a prefill and a link that take no time, and gives the gaps, TPOT, and as E2E the time from the
@@ -36,7 +36,7 @@ _FRONT = "(instant)"  # the prefill that takes no time; no pool on engines may b
 
 
 def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) -> Comparison | None:
-    """Each engine against a simulation of itself; None where engines do not note CPU seconds, or where the
+    """Each engine against a simulation of itself; None where engines keep no clock of their own, or where the
     fits count what others took of the machine.
 
     Limits of the SLO are judged where every engine gives all metrics, that is without pairs.
@@ -49,7 +49,7 @@ def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
     for pool in pools:
         for number in range(pool.count):
             name = f"{pool.name}-{number}"
-            if name not in run.logs or not run.logs[name].has_cpu:
+            if name not in run.logs or not run.logs[name].has_own_clock:
                 return None
             for part in run.journal.parts:
                 if alone := _alone(run, fleet, pool, name, part):
@@ -61,7 +61,7 @@ def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 def stolen_frac(log: EngineLog, start_s: float) -> float:
     """Share of its steps' seconds after `start_s` in which the engine's thread did not run."""
     steps = log.steps[log.steps.start_s >= start_s]
-    return float(1 - (steps.cpu_end_s - steps.cpu_start_s).sum() / steps.t_s.sum()) if len(steps) else 0.0
+    return float(1 - (steps.own_end_s - steps.own_start_s).sum() / steps.t_s.sum()) if len(steps) else 0.0
 
 
 def _alone(

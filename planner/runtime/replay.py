@@ -190,7 +190,7 @@ async def replay(
 
         async def one(request: int, due_s: float, body: bytes) -> None:
             expected = int(trace.output_tokens[request])
-            sent = await _send(client, url, body, request, part, start_s, due_s, expected)
+            sent = await send(client, url, body, request, part, start_s, due_s, expected)
             note(sent)
             give_up(agenda.ended(sent))
 
@@ -207,7 +207,7 @@ async def replay(
                 has_news.clear()
                 due_s, request = agenda.due[0] if agenda.due else (np.inf, -1)
                 if request not in (-1, ready[0]):
-                    ready = request, _body(trace, request, model, how.seed, how.shares_prefixes)
+                    ready = request, request_body(trace, request, model, how.seed, how.shares_prefixes)
                 wait_s = start_s + due_s - time.monotonic()
                 if wait_s > 0:
                     with suppress(TimeoutError):
@@ -294,7 +294,7 @@ class _Agenda:
         return found
 
 
-def _body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
+def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
     inputs, outputs = int(trace.input_tokens[request]), int(trace.output_tokens[request])
     ids = trace_prompt(trace, request, seed) if shares_prefixes else prompt(inputs, request, seed)
     tenant = {"user": trace.tenants[trace.tenant[request]]} if trace.tenants else {}
@@ -339,7 +339,7 @@ def _block(block: int, tokens: int, seed: int) -> tuple[int, ...]:
     return tuple((rng.integers(TOKENS, size=tokens) + FIRST_TOKEN).tolist())
 
 
-async def _send(
+async def send(
     client: aiohttp.ClientSession,
     url: str,
     body: bytes,

@@ -95,8 +95,9 @@ def _title(comparison: Comparison) -> str:
 def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
     if not lines:
         return "<p class=note>None.</p>"
-    cells = [[str(value) for value in line.values()] for line in lines]
-    return table(list(lines[0]), cells, caption=caption, numeric=numeric)
+    head = list(dict.fromkeys(key for line in lines for key in line))  # a line may lack some: no correction
+    cells = [[str(line.get(key, "-")) for key in head] for line in lines]
+    return table(head, cells, caption=caption, numeric=numeric)
 
 
 def _headline(told: Mapping[str, Any]) -> str:

@@ -241,16 +241,15 @@ class LiveFleet:
     def _compact_path(self, room: int) -> None:
         """Leave out the prompts of requests that are gone, and twice as much room as is needed."""
         seats = np.flatnonzero(self.state.requests["status"] != events.FREE)
-        prompts, path = self.caches.prompts, self.caches.path
+        caches, prompts = self.caches, self.caches.prompts
         depth = prompts["depth"][seats]
         ends = np.cumsum(depth)
         self.path_end = int(depth.sum())
-        kept = np.zeros(max(len(path), 2 * (self.path_end + room)), path.dtype)
-        kept[: self.path_end] = path[
-            np.repeat(prompts["start"][seats] - (ends - depth), depth) + np.arange(self.path_end)
-        ]
+        places = np.repeat(prompts["start"][seats] - (ends - depth), depth) + np.arange(self.path_end)
+        size = max(len(caches.path), 2 * (self.path_end + room))
+        path, used = (_longer(row[places], size) for row in (caches.path, caches.used))
         prompts["start"][seats] = ends - depth
-        self.state = self.state._replace(caches=self.caches._replace(path=kept))
+        self.state = self.state._replace(caches=caches._replace(path=path, used=used))
 
     def _free_nodes(self, wanted: int) -> None:
         """Find so many that nobody uses or has: a hand goes round over all of them. A turn that finds few is
@@ -325,7 +324,9 @@ def _empty(fleet: Fleet) -> State:
     state = fresh_state(fleet, trace)
     state = state._replace(requests=state.requests[:0])
     if state.caches is not None:
-        state = state._replace(caches=state.caches._replace(prompts=state.caches.prompts[:0]))
+        blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
+        caches = state.caches._replace(prompts=state.caches.prompts[:0])
+        state = state._replace(caches=cache_layout.with_entries(caches, blocks))
     return state
 
 

@@ -12,13 +12,12 @@ import pandas as pd
 from planner.calibrate.measured_runs import Calibrated, calibrate
 from planner.fleet import Fleet, WorkerType
 from planner.models.correction import CorrectedFormula
-from planner.models.latency import StepLatency
+from planner.models.latency import ON_WALL, StepLatency
 from planner.models.step_fit import errors_by_regime
 from planner.models.tables import COLUMNS, StepTable
 from planner.runtime.compare import Measurement
 
 Floats = npt.NDArray[np.float64]
-ON_WALL = "; by steps as long as they took on the wall"  # ends the basis of fits that count what others took
 LEAST_STEPS = 20  # of a pool, to calibrate its fit
 
 
@@ -45,7 +44,7 @@ def steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Step
         frames = []
         for log in logs if parts else ():
             start_s = parts[0].start_s
-            if log.has_cpu and not on_wall:
+            if log.has_own_clock and not on_wall:
                 log, start_s = log.on_its_own_clock(start_s)
             frames.append(log.steps[(log.steps.start_s >= start_s) & (log.steps.t_s > 0)])
         frames = [frame for frame in frames if len(frame)]
@@ -84,9 +83,9 @@ def corrections(measured_steps: Iterable[Steps], fleet: Fleet) -> list[Correctio
         is_late = (frame.start_s > frame.start_s.median()).to_numpy()
         early, late = _typical(frame[~is_late]), _typical(frame[is_late])
         kind = types[one.pool]
-        half = replace(kind, latency=calibrate(kind.latency, steps=[early]).latency, form=None)
+        half = replace(kind, latency=calibrate(_with_host(kind), steps=[early]).latency, form=None)
         before, after = (float(np.mean(np.abs(_predicted_s(t, late) / late.y - 1))) for t in (kind, half))
-        whole = calibrate(kind.latency, steps=[_typical(frame)])
+        whole = calibrate(_with_host(kind), steps=[_typical(frame)])
         found.append(Correction(one.pool, whole, before, after))
     return found
 
@@ -101,7 +100,7 @@ def by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple[str,
             found.setdefault((kind.gpu.name, kind.tp), []).append(one)
     return {
         key: calibrate(
-            types[group[0].pool].latency, steps=[_typical(one.table.steps) for one in group]
+            _with_host(types[group[0].pool]), steps=[_typical(one.table.steps) for one in group]
         ).latency
         for key, group in found.items()
     }
@@ -125,9 +124,9 @@ def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:
 def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
     """The fleet with fits corrected by every step as the wall saw it, so that what else runs on the machine
     is in them; None where engines keep no clock of their own, whose `corrections` are the wall's already."""
-    if not any(log.has_cpu for log in run.logs.values()):
+    if not any(log.has_own_clock for log in run.logs.values()):
         return None
-    fits = {pool.name: pool.type.latency for pool in fleet.running}
+    fits = {pool.name: _with_host(pool.type) for pool in fleet.running}
     seen = [one for one in steps(run, fleet, on_wall=True) if len(one.table.y) >= LEAST_STEPS]
     found = {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen}
     return _with_fits(fleet, {pool: replace(fit, basis=fit.basis + ON_WALL) for pool, fit in found.items()})
@@ -150,6 +149,21 @@ def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
 
 def _predicted_s(kind: WorkerType, table: StepTable) -> Floats:
     """What the simulator takes steps to last, where that is a formula; else what the fit beside it says."""
+    g_s = np.asarray(kind.latency.step_s(*table.X.T))
     if isinstance(kind.form, CorrectedFormula):
-        return kind.form.step_s(table.X)
-    return np.asarray(kind.latency.step_s(*table.X.T))
+        g_s = kind.form.step_s(table.X)
+    (host_s, host_each_s), (rest_s, rest_each_s) = (part.at(kind.tp) for part in kind.host)
+    sequences = table.X[:, 2] + table.X[:, 4]
+    h_s = host_s + host_each_s * sequences
+    if kind.engine is None or not kind.engine.async_scheduling:
+        return g_s + h_s
+    return np.maximum(g_s, h_s) + rest_s + rest_each_s * sequences
+
+
+def _with_host(kind: WorkerType) -> StepLatency:
+    """Its fit with what the engine adds to every step, as a correction by an engine's steps starts from: all
+    of its host, or the rest that asynchronous scheduling does not hide."""
+    is_async = kind.engine is not None and kind.engine.async_scheduling
+    step_s, sequence_s = kind.host[is_async].at(kind.tp)
+    fit = kind.latency
+    return replace(fit, h_s=fit.h_s + step_s, b_s=fit.b_s + sequence_s, e_s=fit.e_s + sequence_s)

@@ -3,18 +3,20 @@
 A client that shares its cores with the engine cannot be trusted with the time between two tokens, so the
 engine core itself writes them down, one JSON object per line:
 
+    {"engine": {"version": "0.32.0", "async_scheduling": false}}
     {"step": [start_s, end_s, n_prefill, prefill_tokens, cached_tokens, prefill_pairs, n_decode, kv_tokens],
-     "cpu": [0.52, 0.53], "waited": 1}
+     "own": [0.52, 0.53], "used_s": 0.51, "waited": 1}
     {"request": "r7", "queued_s": 1.2, "scheduled_s": 1.3, "token_s": [1.4, 1.41], "preemptions": 0,
      "cached_tokens": 0}
 
-Times are CLOCK_MONOTONIC, which all processes of a machine share. A step ends when its tokens are on the
-host. It starts where the one before it ended, since the next tokens wait for the engine's books too; where
-the engine had no work before, or notes its CPU seconds, when it was scheduled. A request is written when it
-has finished; `cached_tokens` are those it did not have to compute when it was first scheduled. On a CPU,
-where the engine's own thread computes, `cpu` are that thread's CPU seconds when the step was scheduled and
-when it ended: what is missing to the wall's, others took. `waited` is 1 where the step found the engine
-without work before.
+The first line says what vLLM it is, and whether it schedules asynchronously. Times are CLOCK_MONOTONIC, which
+all processes of a machine share. A step ends when its tokens are on the host. It starts where the one before
+it ended, since the next tokens wait for the engine's books too; where the engine had no work before, or notes
+its CPU seconds, when it was scheduled. A request is written when it has finished; `cached_tokens` are those
+it did not have to compute when it was first scheduled. On a CPU, where the engine's own thread computes,
+`own` are the seconds that this thread has not had to wait for a core, when the step was scheduled and when it
+ended: what is missing to the wall's, others took. `used_s` are its CPU seconds so far. `waited` is 1 where
+the step found the engine without work before.
 
 This module runs inside the engine, so it imports little; planner/runtime/enginelog.py reads what it writes.
 """
@@ -25,7 +27,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +53,9 @@ class StepLog:
         self.last_end_s = 0.0
         self.has_waited = True
 
+    def runs(self, version: str, *, async_scheduling: bool) -> None:
+        self._write({"engine": {"version": version, "async_scheduling": async_scheduling}})
+
     def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
         self.requests[name] = _Request(prompt_tokens, now_s)
 
@@ -67,10 +72,10 @@ class StepLog:
         scheduled_s: float,
         end_s: float,
         chunks: Iterable[tuple[str, int, int]],
-        cpu_s: tuple[float, float] | None = None,
+        own_s: tuple[float, float] | None = None,
     ) -> None:
-        """`chunks`: (request, new tokens, tokens computed before) of all that were in the step; `cpu_s` of
-        the engine's thread when it was scheduled and when it ended."""
+        """`chunks`: (request, new tokens, tokens computed before) of all that were in the step; `own_s`:
+        the engine's own clock when it was scheduled and when it ended."""
         prefills = new = cached = pairs = decodes = attended = 0
         for name, n, c in chunks:
             request = self.requests.get(name)
@@ -82,13 +87,16 @@ class StepLog:
                 new += n
                 cached += c
                 pairs += n * (2 * c + n + 1) // 2
-        follows = cpu_s is None and not self.has_waited
+        follows = own_s is None and not self.has_waited
         start_s = self.last_end_s if follows else max(scheduled_s, self.last_end_s)
         self.last_end_s = end_s
         row = [round(start_s, 6), round(end_s, 6), prefills, new, cached, pairs, decodes, attended]
-        cpu = {} if cpu_s is None else {"cpu": [round(s, 6) for s in cpu_s], "waited": int(self.has_waited)}
+        own: dict[str, Any] = {}
+        if own_s is not None:
+            own = {"own": [round(s, 6) for s in own_s], "used_s": round(time.thread_time(), 6)}
+            own["waited"] = int(self.has_waited)
         self.has_waited = False
-        self._write({"step": row} | cpu)
+        self._write({"step": row} | own)
 
     def token(self, name: str, tokens: int, now_s: float) -> None:
         if request := self.requests.get(name):
@@ -120,6 +128,7 @@ class StepLog:
 
 def hook_vllm(path: Path, *, with_cpu: bool) -> None:
     """Have every engine core of this process write to `path` (vLLM 0.26 to 0.33, engine v1)."""
+    from vllm import __version__
     from vllm.v1.engine.core import EngineCore
 
     start = EngineCore.__init__
@@ -128,7 +137,9 @@ def hook_vllm(path: Path, *, with_cpu: bool) -> None:
         start(core, *args, **kwargs)
         if with_cpu and core.vllm_config.kv_transfer_config is not None:
             _let_pollers_wait()
-        hook_core(core, StepLog(path), with_cpu=with_cpu)
+        log = StepLog(path)
+        log.runs(__version__, async_scheduling=bool(core.vllm_config.scheduler_config.async_scheduling))
+        hook_core(core, log, with_cpu=with_cpu)
 
     EngineCore.__init__ = started
 
@@ -143,6 +154,20 @@ def _let_pollers_wait() -> None:
                 os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
 
 
+def _own_clock() -> Callable[[], float]:
+    """Seconds that the thread which asks has not waited for a core, as Linux counts; else its CPU seconds."""
+    file = Path("/proc/thread-self/schedstat")
+    descriptors: dict[int, int] = {}
+
+    def clock() -> float:
+        thread = threading.get_ident()
+        if thread not in descriptors:
+            descriptors[thread] = os.open(file, os.O_RDONLY)
+        return time.monotonic() - int(os.pread(descriptors[thread], 80, 0).split()[1]) / 1e9
+
+    return clock if file.exists() else time.thread_time
+
+
 def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
     """Have one engine core write to `log`. A request is queued when the core's process has received it: its
     scheduler is not told before the step in flight has ended, and that wait is part of a request's time.
@@ -152,6 +177,7 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
     finish = scheduler.finish_requests
     planned: dict[int, tuple[float, float, list[tuple[str, int, int]]]] = {}
     received_s: dict[str, float] = {}
+    own_clock = _own_clock()
 
     def received(request: Any, *args: Any, **kwargs: Any) -> Any:
         received_s[request.request_id] = time.monotonic()
@@ -163,7 +189,7 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
         return add(request, *args, **kwargs)
 
     def scheduled(*args: Any, **kwargs: Any) -> Any:
-        now_s, cpu_s = time.monotonic(), time.thread_time()
+        now_s, own_s = time.monotonic(), own_clock()
         output = schedule(*args, **kwargs)
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name, tokens in computed.items():
@@ -174,16 +200,16 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
             log.preempted(name)
         if output.total_num_scheduled_tokens:
             chunks = [(name, n, computed[name]) for name, n in output.num_scheduled_tokens.items()]
-            planned[id(output)] = now_s, cpu_s, chunks
+            planned[id(output)] = now_s, own_s, chunks
         else:  # all requests wait for KV from elsewhere
             log.has_waited = True
         return output
 
     def updated(output: Any, *args: Any, **kwargs: Any) -> Any:
-        now_s, cpu_s = time.monotonic(), time.thread_time()
+        now_s, own_s = time.monotonic(), own_clock()
         results = update(output, *args, **kwargs)
         if found := planned.pop(id(output), None):
-            log.step(found[0], now_s, found[2], (found[1], cpu_s) if with_cpu else None)
+            log.step(found[0], now_s, found[2], (found[1], own_s) if with_cpu else None)
         for result in results.values():
             for one in result.outputs:
                 log.token(one.request_id, len(one.new_token_ids), now_s)

@@ -13,14 +13,16 @@ from planner.documents.facts import (
     KvLink,
     ObligedWork,
     SmallCaches,
+    StepSpread,
     StepTimes,
 )
+from planner.fleet import Fleet
 from planner.search.findings import window_of
 from planner.search.problem import Problem
 from planner.simulator.replay import Simulation
 
 
-def assumptions(problem: Problem, simulation: Simulation) -> tuple[Assuming, ...]:
+def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
     """Everything that the plan, its bound and its simulation take for granted."""
     task, policies, latencies = problem.task, problem.oracle.policies, [w.latency for w in problem.types]
     network = task.network
@@ -42,6 +44,17 @@ def assumptions(problem: Problem, simulation: Simulation) -> tuple[Assuming, ...
         *_of_bound(problem),
         Assumption("one-budget-per-role"),
         Assumption("board-power"),
+    ]
+    found += [
+        StepSpread(
+            pool.type.name,
+            (spread.prefill.low, spread.prefill.high),
+            (spread.decode.low, spread.decode.high),
+            spread.source,
+            spread.is_own,
+        )
+        for pool in fleet.running
+        if (spread := pool.type.latency.spread) is not None
     ]
     if task.engine is not None:
         found.append(EngineModelled(task.engine.title, task.engine.basis))

@@ -233,7 +233,7 @@ def _certificate(
             *findings.bound_prices(of_limits, wanted),
             *beyond.findings,
         ),
-        assumptions=assumptions(problem, simulation),
+        assumptions=assumptions(problem, problem.oracle.fleet(found.best), simulation),
         simulations=sum(each.oracle.simulations for each, _ in searched) + beyond.simulations,
         cuts=found.cuts,
         seed=seed,

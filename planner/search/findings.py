@@ -29,6 +29,7 @@ from planner.documents.task import Robust, Task
 from planner.domain import SPOT, FleetLimit, Gpu, Slo
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Disturbance, Fleet, Policies
+from planner.models.spread import Spread, Z
 from planner.search.asked import rates_frac
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.fleets import Counts, counts_of, objective
@@ -192,9 +193,16 @@ def neighbours(
     return tuple(neighbours), tuple(binding)
 
 
-def if_steps_take_longer(problem: Problem, fleet: Fleet, clock: Clock) -> facts.LongerSteps | None:
-    """What happens if the fits err to the bad side, all steps longer by their error at once."""
+def if_steps_take_longer(
+    problem: Problem, fleet: Fleet, clock: Clock
+) -> facts.UpperEnds | facts.LongerSteps | None:
+    """What happens if step times lie at the upper ends of their spread; where they have none, if the fits err
+    to the bad side, all steps longer by their error at once.
+    """
     latencies = [pool.type.latency for pool in fleet.pools]
+    spreads = [fit.spread for fit in latencies if fit.spread is not None]
+    if len(spreads) == len(latencies):
+        return _at_upper_ends(problem, fleet, spreads, clock)
     shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
     if not any(shares) or not clock.allows("longer-steps"):
         return None
@@ -204,6 +212,19 @@ def if_steps_take_longer(problem: Problem, fleet: Fleet, clock: Clock) -> facts.
     )
     verdict = _on_every_draw(problem, replace(fleet, pools=pools))
     return facts.LongerSteps(max(shares), outcome_of(verdict, problem.slo))
+
+
+def _at_upper_ends(
+    problem: Problem, fleet: Fleet, spreads: Sequence[Spread], clock: Clock
+) -> facts.UpperEnds | None:
+    if not clock.allows("longer-steps"):
+        return None
+    pools = tuple(
+        replace(pool, type=replace(pool.type, latency=pool.type.latency.within(Z, Z))) for pool in fleet.pools
+    )
+    verdict = _on_every_draw(problem, replace(fleet, pools=pools))
+    prefill, decode = (max(getattr(each, key).high for each in spreads) for key in ("prefill", "decode"))
+    return facts.UpperEnds(prefill, decode, outcome_of(verdict, problem.slo))
 
 
 def insurance(
@@ -221,7 +242,9 @@ def insurance(
     robust, unit = problem.oracle.fleet(found.best), OBJECTIVE_UNITS[task.objective]
     is_range = task.robust.traffic_frac != task.robust.traffic_from_frac
     rates = len(rates_frac(task, problem.trace)) if is_range else None
-    planned = facts.Robustness(task.robust.step_times_frac, task.robust.traffic_frac, rates)
+    planned = facts.Robustness(
+        task.robust.step_times_frac, task.robust.traffic_frac, rates, task.robust.spread
+    )
     try:
         asked = pose(
             replace(task, robust=Robust()),

@@ -14,11 +14,13 @@ from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import Gpu, Limit, Llm, Metric, Slo
+from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
+from planner.models.spread import Z
 from planner.simulator.metrics import percentile_s
 from planner.solvers.master import Floats, Option, attention_s
 from planner.solvers.required_work import due, steady
@@ -62,7 +64,8 @@ class Engines:
     `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
     `stages` are the depths of pipelines; activations cross from node to node at `node_bytes_per_s` where a
     worker has more GPUs than a node. `host_overhead_s` is added to each step of a fit, and every step then
-    takes `longer_frac` longer. What `engine` adds only simulations count: bounds on a step leave it out.
+    takes `longer_frac` longer, from the upper end of its spread on with `at_spread`. What `engine` adds only
+    simulations count: bounds on a step leave it out.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
@@ -72,6 +75,7 @@ class Engines:
     host_overhead_s: float = 0.0
     engine: Engine | None = None
     longer_frac: float = 0.0
+    at_spread: bool = False
 
     @classmethod
     def of(cls, task: Task) -> Engines:
@@ -83,11 +87,23 @@ class Engines:
             host_overhead_s=task.host_overhead_s,
             engine=task.engine,
             longer_frac=task.robust.step_times_frac,
+            at_spread=task.robust.spread,
         )
 
     @property
     def simulated(self) -> Engine | None:
         return self.engine and self.engine.longer(self.longer_frac)
+
+
+def _at_spread(latency: StepLatency, name: str) -> StepLatency:
+    """At the upper ends of its spread; what is left to err is nothing."""
+    if latency.spread is None:
+        raise InputError(
+            f"robust: spread: nobody knows how far step times of {name} may be from the truth "
+            f"({latency.basis}); leave this GPU out, or give step_times: 30 %"
+        )
+    basis = f"{latency.basis}; taken at the upper end of their spread (robust)"
+    return replace(latency.within(Z, Z), basis=basis, spread=None)
 
 
 def worker_types(
@@ -128,6 +144,8 @@ def worker_types(
                             catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
                         )
                         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
+                        if engines.at_spread:
+                            latency = _at_spread(latency, name)
                         if engines.longer_frac:
                             basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
                             latency = replace(latency.longer(engines.longer_frac), basis=basis)

@@ -1,10 +1,13 @@
 """Who is in the next step of a lane, by batching policy.
 
-vllm-v1 (chunked prefill, as Sarathi proposed it): every decode, then prompts in chunks of what is left of the
-token budget. A prompt takes the blocks for all of it when admitted. A decode that finds no block preempts the
-request admitted last; in that step nobody is admitted.
-sarathi (Agrawal et al. 2024, as Vidur has it): the same, but a block must be free for every decode, needed or
-not, prompts leave a watermark of blocks free, and whoever was preempted may come back at once.
+vllm-v1 (chunked prefill, as Sarathi proposed it): whoever runs, in order of admission, decodes and prompts in
+part, then prompts that wait, in chunks of what is left of the token budget. A prompt is admitted if all of it
+fits, and takes the blocks of its chunks one by one. Who finds no block preempts the request admitted last; in
+that step nobody is admitted. A chunk may be limited (`long_prefill_tokens`); then several prompts are under
+way, and decodes admitted after them may be left out of a step.
+sarathi (Agrawal et al. 2024, as Vidur has it): every decode, then prompts; but a prompt takes the blocks for
+all of it when admitted, a block must be free for every decode, needed or not, prompts leave a watermark of
+blocks free, and whoever was preempted may come back at once.
 vllm-v0: whole prompts before all else, while their number times the longest of them keeps to the budget; the
 decodes wait. A prompt longer than the budget goes alone. Without prompts to admit, a step of decodes.
 orca (Yu et al. 2022): every decode and, in the same step, whole prompts. With reserved blocks a request takes
@@ -30,11 +33,23 @@ from planner.policies import (
     VLLM_V0,
     VLLM_V1,
 )
-from planner.simulator.caches import evict, shared_blocks, take_prefix
+from planner.simulator.caches import evict, keep_prefix, shared_blocks, take_prefix
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import ADMITTED, BLOCK, INBOUND, NONE, ONE, PARTIAL, READY, UNKNOWN, ZERO
+from planner.simulator.layout import (
+    ADMITTED,
+    BLOCK,
+    INBOUND,
+    LEAVING,
+    NONE,
+    ONE,
+    PARTIAL,
+    READY,
+    RESTING,
+    UNKNOWN,
+    ZERO,
+)
 from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave, next_waiting
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
@@ -43,29 +58,38 @@ from planner.simulator.slots import (
     blocks_for,
     blocks_of,
     clear_chunks,
+    depart_late,
     enqueue,
     foreseen_blocks,
     join,
-    latest_partial,
+    latest_in,
     load,
     preempt_decode,
-    preempt_partial,
+    preempt_waiting,
     request_blocks,
+    rest,
     steps_with_blocks,
     take_out,
 )
-from planner.simulator.step_times import engine_seconds
+from planner.simulator.step_times import UNBOUNDED, engine_seconds
 
 
 @kernel_jit
 def start_step(state, l, time_s):
     """Form the next step, or run of equal steps, on the idle lane l, if there is something to do."""
-    worker = state.workers[state.lanes[l].worker]
-    if _form_step(state, l, time_s) and worker.formed_s < np.inf:
+    w = state.lanes[l].worker
+    worker = state.workers[w]
+    is_vllm = state.types[worker.type].batching == VLLM_V1
+    preemptions = worker.preemptions
+    is_idle = _form_step(state, l, time_s)
+    while is_idle and is_vllm and (worker.formed_s < np.inf or worker.preemptions > preemptions):
         # no step was prepared while the last one ran: now all is known that came, and all that was given back
         worker.formed_s = np.inf
         worker.late_blocks, worker.late_seats = ZERO, ZERO
-        _form_step(state, l, time_s)
+        depart_late(state, w)
+        preemptions = worker.preemptions
+        is_idle = _form_step(state, l, time_s)
+    depart_late(state, w)
 
 
 @kernel_jit
@@ -81,9 +105,7 @@ def _form_step(state, l, time_s):
             enqueue(state, lane.worker, pop(state.requests, worker, UNKNOWN))
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather(state, l)
-    is_short = False
-    if kind.batching == VLLM_V1:
-        is_short = _make_room(state, l)
+    is_short = kind.batching == VLLM_V1 and _vllm_step(state, l, time_s)
     while kind.batching != VLLM_V1:
         seat_ready(state, l)
         if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
@@ -94,8 +116,8 @@ def _form_step(state, l, time_s):
         is_short = True
         if worker.running > 0:
             break  # else all gave up their seats and blocks: whoever waits for them takes them
-    if kind.batching == VLLM_V1 or kind.batching == SARATHI:
-        _chunks(state, l, time_s, is_short and kind.batching == VLLM_V1)
+    if kind.batching == SARATHI:
+        _chunks(state, l, time_s, UNBOUNDED, False)
     elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
         _whole_prompts(state, l, time_s)
     if lane.prefills == 0 and (lane.decodes == 0 or lane.is_decoding == 0):
@@ -106,7 +128,9 @@ def _form_step(state, l, time_s):
         return True
     if kind.admission == RESERVE_DYNAMIC and (worker.first_waiting != NONE or worker.head[INBOUND] != NONE):
         is_short = True  # they may find room after any step
-    _launch(state, l, time_s, not is_short and not (kind.is_async and _is_next_fuller(state, worker)))
+    _launch(
+        state, l, time_s, not is_short and not (kind.kv_delay_steps > 0 and _is_next_fuller(state, worker))
+    )
     worker.late_blocks, worker.late_seats = ZERO, ZERO
     return False
 
@@ -118,11 +142,18 @@ def is_known(state, worker, r):
 
 
 @small_jit
+def _has_kv(state, worker, r):
+    """Whether `worker` knows that it has the KV of request r."""
+    return state.requests[r].known_step <= worker.steps + 1 or worker.formed_s == np.inf
+
+
+@small_jit
 def _is_next_fuller(state, worker):
     """Whether the step after the next may take in somebody for whom it was too early."""
     waits = worker.first_waiting != NONE or worker.head[READY] != NONE
-    is_early = worker.head[READY] != NONE and not is_known(state, worker, worker.head[READY])
-    return worker.head[UNKNOWN] != NONE or is_early or (waits and worker.late_blocks + worker.late_seats > 0)
+    is_early = worker.head[READY] != NONE and not _has_kv(state, worker, worker.head[READY])
+    are_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
+    return worker.head[UNKNOWN] != NONE or is_early or (waits and are_late)
 
 
 @kernel_jit
@@ -136,11 +167,16 @@ def _gather(state, l):
 
 
 @kernel_jit
-def _take(state, l, r, n):
+def _take(state, l, r, n, step_blocks, time_s):
     """Compute n tokens of the prompt of request r in the next step; True if more of it are left."""
     lane, request = state.lanes[l], state.requests[r]
+    worker = state.workers[lane.worker]
     c = request.computed_tokens
     request.computed_tokens = c + n
+    if state.types[worker.type].batching == VLLM_V1:
+        worker.used_blocks += blocks_of(c + n) - blocks_of(c)
+    evict(state, lane.worker, step_blocks, time_s)
+    keep_prefix(state, lane.worker, r)
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens
     add_chunk(lane, c, n)
@@ -156,32 +192,36 @@ def admits(state, l, r, step_blocks, time_s):
     kind = state.types[worker.type]
     if kind.reserved_blocks > 0:
         return worker.used_blocks + kind.reserved_blocks <= kind.kv_blocks
-    length = state.requests[r].length_tokens
-    blocks = blocks_of(length) - shared_blocks(state, w, r)
-    used_blocks = worker.used_blocks + worker.late_blocks
-    if used_blocks + step_blocks + blocks + kind.watermark_blocks > kind.kv_blocks:
+    blocks = blocks_of(state.requests[r].length_tokens)
+    free = kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks - kind.watermark_blocks
+    if blocks > free and blocks - shared_blocks(state, w, r) > free:
         return False
     return kind.admission == GREEDY or foreseen_blocks(state, lane.worker, r, time_s) <= kind.kv_blocks
 
 
-@where_cached(lambda state, w, r, coming, time_s: None)
-def _use_prefix(state, w, r, coming, time_s):
-    hit = take_prefix(state, w, r, coming, time_s)
+@where_cached(lambda state, w, r, time_s: None)
+def _use_prefix(state, w, r, time_s):
+    hit = take_prefix(state, w, r, time_s)
     load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
 
 
 @kernel_jit
-def admit(state, w, r, step_blocks, time_s):
-    """Give request r, the next that waits for its prompt to be computed, its seat and blocks."""
+def admit(state, w, r, time_s):
+    """Give request r, the next that waits for its prompt to be computed, its seat, and its blocks: of vLLM
+    those that are cached.
+    """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     if kind.queue_batch > 0 and request.key >= 0.0:
         worker.served_batch = int(request.key // LONGEST)
     leave(state, w, r)
     worker.waiting -= 1
-    worker.used_blocks += request_blocks(state, w, request.length_tokens)
-    _use_prefix(state, w, r, step_blocks, time_s)
+    _use_prefix(state, w, r, time_s)
+    if kind.batching != VLLM_V1:
+        worker.used_blocks += (
+            request_blocks(state, w, request.length_tokens) - request.computed_tokens // BLOCK
+        )
     worker.running += 1
     state.counters[ADMITTED] += 1
     request.admission_number = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]
@@ -192,17 +232,18 @@ def admit(state, w, r, step_blocks, time_s):
 @kernel_jit
 def seat_ready(state, l):
     """Sequences whose KV has arrived join the decodes while seats are free."""
-    w = state.lanes[l].worker
-    worker = state.workers[w]
-    seats = state.types[worker.type].seats - worker.late_seats
-    while worker.head[READY] != NONE and worker.running < seats:
-        if state.types[worker.type].is_async and not is_known(state, worker, worker.head[READY]):
-            return
-        r = pop(state.requests, worker, READY)
-        worker.running += 1
-        state.counters[ADMITTED] += 1
-        state.requests[r].admission_number = state.counters[ADMITTED]
-        join(state, l, r)
+    worker = state.workers[state.lanes[l].worker]
+    while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
+        seat(state, l, pop(state.requests, worker, READY))
+
+
+@kernel_jit
+def seat(state, l, r):
+    """Sequence r, whose KV is there, joins the decodes."""
+    state.workers[state.lanes[l].worker].running += 1
+    state.counters[ADMITTED] += 1
+    state.requests[r].admission_number = state.counters[ADMITTED]
+    join(state, l, r)
 
 
 @kernel_jit
@@ -216,62 +257,190 @@ def _latest(state, l):
 
 
 @kernel_jit
-def _make_room(state, l):
-    """vLLM v1: a decode that finds no block preempts the request admitted last; True if that happened."""
+def _vllm_step(state, l, time_s):
+    """vLLM v1: whoever runs, in order of admission, then who waits; True if somebody was preempted."""
     lane = state.lanes[l]
-    w = lane.worker
-    worker = state.workers[w]
+    worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    is_preempted = False
-    while True:
-        seat_ready(state, l)
-        free = kind.kv_blocks - worker.late_blocks
-        if lane.decodes == 0 or worker.used_blocks + blocks_for(lane, ONE) <= free:
-            return is_preempted
-        while lane.decodes > 0 and worker.used_blocks + blocks_for(lane, ONE) > free:
-            slot, r = _latest(state, l), latest_partial(state, w)
-            if r != NONE and state.requests[r].admission_number > state.slots[l, slot].admission_number:
-                preempt_partial(state, w, r)
-            else:
-                preempt_decode(state, l, slot)
-        is_preempted = True
-        if lane.decodes > 0 or worker.head[PARTIAL] != NONE:
-            return True  # else the only decode gave up its seat: whoever waits for it takes it
+    while worker.head[RESTING] != NONE:
+        join(state, l, pop(state.requests, worker, RESTING))
+    longest = UNBOUNDED
+    if kind.long_prefill_tokens > 0 and worker.running + worker.waiting > 1:
+        longest = kind.long_prefill_tokens
+        _rest_decodes(state, l, longest)
+    is_short = False
+    coming = blocks_for(lane, ONE)
+    if worker.head[PARTIAL] != NONE or worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks:
+        is_short = _make_room(state, l, longest, time_s)
+    _chunks(state, l, time_s, longest, is_short)
+    return is_short
 
 
 @kernel_jit
-def _chunks(state, l, time_s, is_closed):
-    """vLLM v1 and Sarathi: fill what the decodes left of the token budget, first with the prompt computed in
+def _chunks(state, l, time_s, longest, is_closed):
+    """vLLM v1 and Sarathi: fill what the decodes left of the token budget, first with prompts computed in
     part, then with those that wait; `is_closed`: nobody new is admitted.
     """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    step_blocks = blocks_for(lane, ONE)
+    step_blocks, spent = blocks_for(lane, ONE), ZERO
     evict(state, w, step_blocks, time_s)
-    budget = kind.token_budget - lane.decodes
-    left = worker.head[PARTIAL]
-    worker.head[PARTIAL] = NONE
+    left, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
     while left != NONE:
         r = left
         left = state.requests[r].next
-        n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, budget)
-        budget -= n
-        if n == 0 or _take(state, l, r, n):
-            is_closed = True
+        n = _chunk(state, l, r, longest, spent)
+        spent += n
+        if n == 0 or _take(state, l, r, n, step_blocks, time_s):
+            is_closed |= kind.batching == SARATHI
             if n == 0 or kind.batching == VLLM_V1:  # else it rests until this step has ended
                 append(state.requests, worker, PARTIAL, r)
-    while budget > 0 and not is_closed and worker.running + worker.late_seats < kind.seats:
+    if is_closed:
+        return
+    budget = kind.token_budget - lane.decodes - spent
+    if worker.head[READY] != NONE and kind.batching == VLLM_V1:
+        budget = _seat_known(state, l, budget)
+        step_blocks = blocks_for(lane, ONE)
+    while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_waiting(state, w)
         if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
-        admit(state, w, r, step_blocks, time_s)
-        step_blocks = blocks_for(lane, ONE)
-        n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, budget)
+        admit(state, w, r, time_s)
+        n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, longest, budget)
         budget -= n
-        if _take(state, l, r, n) and kind.batching == VLLM_V1:
+        if _take(state, l, r, n, step_blocks, time_s) and kind.batching == VLLM_V1:
             append(state.requests, worker, PARTIAL, r)
+
+
+@kernel_jit
+def _seat_known(state, l, budget):
+    """Sequences whose KV has arrived join the decodes, before prompts: what they leave of the token budget.
+    Nothing, if one finds no block; where nobody runs who will give some back, it is preempted.
+    """
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    while budget > 0 and worker.head[READY] != NONE and worker.running + worker.late_seats < kind.seats:
+        r = worker.head[READY]
+        if not _has_kv(state, worker, r):
+            break
+        coming = blocks_for(lane, ONE) + (state.requests[r].length_tokens % BLOCK == 0)
+        is_short = worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks
+        if is_short and worker.running > 0:
+            return ZERO
+        pop(state.requests, worker, READY)
+        seat(state, l, r)
+        if is_short:
+            preempt_decode(state, l, lane.decodes - 1)
+        else:
+            budget -= 1
+    return budget
+
+
+@kernel_jit
+def _chunk(state, l, r, longest, spent):
+    """Tokens that the next step computes of r, a prompt in part: as many as those that were admitted before
+    it leave, `spent` the prompts among them.
+    """
+    lane, request = state.lanes[l], state.requests[r]
+    kind = state.types[state.workers[lane.worker].type]
+    decodes = np.int64(lane.decodes)
+    if kind.long_prefill_tokens > 0:
+        for slot in range(lane.decodes):
+            decodes -= state.slots[l, slot].admission_number > request.admission_number
+    budget = max(kind.token_budget - decodes - spent, ZERO)
+    return min(request.length_tokens - request.computed_tokens, longest, budget)
+
+
+@kernel_jit
+def _rest_decodes(state, l, longest):
+    """Decodes for which the prompts admitted before them leave no tokens rest in this step."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    spent, r = ZERO, worker.head[PARTIAL]
+    while r != NONE:
+        spent += _chunk(state, l, r, longest, spent)
+        r = state.requests[r].next
+    while lane.decodes + spent > state.types[worker.type].token_budget:
+        rest(state, l, _latest(state, l))
+
+
+@kernel_jit
+def _coming_blocks(state, l, longest):
+    """KV blocks that whoever runs takes in the next step."""
+    lane = state.lanes[l]
+    blocks, spent, r = blocks_for(lane, ONE), ZERO, state.workers[lane.worker].head[PARTIAL]
+    while r != NONE:
+        n, c = _chunk(state, l, r, longest, spent), state.requests[r].computed_tokens
+        spent += n
+        blocks += blocks_of(c + n) - blocks_of(c)
+        r = state.requests[r].next
+    return blocks
+
+
+@kernel_jit
+def _taken_blocks(state, l, longest):
+    """... that are taken before somebody finds too few."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    free = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks
+    taken, spent, r = ZERO, ZERO, worker.head[PARTIAL]
+    while r != NONE:
+        request = state.requests[r]
+        before = taken
+        for slot in range(lane.decodes):
+            is_first = state.slots[l, slot].admission_number < request.admission_number
+            before += is_first and (state.slots[l, slot].context_offset + lane.decode_step) % BLOCK == 0
+        n, c = _chunk(state, l, r, longest, spent), request.computed_tokens
+        spent += n
+        taken += blocks_of(c + n) - blocks_of(c)
+        if before + blocks_of(c + n) - blocks_of(c) > free:
+            return before
+        r = request.next
+    return taken + blocks_for(lane, ONE)
+
+
+@kernel_jit
+def _make_room(state, l, longest, time_s):
+    """Who finds no block preempts the request admitted last; True if that happened."""
+    lane = state.lanes[l]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    is_preempted = False
+    while True:
+        coming = _coming_blocks(state, l, longest)
+        if worker.used_blocks + worker.late_blocks + coming <= kind.kv_blocks:
+            return is_preempted
+        evict(state, w, _taken_blocks(state, l, longest), time_s)
+        if not _preempt_latest(state, l):
+            return is_preempted
+        is_preempted = True
+
+
+@kernel_jit
+def _preempt_latest(state, l):
+    """Preempt the request admitted last; False if none runs."""
+    w = state.lanes[l].worker
+    latest, slot, which = NONE, NONE, NONE
+    if state.lanes[l].decodes > 0:
+        slot = _latest(state, l)
+        latest = state.slots[l, slot].request
+    for other_which in (PARTIAL, RESTING, LEAVING):
+        r = latest_in(state, w, other_which)
+        if r != NONE and (
+            latest == NONE or state.requests[r].admission_number > state.requests[latest].admission_number
+        ):
+            latest, which = r, other_which
+    if latest == NONE:
+        return False
+    if which == NONE:
+        preempt_decode(state, l, slot)
+    else:
+        preempt_waiting(state, w, which, latest)
+    return True
 
 
 @kernel_jit
@@ -301,9 +470,9 @@ def _secure_blocks(state, l):
         needs = (state.slots[l, slot].context_offset + lane.decode_step) % BLOCK == 0
         while worker.used_blocks + taken >= kind.kv_blocks:
             is_preempted = True
-            latest, r = _latest(state, l), latest_partial(state, w)
+            latest, r = _latest(state, l), latest_in(state, w, PARTIAL)
             if r != NONE and state.requests[r].admission_number > state.slots[l, latest].admission_number:
-                preempt_partial(state, w, r)
+                preempt_waiting(state, w, PARTIAL, r)
                 continue
             is_last = state.slots[l, latest].admission_number == order
             preempt_decode(state, l, latest)
@@ -356,8 +525,8 @@ def _prompts_first(state, l, time_s):
                 return
         elif not admits(state, l, r, ZERO, time_s):
             return
-        admit(state, w, r, ZERO, time_s)
-        _take(state, l, r, length)
+        admit(state, w, r, time_s)
+        _take(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
 
 
 @kernel_jit
@@ -380,8 +549,8 @@ def _whole_prompts(state, l, time_s):
         length = state.requests[r].length_tokens
         if not is_group and length > budget and lane.decodes + lane.prefills > 0:
             return
-        admit(state, w, r, ZERO, time_s)
-        _take(state, l, r, length)
+        admit(state, w, r, time_s)
+        _take(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
         budget -= length
 
 

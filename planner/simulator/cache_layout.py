@@ -1,9 +1,10 @@
 """What prefix caches add to the kernel's state, and how a fleet and a trace make it.
 
 A node is a block of NODE_TOKENS tokens after all blocks before it: two prompts share it if they agree up to
-its end. That is a multiple of the KV block, so a node is NODE_BLOCKS KV blocks. Every node a worker keeps is
-an entry; entries of all workers lie in one array with one index. Routing e2 counts how many recent requests
-share a node on a worker; its entries outlive eviction for as long as one does.
+its end. That is a multiple of the KV block, so a node is NODE_BLOCKS KV blocks. Every copy of a node that a
+worker keeps is an entry; entries of all workers lie in one array with one index, which knows the first copy
+of each. What a request has left behind besides nodes, its output above all, is an entry too. Routing e2
+counts how many recent requests share a node on a worker: its entries outlive eviction while one does.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from planner.traffic.trace import Trace
 
 ENTRY = np.dtype(
     [
-        ("node", "i4"),
+        ("node", "i4"),  # -2 - r: blocks that request r alone has had
         ("worker", "i4"),
         ("refs", "i4"),  # running requests that use it; without any it is in the worker's list
+        ("blocks", "i4"),
+        ("twin", "i4"),  # the next copy of the node on this worker
         ("is_cached", "i4"),
         ("older", "i4"),  # in the list, by last use
         ("newer", "i4"),  # ... or the next free entry
@@ -37,6 +40,12 @@ PROMPT = np.dtype(
         ("start", "i8"),  # its nodes are path[start : start + depth]
         ("depth", "i8"),
         ("shared_nodes", "i8"),  # of its worker's cache that it uses, from the first on
+        ("shown_nodes", "i8"),  # of those, that the router has heard of
+        (
+            "own_blocks",
+            "i8",
+        ),  # that it has besides although they are of these nodes: the last one of a prompt
+        ("left", "i8"),  # entry of what else it has left behind, NONE: nothing that is still there
         ("expected_tokens", "i8"),  # what the router believed to be cached, left out of the pending ones
         ("hit_tokens", "i8"),  # found cached when it was first admitted, NONE before
         ("tenant", "i8"),
@@ -56,7 +65,7 @@ CACHE = np.dtype(
     [
         ("oldest", "i8"),  # the list of entries without refs
         ("newest", "i8"),
-        ("idle_nodes", "i8"),  # how many those are
+        ("idle_blocks", "i8"),  # of theirs
         ("known_nodes", "i8"),  # that it has, as far as the router knows
         ("last_waiting", "i8"),  # of the prompts
         ("served_tenant", "i8"),  # of the prompt admitted last, NONE before
@@ -74,9 +83,11 @@ TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8")])  # vt
 NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 
 # numbers: tokens and KV blocks of a node, first free entry, e2's window and where its later half begins,
-# notices under way
-NODE_TOKENS, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTICES = range(8)
-NUMBERS = 8
+# notices under way, entries that may still be made of other blocks than nodes
+NODE_TOKENS, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTICES, OTHERS = range(
+    9
+)
+NUMBERS = 9
 # settings
 (
     EXTEND_WEIGHT,
@@ -98,6 +109,7 @@ class Caches(NamedTuple):
     """W workers, n requests, N nodes, U tenants, P priority groups; K words of 64 workers."""
 
     path: npt.NDArray[np.int32]  # (m,) nodes of all prompts
+    used: npt.NDArray[np.int32]  # (m,) entries of those that their requests use
     prompts: npt.NDArray[np.void]  # (n,) PROMPT
     entries: npt.NDArray[np.void]  # (C,) ENTRY
     places: npt.NDArray[np.int32]  # (2^k,) open addressing: entry of (node, worker)
@@ -152,6 +164,9 @@ def make_caches(
 
     room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
     notices = room if policies.eviction_notice_s > 0 else 0
+    others = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
+    others = min(len(trace), others)
+    room += others
     if ROUTING[policies.routing].has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)
@@ -163,11 +178,13 @@ def make_caches(
     numbers[[NODE_TOKENS, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if room else NONE
+    numbers[OTHERS] = others
     words = -(-workers // 64)
     prefixes = np.zeros(len(uses.parent) if ROUTING[policies.routing].has_window else 0, dtype=PREFIX)
     prefixes["replicated_s"] = -np.inf
     return Caches(
         path=uses.node,
+        used=np.zeros(len(uses.node), dtype=np.int32),
         prompts=prompts,
         entries=entries,
         places=places,
@@ -193,7 +210,7 @@ def _prompts(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
     prompts = np.zeros(len(trace), dtype=PROMPT)
     prompts["start"] = uses.offsets[:-1]
     prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // trace.prefix_block_tokens)
-    for name in ("hit_tokens", "next", "worker", "prefix", "queue_s"):
+    for name in ("left", "hit_tokens", "next", "worker", "prefix", "queue_s"):
         prompts[name] = NONE
     prompts["tenant"] = trace.tenant
     return prompts
@@ -237,3 +254,14 @@ def _most_uses(trace: Trace, depth: npt.NDArray[np.int64], window_s: float) -> i
     total = np.concatenate(([0], np.cumsum(depth)))
     first = np.searchsorted(trace.arrival_s, trace.arrival_s - window_s)
     return int((total[1:] - total[first]).max())
+
+
+def with_entries(caches: Caches, more: int) -> Caches:
+    """With so many entries more that are free: what requests have left behind besides nodes."""
+    first = len(caches.entries)
+    entries = np.zeros(first + more, dtype=ENTRY)
+    entries[:first] = caches.entries
+    entries["newer"][first:] = np.append(np.arange(first + 1, first + more), caches.numbers[FREE])[:more]
+    caches.numbers[FREE] = first if more else caches.numbers[FREE]
+    caches.numbers[OTHERS] += more
+    return caches._replace(entries=entries)

@@ -1,10 +1,14 @@
-"""Prefix caches: the nodes a worker keeps, who uses them, which of them go first.
+"""Prefix caches as vLLM keeps them: the nodes a worker has, who uses them, which of them go first.
 
-`used_blocks` of a worker counts the blocks of its running requests, a node that several use once. What is
-cached but in use by nobody fills the rest, and leaves from the least recently used on as soon as those grow
-into it; so whoever asks for free blocks need not know of caches. A request lets go of its last node first and
-of its root last: a parent is never older than its children, and what is cached of a prompt is always its
-beginning.
+`used_blocks` of a worker counts the blocks of its running requests, one that several use once. What is cached
+but in use by nobody fills the rest, and leaves from the least recently used on as soon as those grow into it;
+so whoever asks for free blocks need not know of caches. A request lets go of its last block first and of its
+root last: a parent is never older than its children, and what is cached of a prompt is always its beginning.
+
+A node is cached as soon as a step is formed that computes it: who is admitted into the same step finds it.
+Two requests that compute the same node at once both keep their copy; the older copy is found. A request's
+other full blocks, of its output above all, are cached as well: nobody finds them but itself, if it was
+preempted, and they take room until they have become the least recently used.
 
 The router knows the nodes of all workers as bits. Some routers take a prompt for cached where they send it
 (`promise`), the others when it is computed. They hear of an eviction `NOTICE_S` later, cache-aware never.
@@ -25,10 +29,11 @@ from planner.simulator.cache_layout import (
     NODE_TOKENS,
     NOTICE_S,
     NOTICES,
+    OTHERS,
     WINDOW_S,
 )
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
-from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, ZERO
+from planner.simulator.layout import BLOCK, FRONT, NONE, ONE, ROUTING, ZERO
 
 
 @small_jit
@@ -52,15 +57,40 @@ def find(state, w, node):
 
 
 @kernel_jit
-def add(state, w, node):
-    """A new entry, neither cached nor shared yet; where none is free e2 forgets its oldest request."""
+def _new_entry(state, w, node, blocks):
+    """A free entry for so many blocks."""
     caches = state.caches
-    while caches.numbers[FREE] == NONE:
-        forget_routed(state)
     e = caches.numbers[FREE]
     entry = caches.entries[e]
     caches.numbers[FREE] = entry.newer
-    entry.node, entry.worker, entry.refs, entry.is_cached, entry.shares = node, w, 0, 0, 0
+    entry.node, entry.worker, entry.blocks, entry.twin = node, w, blocks, NONE
+    entry.refs, entry.is_cached, entry.shares = 0, 0, 0
+    return e
+
+
+@small_jit
+def _free_entry(state, e):
+    state.caches.entries[e].worker = NONE
+    state.caches.numbers[OTHERS] += state.caches.entries[e].node < NONE
+    state.caches.entries[e].newer = state.caches.numbers[FREE]
+    state.caches.numbers[FREE] = e
+
+
+@kernel_jit
+def add(state, w, node):
+    """A new entry, neither cached nor shared yet; where none is free e2 forgets its oldest request. The first
+    of its node goes into the index, another behind it.
+    """
+    caches = state.caches
+    while caches.numbers[FREE] == NONE:
+        forget_routed(state)
+    first = find(state, w, node)
+    e = _new_entry(state, w, node, caches.numbers[NODE_BLOCKS])
+    if first != NONE:
+        while caches.entries[first].twin != NONE:
+            first = np.int64(caches.entries[first].twin)
+        caches.entries[first].twin = e
+        return e
     place = _home(state, w, node)
     while caches.places[place] != NONE:
         place = (place + 1) & (len(caches.places) - 1)
@@ -68,14 +98,22 @@ def add(state, w, node):
     return e
 
 
+@small_jit
+def _place(state, e):
+    """Where entry e, the first of its node, is in the index."""
+    places, entries = state.caches.places, state.caches.entries
+    place = _home(state, entries[e].worker, entries[e].node)
+    while places[place] != e:
+        place = (place + 1) & (len(places) - 1)
+    return place
+
+
 @kernel_jit
 def _drop(state, e):
     """Take an entry out of the index: those behind it move up, so that no search ends too early."""
     places, entries = state.caches.places, state.caches.entries
     last = len(places) - 1
-    hole = _home(state, entries[e].worker, entries[e].node)
-    while places[hole] != e:
-        hole = (hole + 1) & last
+    hole = _place(state, e)
     place = hole
     while True:
         place = (place + 1) & last
@@ -86,8 +124,7 @@ def _drop(state, e):
             places[hole] = places[place]
             hole = place
     places[hole] = NONE
-    entries[e].newer = state.caches.numbers[FREE]
-    state.caches.numbers[FREE] = e
+    _free_entry(state, e)
 
 
 @kernel_jit
@@ -100,7 +137,7 @@ def _rest(state, w, e):
     else:
         entries[cache.newest].newer = e
     cache.newest = e
-    cache.idle_nodes += 1
+    cache.idle_blocks += entries[e].blocks
 
 
 @kernel_jit
@@ -115,7 +152,7 @@ def _unrest(state, w, e):
         cache.newest = older
     else:
         entries[newer].older = older
-    cache.idle_nodes -= 1
+    cache.idle_blocks -= entries[e].blocks
 
 
 @small_jit
@@ -134,106 +171,181 @@ def cacheable(state, r):
 
 
 @kernel_jit
-def cached_nodes(state, w, r, refs):
-    """How many nodes of request r worker w has, in use by at least so many; they are the first ones."""
+def cached_nodes(state, w, r):
+    """How many nodes of request r worker w has: they are the first ones."""
     caches = state.caches
     low, high = ZERO, cacheable(state, r)
     while low < high:
         middle = (low + high + 1) // 2
         e = find(state, w, node_at(state, r, middle - 1))
-        if e != NONE and caches.entries[e].is_cached and caches.entries[e].refs >= refs:
+        if e != NONE and caches.entries[e].is_cached:
             low = middle
         else:
             high = middle - 1
     return low
 
 
+@kernel_jit
+def _end_node(state, w, r, nodes):
+    """The entry of the last node of request r, where all its tokens are of nodes, all cached, and the last
+    of these has more than one KV block: all but the last block of it can be spared. Else NONE.
+    """
+    caches = state.caches
+    tokens = caches.numbers[NODE_TOKENS]
+    is_whole = (nodes + 1) * tokens == state.requests[r].length_tokens and nodes < caches.prompts[r].depth
+    if caches.numbers[NODE_BLOCKS] == 1 or nodes < cacheable(state, r) or not is_whole:
+        return NONE
+    e = find(state, w, node_at(state, r, nodes))
+    return e if e != NONE and caches.entries[e].is_cached else NONE
+
+
 @where_cached(lambda state, w, r: ZERO)
 def shared_blocks(state, w, r):
     """KV blocks that request r needs on worker w and that others hold already."""
-    return cached_nodes(state, w, r, ONE) * state.caches.numbers[NODE_BLOCKS]
+    caches = state.caches
+    nodes, blocks = cached_nodes(state, w, r), ZERO
+    for i in range(nodes):
+        if caches.entries[find(state, w, node_at(state, r, i))].refs > 0:
+            blocks += caches.numbers[NODE_BLOCKS]
+    e = _end_node(state, w, r, nodes)
+    if e != NONE and caches.entries[e].refs > 0:
+        blocks += caches.numbers[NODE_BLOCKS] - 1
+    return blocks
 
 
 @kernel_jit
-def take_prefix(state, w, r, coming, time_s):
-    """Request r is admitted and `used_blocks` has grown by all of it: it uses what is cached. Tokens hit."""
-    caches, worker = state.caches, state.workers[w]
-    prompt = caches.prompts[r]
-    nodes = cached_nodes(state, w, r, ZERO)
+def _use(state, w, r, i, e):
+    """Request r uses entry e for its i-th node."""
+    caches = state.caches
+    if caches.entries[e].refs == 0:
+        _unrest(state, w, e)
+        state.workers[w].used_blocks += caches.entries[e].blocks
+    caches.entries[e].refs += 1
+    caches.used[caches.prompts[r].start + i] = e
+    caches.prompts[r].shared_nodes = i + 1
+
+
+@kernel_jit
+def take_prefix(state, w, r, time_s):
+    """Request r is admitted and uses what is cached, which `used_blocks` counts from now on. Tokens hit."""
+    caches = state.caches
+    prompt, request = caches.prompts[r], state.requests[r]
+    nodes = cached_nodes(state, w, r)
     for i in range(nodes):
-        e = find(state, w, node_at(state, r, i))
-        if caches.entries[e].refs == 0:
-            _unrest(state, w, e)
-        else:
-            worker.used_blocks -= caches.numbers[NODE_BLOCKS]
-        caches.entries[e].refs += 1
-    prompt.shared_nodes = nodes
+        _use(state, w, r, i, find(state, w, node_at(state, r, i)))
     hit = nodes * caches.numbers[NODE_TOKENS]
-    state.requests[r].computed_tokens = hit
+    end = _end_node(state, w, r, nodes)
+    if end != NONE:
+        prompt.own_blocks = caches.entries[end].refs > 0
+        _use(state, w, r, nodes, end)
+        state.workers[w].used_blocks -= 1 - prompt.own_blocks  # the last block is computed once more
+        hit = request.length_tokens - BLOCK
+    elif request.preemptions > 0 and nodes == prompt.depth and _has_left(state, w, r):
+        hit += _take_left(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
+    request.computed_tokens = hit
     if prompt.hit_tokens == NONE:
         prompt.hit_tokens = hit
         _note_wait(state, r, time_s)
-    evict(state, w, coming, time_s)
     return hit
+
+
+@small_jit
+def _has_left(state, w, r):
+    e = state.caches.prompts[r].left
+    return e != NONE and state.caches.entries[e].worker == w
+
+
+@kernel_jit
+def _take_left(state, w, r, most):
+    """Request r was preempted and is back: blocks, `most` at the most, that are still there of its own."""
+    caches = state.caches
+    prompt = caches.prompts[r]
+    e = prompt.left
+    entry = caches.entries[e]
+    blocks = min(np.int64(entry.blocks), most)
+    _unrest(state, w, e)
+    _free_entry(state, e)
+    prompt.left = NONE
+    state.workers[w].used_blocks += blocks
+    return blocks
 
 
 @where_cached(lambda state, w, r: None)
 def keep_prefix(state, w, r):
-    """Another chunk of request r is computed: its full blocks can be used by others. Where another has
-    computed the same meanwhile, one copy is kept.
-    """
-    caches, worker = state.caches, state.workers[w]
+    """A step is formed that computes more of request r: its full blocks can be used by others."""
+    caches = state.caches
     prompt = caches.prompts[r]
     full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     for i in range(prompt.shared_nodes, full):
         node = node_at(state, r, i)
         e = find(state, w, node)
-        if e == NONE:
+        if e == NONE or caches.entries[e].is_cached:
             e = add(state, w, node)
         entry = caches.entries[e]
-        if entry.is_cached == 0:
-            entry.is_cached = 1
-            _show(state, w, node)
-        elif entry.refs == 0:
-            _unrest(state, w, e)
-        else:
-            worker.used_blocks -= caches.numbers[NODE_BLOCKS]
-        entry.refs += 1
-    prompt.shared_nodes = max(prompt.shared_nodes, full)
+        entry.is_cached, entry.refs = 1, 1
+        caches.used[prompt.start + i] = e
+        prompt.shared_nodes = i + 1
 
 
 @where_cached(lambda state, w, r: None)
-def release_prefix(state, w, r):
-    """Request r has left worker w and `used_blocks` has shrunk by all of it: what others use stays."""
+def show_prefix(state, w, r):
+    """Another chunk of request r is computed: the router hears of its full blocks."""
+    prompt = state.caches.prompts[r]
+    for i in range(prompt.shown_nodes, prompt.shared_nodes):
+        _show(state, w, node_at(state, r, i))
+    prompt.shown_nodes = prompt.shared_nodes
+
+
+@where_cached(lambda state, w, r, cached_tokens: None)
+def release_prefix(state, w, r, cached_tokens):
+    """Request r has left worker w and `used_blocks` has shrunk by its blocks, those of its nodes included:
+    what others use stays, and what is cached rests, of its first `cached_tokens`.
+    """
     caches, worker = state.caches, state.workers[w]
-    prompt = caches.prompts[r]
+    prompt, each = caches.prompts[r], caches.numbers[NODE_BLOCKS]
+    blocks = cached_tokens // BLOCK - prompt.shared_nodes * each + prompt.own_blocks
+    if prompt.left != NONE:  # it could not come back to that
+        left_at = np.int64(caches.entries[prompt.left].worker)
+        _unrest(state, left_at, prompt.left)
+        _free_entry(state, prompt.left)
+        prompt.left = NONE
+    if blocks > 0 and caches.numbers[OTHERS] > 0 and caches.numbers[FREE] != NONE:
+        caches.numbers[OTHERS] -= 1
+        e = _new_entry(state, w, -2 - r, blocks)
+        prompt.left = e
+        _rest(state, w, e)
+    worker.used_blocks -= prompt.own_blocks
     for i in range(prompt.shared_nodes - 1, -1, -1):
-        e = find(state, w, node_at(state, r, i))
+        e = np.int64(caches.used[prompt.start + i])
         caches.entries[e].refs -= 1
         if caches.entries[e].refs == 0:
             _rest(state, w, e)
         else:
-            worker.used_blocks += caches.numbers[NODE_BLOCKS]
-    prompt.shared_nodes = 0
-    prompt.expected_tokens = 0
+            worker.used_blocks += each
+    prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_cached(lambda state, r: None)
 def lose_prefix(state, r):
     """The worker of request r went down with its cache."""
-    state.caches.prompts[r].shared_nodes = 0
-    state.caches.prompts[r].expected_tokens = 0
+    prompt = state.caches.prompts[r]
+    prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_cached(lambda state, w, coming, time_s: None)
 def evict(state, w, coming, time_s):
-    """`used_blocks` has grown, and grows by `coming` in this step: nodes that nobody uses make room, the
+    """`used_blocks` has grown, and grows by `coming` in this step: blocks that nobody uses make room, the
     least recently used first.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
-    blocks, each = state.types[worker.type].kv_blocks, state.caches.numbers[NODE_BLOCKS]
-    while cache.idle_nodes > 0 and worker.used_blocks + coming + cache.idle_nodes * each > blocks:
+    room = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - coming
+    while cache.idle_blocks > 0 and cache.idle_blocks > room:
         e = cache.oldest
+        entry = state.caches.entries[e]
+        if entry.node < NONE and entry.blocks > cache.idle_blocks - room:
+            entry.blocks -= cache.idle_blocks - room
+            cache.idle_blocks = max(room, ZERO)
+            return
         _unrest(state, w, e)
         _uncache(state, w, e, time_s)
 
@@ -242,8 +354,16 @@ def evict(state, w, coming, time_s):
 def _uncache(state, w, e, time_s):
     caches = state.caches
     entry = caches.entries[e]
+    if entry.node < NONE:
+        owner = caches.prompts[-2 - np.int64(entry.node)]
+        if owner.left == e:
+            owner.left = NONE
+        _free_entry(state, e)
+        return
     entry.is_cached, entry.refs = 0, 0
     node = np.int64(entry.node)
+    if _is_copied(state, w, e):
+        return
     if entry.shares == 0:
         _drop(state, e)
     if state.counters[ROUTING + FRONT] == CACHE_AWARE:
@@ -257,6 +377,25 @@ def _uncache(state, w, e, time_s):
     notice = caches.notices[at]
     notice.time_s, notice.worker, notice.node = time_s + caches.settings[NOTICE_S], w, node
     caches.numbers[NOTICES] += 1
+
+
+@kernel_jit
+def _is_copied(state, w, e):
+    """Whether there is another copy of entry e, which is free then."""
+    caches = state.caches
+    entry = caches.entries[e]
+    first = find(state, w, entry.node)
+    if first == e:
+        if entry.twin == NONE:
+            return False
+        caches.places[_place(state, e)] = entry.twin
+        caches.entries[entry.twin].shares = entry.shares
+    else:
+        while caches.entries[first].twin != e:
+            first = np.int64(caches.entries[first].twin)
+        caches.entries[first].twin = entry.twin
+    _free_entry(state, e)
+    return True
 
 
 @kernel_jit
@@ -302,12 +441,12 @@ def empty_cache(state, w, time_s):
     caches = state.caches
     for e in range(len(caches.entries)):
         entry = caches.entries[e]
-        if entry.worker == w and entry.is_cached:
+        if entry.worker == w and (entry.is_cached or entry.node < NONE):
             _uncache(state, w, e, time_s)
     for node in range(len(caches.holders)):
         _hide(state, w, node)
     cache = caches.workers[w]
-    cache.oldest, cache.newest, cache.idle_nodes = NONE, NONE, 0
+    cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
 
 
 @kernel_jit

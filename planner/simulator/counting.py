@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.compiled import entry_jit, kernel_jit, small_jit
-from planner.simulator.layout import DONE, GAP_DEPTH, NONE, ONE, RELEASED, RUNS, TBT, TTFT
+from planner.simulator.layout import DONE, GAP_DEPTH, NONE, ONE, PARTS, RELEASED, RUNS, TBT, TTFT
 
 
 @small_jit
@@ -106,7 +106,29 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
         run.worker, run.start_s, run.first_s, run.growth_s = lane.worker, lane.run_start_s, first_s, growth_s
         run.steps, run.sequences, run.decodes = steps, sequences, lane.decodes * lane.is_decoding
         run.prefill_tokens, run.blocks = lane.prefill_tokens, state.workers[lane.worker].used_blocks
+    if len(state.parts) > 0:
+        for i in range(state.lanes[l].prefills):
+            chunk = state.chunks[l, i]
+            computed_tokens = state.requests[chunk.request].computed_tokens
+            record_part(state, chunk.request, chunk.tokens, computed_tokens - chunk.tokens)
     state.counters[RUNS] = k + 1
+
+
+@kernel_jit
+def record_part(state, r, tokens, cached_tokens):
+    """Write down that the step recorded next computes so much of request r, or, where it is nothing, that r
+    was preempted.
+    """
+    k = state.counters[PARTS]
+    if k < len(state.parts):
+        part = state.parts[k]
+        part.run, part.request, part.tokens, part.cached_tokens = (
+            state.counters[RUNS],
+            r,
+            tokens,
+            cached_tokens,
+        )
+    state.counters[PARTS] = k + 1
 
 
 @kernel_jit

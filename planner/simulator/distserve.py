@@ -195,6 +195,7 @@ def _go_on(state, w, r, time_s):
     request, worker = state.requests[r], state.workers[w]
     if request.generated_tokens == request.output_tokens:
         worker.used_blocks -= _blocks(state, w, r)
+        worker.running -= 1
         finish(state, w, r, time_s)
         _use_room(state, w, time_s)
     elif worker.role != PREFILL:

@@ -27,7 +27,7 @@ import numpy as np
 
 from planner.policies import FCFS, LIGHTLLM, SRPT, VLLM_V1
 from planner.simulator.batching import start_step
-from planner.simulator.caches import empty_cache, evict, keep_prefix, lose_prefix
+from planner.simulator.caches import empty_cache, evict, lose_prefix, show_prefix
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.counting import (
     count_run,
@@ -53,6 +53,7 @@ from planner.simulator.layout import (
     FRONT,
     FRONT_END_S,
     INBOUND,
+    LEAVING,
     LIMBO,
     LINK_SLOW,
     LOST,
@@ -64,6 +65,7 @@ from planner.simulator.layout import (
     PREFILL,
     READY,
     RELEASED,
+    RESTING,
     SIZE,
     SLOW,
     UNKNOWN,
@@ -79,6 +81,7 @@ from planner.simulator.slots import (
     assign,
     blocks_for,
     blocks_of,
+    depart,
     enqueue,
     finish,
     join,
@@ -89,7 +92,7 @@ from planner.simulator.slots import (
     request_blocks,
     take_out,
 )
-from planner.simulator.transfer import cut, end_transfer, known_s, receive, wake
+from planner.simulator.transfer import cut, end_transfer, known_s, receive, wake, wake_for_kv
 
 
 @kernel_jit
@@ -190,7 +193,7 @@ def hand_off(state, r, time_s, cause):
         if _may_return(state, BACK, r):  # its KV stays where it is
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
-        release(state, request.prefill_worker, r)
+        release(state, request.prefill_worker, r, request.length_tokens, request.length_tokens)
         reject(state, r)
         return
     request.decode_worker = v
@@ -262,6 +265,17 @@ def _next_done(state, l, slot):
 
 
 @kernel_jit
+def _leave(state, w, r, time_s):
+    """Request r has its last token."""
+    worker = state.workers[w]
+    if state.types[worker.type].is_async:
+        append(state.requests, worker, LEAVING, r)
+    else:
+        depart(state, w, r)
+    finish(state, w, r, time_s)
+
+
+@kernel_jit
 def end_run(state, l, time_s):
     """The current run of lane l ends: tokens leave, requests finish, move on or join the decodes."""
     lane = state.lanes[l]
@@ -269,21 +283,18 @@ def end_run(state, l, time_s):
     worker = state.workers[w]
     kind = state.types[worker.type]
     steps = lane.run_steps
-    if kind.is_async:
+    if kind.kv_delay_steps > 0:
         worker.formed_s = lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, steps - 1)
     end_batch(state, l, time_s - lane.run_start_s if kind.lanes == 1 else lane.stage_s, steps)
     lane.run_steps = 0
 
-    used_blocks, running = worker.used_blocks, worker.running
     if lane.decodes > 0 and lane.is_decoding:
         decoded(state, l, steps, time_s)
-        used_blocks = worker.used_blocks
         if lane.decode_step == lane.next_finish_step:
             slot = _next_done(state, l, ZERO)
             while slot < lane.decodes:
                 r = take_out(state, l, slot)
-                release(state, w, r)
-                finish(state, w, r, time_s)
+                _leave(state, w, r, time_s)
                 slot = _next_done(state, l, slot)
             refresh_next_finish_step(state, l)
     elif len(state.runs) > 0:
@@ -293,7 +304,7 @@ def end_run(state, l, time_s):
         r = state.chunks[l, i].request
         request = state.requests[r]
         load(state, w, -float(state.chunks[l, i].tokens), 0.0, 0.0)
-        keep_prefix(state, w, r)
+        show_prefix(state, w, r)
         if state.chunks[l, i].is_last == 0:
             if kind.batching != VLLM_V1:
                 append(state.requests, worker, PARTIAL, r)
@@ -306,20 +317,17 @@ def end_run(state, l, time_s):
             request.last_token_s = time_s
         charge_token(state, w, r)
         if request.generated_tokens == request.output_tokens:
-            release(state, w, r)
-            finish(state, w, r, time_s)
+            _leave(state, w, r, time_s)
         elif worker.role == PREFILL:
             assign(state, w, r, -1.0)
             worker.running -= 1
+            worker.late_seats += kind.is_async
             request.prefill_step_s = time_s - lane.run_start_s  # room to overlap with the last prefill step
             request.epoch = worker.epoch
             hand_off(state, r, time_s, l)
         else:
             join(state, l, r)
     lane.prefills = 0
-    if kind.is_async:
-        worker.late_blocks += max(used_blocks - worker.used_blocks, ZERO)
-        worker.late_seats += running - worker.running
     receive(state, w, time_s, l)
 
 
@@ -349,12 +357,11 @@ def arrived(state, r, time_s):
     prefill_worker = state.workers[w]
     is_formed = state.lanes[prefill_worker.first_lane].run_steps > 0 or prefill_worker.formed_s < np.inf
     used_blocks = prefill_worker.used_blocks
-    release(state, w, r)
+    release(state, w, r, request.length_tokens, request.length_tokens)
     if state.types[prefill_worker.type].is_async and is_formed:
         prefill_worker.late_blocks += max(used_blocks - prefill_worker.used_blocks, ZERO)
-    request.known_s = known_s(time_s, link)
     append(state.requests, state.workers[v], READY, r)
-    wake(state, v, time_s, link)
+    wake_for_kv(state, v, r, time_s, link)
     if state.workers[w].first_waiting != NONE:
         wake(state, w, time_s, link)
 
@@ -421,6 +428,12 @@ def _go_down(state, w, time_s):
             _start_over(state, r)
             _lose(state, r)
     worker.formed_s = np.inf
+    while worker.head[LEAVING] != NONE:
+        lose_prefix(state, pop(state.requests, worker, LEAVING))
+    while worker.head[RESTING] != NONE:
+        r = pop(state.requests, worker, RESTING)
+        _start_over(state, r)
+        _lose(state, r)
     while worker.head[UNKNOWN] != NONE:
         _lose(state, pop(state.requests, worker, UNKNOWN))
     while worker.head[PARTIAL] != NONE:

@@ -30,8 +30,10 @@ GAP_DEPTH = 64
 GROUP = 16  # workers of a pool that the router looks at together
 
 # lists of a worker, first in first out: for blocks to receive KV, for a seat, prompts computed in part
-# of an asynchronous engine: prompts that came after the step in flight began
-INBOUND, READY, PARTIAL, UNKNOWN = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
+# of an asynchronous engine: prompts that came after the step in flight began, and who had his last token in
+# it and keeps seat and blocks until the next is formed; decodes that the token budget has left out of a step
+INBOUND, READY, PARTIAL, UNKNOWN, LEAVING, RESTING = (np.int64(i) for i in range(6))
+LISTS = 6
 
 TYPE = np.dtype(
     [
@@ -46,6 +48,7 @@ TYPE = np.dtype(
         ("queue_batch", "i8"),  # ... or by prompts of its own scheduling batch; 0: no such batches
         ("admission", "i8"),
         ("token_budget", "i8"),  # max_num_batched_tokens
+        ("long_prefill_tokens", "i8"),  # no chunk is longer unless a request is alone; 0: no such limit
         ("seats", "i8"),  # max_num_seqs
         ("kv_blocks", "i8"),
         ("longest_blocks", "i8"),  # of the longest request it takes
@@ -58,9 +61,12 @@ TYPE = np.dtype(
         ("pp", "i8"),
         ("lanes", "i8"),
         ("is_async", "i8"),  # 1: the next step is formed while one runs
+        # of an engine: so many steps after the one in which KV arrives go without it
+        ("kv_delay_steps", "i8"),
         ("overlaps", "i8"),  # 1: the host works while the GPUs do
         ("host_s", "f8", 2),  # of the engine's host, per step and per sequence in it
         ("rest_s", "f8", 2),  # ... that no asynchronous step hides
+        ("token_s", "f8"),  # that its API server takes to pass a token on: no step is shorter than its tokens
         # score per pending prompt token, request, prompt token of a request, waiting request: front, back
         ("routing_weight", "f8", (2, 4)),
     ]
@@ -78,10 +84,10 @@ WORKER = np.dtype(
         ("running", "i8"),  # requests that hold a seat
         ("first_waiting", "i8"),  # of the prompts: the root of their heap, or the first of their list
         ("waiting", "i8"),  # how many
-        ("head", "i8", 4),
-        ("tail", "i8", 4),
-        # of an asynchronous engine: when the step before the next one began, infinite where none runs, and
-        # the blocks and seats given back since: the next step was formed without them
+        ("head", "i8", LISTS),
+        ("tail", "i8", LISTS),
+        # of an engine: when the step before the next one began, infinite where none runs; of an asynchronous
+        # one the blocks and seats of hand-offs given back since: the next step was formed without them
         ("formed_s", "f8"),
         ("late_blocks", "i8"),
         ("late_seats", "i8"),
@@ -154,6 +160,7 @@ REQUEST = np.dtype(
         ("length_tokens", "i8"),  # to prefill; later in the KV cache: c
         ("admission_number", "i8"),  # rises; distserve: one for all that are admitted in one batch
         ("known_s", "f8"),  # since when its worker could take it into a step
+        ("known_step", "i8"),  # first of its decode worker that may hold it
         ("key", "f8"),  # place in a heap: smallest first, then by index
         ("left", "i8"),
         ("right", "i8"),
@@ -200,6 +207,14 @@ RUN = np.dtype(
         ("decodes", "i8"),  # in each of these steps
         ("prefill_tokens", "i8"),  # NONE: gaps, not steps of an engine
         ("blocks", "i8"),  # KV blocks in use
+    ]
+)
+PART = np.dtype(  # a chunk of a prompt, or, of no tokens, a preemption
+    [
+        ("run", "i8"),  # index of its step in State.runs, or of the one that is recorded next
+        ("request", "i8"),
+        ("tokens", "i8"),
+        ("cached_tokens", "i8"),  # of the prompt, before the step
     ]
 )
 LINK = np.dtype(
@@ -277,6 +292,7 @@ class State(NamedTuple):
     policy: npt.NDArray[np.float64]  # (POLICY,) numbers of the policies, see below
     window: npt.NDArray[np.float64]  # (2,) requests arriving, and gaps ending, in [start, end] count
     runs: npt.NDArray[np.void]  # (R,) RUN, empty if not recorded
+    parts: npt.NDArray[np.void]  # PART, empty if not recorded
     due_s: npt.NDArray[np.float64]  # (E,) when each entity acts next; infinite: it has nothing to do
     sequence: npt.NDArray[np.int64]  # (E,) who of those due at one moment comes first
     heap: npt.NDArray[np.int64]  # (E,) those that are due, by (due_s, sequence): event_heap.py
@@ -305,13 +321,14 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
     DONE,  # requests that are finished or rejected
     ADMITTED,  # prompts to a batch so far
     RUNS,  # recorded, or that would be were there room
+    PARTS,  # the same
     RANDOM_STATE,
     NEXT_DISTURBANCE,
     LIMBO,  # root of the heap of requests that wait for a worker to come up
     LOST,  # ... of those that have lost theirs and are to be routed
     FREED,  # ... of those that waited for others and will arrive
-) = range(7, 19)
-COUNTERS = 19
+) = range(7, 20)
+COUNTERS = 20
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
 # seconds from a request's arrival until it reaches an engine

@@ -34,6 +34,10 @@ def check(fleet: Fleet) -> None:
             f"engine: vllm forms its steps as vllm-v1 does, policies.batching is {batching.name!r}; drop one "
             "of the two"
         )
+    if policies.long_prefill_token_threshold and batching.code != VLLM_V1:
+        raise InputError(
+            f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
+        )
     if batching.engine != STEPWISE and fleet.disturbances:
         raise InputError(f"disturbances: batching {batching.name!r} knows none; leave them out")
     if batching.is_one_stage and deepest > 1:

@@ -261,14 +261,14 @@ def _eviction_s(state, w, r, most_s):
     cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
     if cache.routed == 0:
         return 0.0
-    free = state.types[worker.type].kv_blocks - worker.used_blocks - cache.idle_nodes * each
+    free = state.types[worker.type].kv_blocks - worker.used_blocks - cache.idle_blocks
     missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * each - free
     node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
         seconds += caches.entries[e].shares * node_s
+        missing -= caches.entries[e].blocks
         e = np.int64(caches.entries[e].newer)
-        missing -= each
     return seconds
 
 

@@ -20,7 +20,7 @@ from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WE
 from planner.simulator.caches import cached_nodes
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import steps_reaching
-from planner.simulator.layout import FRONT, NONE, ROUTING, ZERO
+from planner.simulator.layout import FRONT, NONE, ROUTING
 from planner.simulator.queues import without_root
 
 
@@ -119,7 +119,7 @@ def next_waiting(state, w):
             if tenant.served < least:
                 best, least = r, tenant.served
         elif order == LPM or tenant.credit > 0.0:
-            nodes = cached_nodes(state, w, r, ZERO)
+            nodes = cached_nodes(state, w, r)
             if nodes > most:
                 best, most = r, nodes
         r = state.requests[r].right
@@ -151,7 +151,7 @@ def _next_by_group(state, w):
     firsts[:] = NONE
     r = state.workers[w].first_waiting
     while r != NONE:
-        cached = cached_nodes(state, w, r, ZERO) * caches.numbers[NODE_TOKENS]
+        cached = cached_nodes(state, w, r) * caches.numbers[NODE_TOKENS]
         group = min(groups * cached // state.requests[r].length_tokens, groups - 1)
         caches.prompts[r].group = group
         if firsts[group] == NONE:

@@ -58,3 +58,17 @@ def pop(requests, owner, which):
     r = owner.head[which]
     owner.head[which] = requests[r].next
     return r
+
+
+@kernel_jit
+def drop(requests, owner, which, r):
+    """Take request r out of a list of `owner`, in which it is."""
+    before, at = NONE, owner.head[which]
+    while at != r:
+        before, at = at, requests[at].next
+    if before == NONE:
+        owner.head[which] = requests[r].next
+    else:
+        requests[before].next = requests[r].next
+    if owner.tail[which] == r:
+        owner.tail[which] = before

@@ -37,6 +37,7 @@ Ints = npt.NDArray[np.int64]
 ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECODE}
 METRICS = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
 STATUS = ("finished", "rejected", "unfinished")
+KV_DELAY_STEPS = {False: 1, True: 3}  # asynchronous: a step is sent to the workers as the one before begins
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -77,6 +78,7 @@ class Simulation:
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
     nominal_end_s: float = np.inf  # where requests wait for others: the last arrival if answers took no time
     token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
+    parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -106,12 +108,14 @@ def simulate(
     limits: Sequence[Limit] = (),
     stop_early: bool = False,
     record: bool = False,
+    record_parts: bool = False,
     closed_loop: int = 0,
 ) -> Simulation:
     """Simulate `trace` on `fleet` to the last token.
 
     `limits` are counted while running; with `stop_early` the run ends once one of them cannot hold any more.
-    `record` keeps every run of engine steps (for gap percentiles and load over time). `closed_loop` > 0
+    `record` keeps every run of engine steps (for gap percentiles and load over time), `record_parts` also
+    which prompts a step computes and who is preempted. `closed_loop` > 0
     ignores the arrival times and keeps that many requests in flight. Raises InputError for policies it does
     not know.
     """
@@ -129,7 +133,9 @@ def simulate(
         )
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
+    record = record or record_parts
     runs = 8 * n + 1024 if record else 0
+    parts = runs if record_parts else 0
     while True:
         state = _state(
             fleet,
@@ -138,12 +144,14 @@ def simulate(
             limits=limits,
             window_s=window_s,
             runs=runs,
+            parts=parts,
             closed_loop=closed_loop,
         )
         _run(state, fleet, closed_loop, stop_early)
-        if not record or state.counters[layout.RUNS] <= runs:
+        needed, needed_parts = (int(state.counters[which]) for which in (layout.RUNS, layout.PARTS))
+        if not record or (needed <= runs and needed_parts <= parts):
             return _results(state, fleet, trace, tuple(limits))
-        runs = int(state.counters[layout.RUNS])
+        runs, parts = max(runs, needed), max(parts, needed_parts)
 
 
 class Requests:
@@ -244,9 +252,12 @@ def _state(
     window_s: tuple[float, float],
     limits: Sequence[Limit] = (),
     runs: int = 0,
+    parts: int = 0,
     closed_loop: int = 0,
 ) -> State:
-    """The engines' arrays at time zero, around `requests`, with room to record so many runs of steps."""
+    """The engines' arrays at time zero, around `requests`, with room to record so many runs of steps, and
+    parts of them.
+    """
     pools = fleet.running
     policies, n = fleet.policies, len(requests)
     if closed_loop:
@@ -277,6 +288,7 @@ def _state(
         policy=_policy_numbers(fleet),
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),
+        parts=np.zeros(parts, dtype=layout.PART),
         due_s=np.full(entities, np.inf),
         sequence=np.arange(entities),
         heap=np.zeros(entities, dtype=np.int64),
@@ -416,6 +428,7 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
         ("queue_batch", policies.queue_batch),
         ("admission", ADMISSION[policies.admission].code),
         ("token_budget", worker_type.max_num_batched_tokens),
+        ("long_prefill_tokens", policies.long_prefill_token_threshold),
         ("seats", worker_type.max_num_seqs),
         ("kv_blocks", blocks),
         ("kv_capacity_tokens", worker_type.kv_tokens),
@@ -430,10 +443,10 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
     ):
         row[name] = value
     if (engine := worker_type.engine) is not None:
-        row["overlaps"] = engine.async_scheduling
-        row["is_async"] = (
-            engine.async_scheduling and worker_type.pp == 1
-        )  # else a pipeline has several in flight
+        row["overlaps"], row["token_s"] = engine.async_scheduling, 1 / engine.tokens_per_s
+        if worker_type.pp == 1:  # else a pipeline has several in flight
+            row["is_async"] = engine.async_scheduling
+            row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]
         row["host_s"][0], row["rest_s"][0] = (part.at(worker_type.tp) for part in worker_type.host)
     row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
     row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)
@@ -512,6 +525,7 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         counted=state.limits["counted"],
         complete=bool(state.counters[layout.DONE] == len(status)),
         runs=state.runs[: state.counters[layout.RUNS]],
+        parts=state.parts[: state.counters[layout.PARTS]],
         cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
         tenant=trace.tenant,
         tenants=trace.tenants,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT
+from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT, VLLM_V1
 from planner.simulator.caches import release_prefix
 from planner.simulator.compiled import kernel_jit, small_jit
-from planner.simulator.counting import count, in_window, settle_gap, steps_reaching
+from planner.simulator.counting import count, in_window, record_part, settle_gap, steps_reaching
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -19,17 +19,18 @@ from planner.simulator.layout import (
     FRONT,
     GAMMA,
     GROUP,
+    LEAVING,
     NONE,
     ONE,
-    PARTIAL,
     REJECTED,
+    RESTING,
     TPOT,
     TTFT,
     UNFINISHED,
     ZERO,
 )
 from planner.simulator.queue_orders import line_up, settle
-from planner.simulator.queues import append, pop, put
+from planner.simulator.queues import append, drop, pop, put
 
 LONGEST = 1e9  # tokens: more than any prompt has
 
@@ -90,12 +91,11 @@ def assign(state, w, r, sign):
 
 @kernel_jit
 def finish(state, w, r, time_s):
-    """Request r is complete on worker w; its blocks are given back by whoever calls."""
+    """Request r is complete on worker w; its seat and blocks are given back by whoever calls."""
     request = state.requests[r]
     request.finish_s = time_s
     request.status = FINISHED
     request.generated_tokens = request.output_tokens
-    state.workers[w].running -= 1
     assign(state, w, r, -1.0)
     settle(state, r)
     state.counters[DONE] += 1
@@ -160,10 +160,28 @@ def request_blocks(state, w, tokens):
 
 
 @kernel_jit
-def release(state, w, r):
-    """Request r, which is in no slot, gives its blocks on worker w back."""
-    state.workers[w].used_blocks -= request_blocks(state, w, state.requests[r].length_tokens)
-    release_prefix(state, w, r)
+def release(state, w, r, tokens, cached_tokens):
+    """Request r, which is in no slot, gives its blocks on worker w back, those of so many tokens; the first
+    `cached_tokens` of them stay where there is a cache.
+    """
+    state.workers[w].used_blocks -= request_blocks(state, w, tokens)
+    release_prefix(state, w, r, cached_tokens)
+
+
+@kernel_jit
+def depart(state, w, r):
+    """Request r, which is in no slot, gives its seat and its blocks on worker w back."""
+    length = state.requests[r].length_tokens
+    release(state, w, r, length, length)
+    state.workers[w].running -= 1
+
+
+@kernel_jit
+def depart_late(state, w):
+    """Who had his last token in the step before gives seat and blocks back, now that the next is formed."""
+    worker = state.workers[w]
+    while worker.head[LEAVING] != NONE:
+        depart(state, w, pop(state.requests, worker, LEAVING))
 
 
 @kernel_jit
@@ -291,56 +309,91 @@ def refresh_next_finish_step(state, l):
 
 
 @kernel_jit
-def give_up(state, w, r):
-    """Request r, which is in no slot any more, loses its seat, its blocks and what was computed."""
+def _send_back(state, w, r, tokens, cached, recomputed):
+    """Request r, which is in no slot any more, loses its seat, its blocks, those of so many tokens, and what
+    was computed; it waits, before all others, for `recomputed` tokens to be computed once more.
+    """
     worker, request = state.workers[w], state.requests[r]
-    release(state, w, r)
+    request.preemptions += 1
+    release(state, w, r, tokens, cached)
     worker.running -= 1
     request.computed_tokens = 0
-    request.preemptions += 1
+    if len(state.parts) > 0:
+        record_part(state, r, ZERO, ZERO)
+    if request.status == UNFINISHED:
+        load(state, w, float(recomputed), 0.0, 0.0)
+        enqueue_first(state, w, r)
+
+
+@kernel_jit
+def cached_tokens(state, l, slot):
+    """Tokens of a running decode whose full blocks are cached: of an asynchronous engine not that of the step
+    under way, unless a prompt ended in it.
+    """
+    c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
+    is_fresh = state.requests[state.slots[l, slot].request].length_tokens == c
+    kind = state.types[state.workers[state.lanes[l].worker].type]
+    return c - 1 if kind.is_async and not is_fresh else c
 
 
 @kernel_jit
 def preempt_decode(state, l, slot):
     """Drop a running decode: it waits, before all others, to recompute everything it had."""
-    w = state.lanes[l].worker
+    cached = cached_tokens(state, l, slot)
     r = take_out(state, l, slot)
     refresh_next_finish_step(state, l)
-    give_up(state, w, r)
-    state.requests[r].length_tokens += 1  # the token that was not yet in the cache
-    load(state, w, float(state.requests[r].length_tokens), 0.0, 0.0)
-    enqueue_first(state, w, r)
+    request = state.requests[r]
+    tokens = np.int64(request.length_tokens)
+    request.length_tokens = tokens + 1  # the token that was not yet in the cache
+    _send_back(state, state.lanes[l].worker, r, tokens, cached, tokens + 1)
 
 
 @kernel_jit
-def latest_partial(state, w):
-    """Of the prompts computed in part and not in a step the one admitted last, or NONE."""
-    latest, r = NONE, state.workers[w].head[PARTIAL]
+def rest(state, l, slot):
+    """The token budget leaves a decode out of the next step: it is in no slot, and keeps seat and blocks."""
+    worker = state.workers[state.lanes[l].worker]
+    cached = cached_tokens(state, l, slot)
+    r = take_out(state, l, slot)
+    refresh_next_finish_step(state, l)
+    state.requests[r].computed_tokens = cached
+    append(state.requests, worker, RESTING, r)
+
+
+@kernel_jit
+def preempt_waiting(state, w, which, r):
+    """Drop request r, which is in a list of worker w: a prompt in part, a decode that rests, or one that has
+    its last token, which the engine has not seen yet.
+    """
+    worker = state.workers[w]
+    drop(state.requests, worker, which, r)
+    request, kind = state.requests[r], state.types[worker.type]
+    tokens, cached = np.int64(request.length_tokens), np.int64(request.computed_tokens)
+    recomputed = tokens + 1
+    if which == RESTING:
+        request.length_tokens = recomputed
+    elif which == LEAVING:
+        cached = max(cached, tokens - 1)
+    else:
+        recomputed = cached
+        if kind.batching == VLLM_V1:  # others had taken the blocks of all of it
+            tokens = cached
+        if kind.vidur_restarts > 0:  # what is missing is then decoded, token by token
+            missing = request.length_tokens - cached
+            request.length_tokens = cached
+            request.output_tokens += missing
+            recomputed -= missing
+    _send_back(state, w, r, tokens, cached, recomputed)
+
+
+@kernel_jit
+def latest_in(state, w, which):
+    """Of those in a list of worker w the one admitted last, or NONE."""
+    latest, r = NONE, state.workers[w].head[which]
     while r != NONE:
         if latest == NONE or state.requests[r].admission_number > state.requests[latest].admission_number:
             latest = r
         r = state.requests[r].next
     return latest
-
-
-@kernel_jit
-def preempt_partial(state, w, r):
-    """Drop a prompt that is computed in part."""
-    worker = state.workers[w]
-    for _ in range(state.types[worker.type].lanes):  # the list goes round once, without r
-        other = pop(state.requests, worker, PARTIAL) if worker.head[PARTIAL] != NONE else NONE
-        if other == NONE or other == r:
-            break
-        append(state.requests, worker, PARTIAL, other)
-    request = state.requests[r]
-    done, missing = request.computed_tokens, request.length_tokens - request.computed_tokens
-    give_up(state, w, r)
-    if state.types[worker.type].vidur_restarts > 0:  # what is missing is then decoded, token by token
-        request.length_tokens = done
-        request.output_tokens += missing
-        done -= missing
-    load(state, w, float(done), 0.0, 0.0)
-    enqueue_first(state, w, r)
 
 
 @kernel_jit

@@ -413,6 +413,7 @@ def _finish(state, w, r, time_s):
     whole = state.requests[r].input_tokens + state.requests[r].output_tokens
     state.machines[w].held_tokens -= whole
     state.machines[w].promised_tokens -= whole
+    state.workers[w].running -= 1
     finish(state, w, r, time_s)
 
 

@@ -1,6 +1,6 @@
 """Seconds of a step, in each form of step times the simulator knows.
 
-FIVE              t = f(N) + a A_p + b D + d K + e P, with h in f    (planner.models.latency)
+FIVE              t = f(N) + a A_p + b D + d K + e P, + m K if P > 0, with h in f    (planner.models.latency)
 SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) + b D + d K
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
@@ -25,19 +25,22 @@ LONGEST_FALL_FRAC = 0.001
 @kernel_jit
 def engine_seconds(state, kind, lane):
     """The same with the engine's host h beside the GPUs' seconds g: g + h, or max(g, h) + r where the host
-    works while they do. In a pipeline it is the first stage that waits for the host.
+    works while they do, and no shorter than its API server takes for the step's tokens. In a pipeline it is
+    the first stage that waits for the host.
     """
     stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
     sequences = lane.decodes * lane.is_decoding + lane.prefills
     host_s = kind.host_s[0] + kind.host_s[1] * sequences
-    if kind.overlaps == 0:
-        return stage_s, extra_s + host_s, send_s, growth_s, steps
-    rest_s, hidden_s = kind.rest_s[0] + kind.rest_s[1] * sequences, stage_s + extra_s
-    if hidden_s < host_s:  # until steps have grown as long
+    least_s, added_s = kind.token_s * sequences, host_s  # of g + added_s
+    if kind.overlaps > 0:
+        added_s = kind.rest_s[0] + kind.rest_s[1] * sequences
+        least_s = max(least_s, host_s + added_s)
+    short_s = least_s - (stage_s + extra_s + added_s)
+    if short_s > 0.0:  # until steps have grown as long
         if growth_s > 0.0:
-            steps = min(steps, int((host_s - hidden_s) / growth_s) + 1)
-        return stage_s, extra_s + (host_s - hidden_s) + rest_s, send_s, 0.0, steps
-    return stage_s, extra_s + rest_s, send_s, growth_s, steps
+            steps = min(steps, int(short_s / growth_s) + 1)
+        return stage_s, extra_s + added_s + short_s, send_s, 0.0, steps
+    return stage_s, extra_s + added_s, send_s, growth_s, steps
 
 
 @kernel_jit
@@ -58,6 +61,8 @@ def step_seconds(state, kind, lane):
             + k[2] * kv_tokens
             + k[3] * chunks
         )
+        if chunks > 0:
+            t += k[4] * kv_tokens
         return t / kind.pp, 0.0, 0.0, k[2] * decodes, UNBOUNDED
     if kind.form == SPLITWISE_LOOKUP:
         beside = k[1] * decodes + k[2] * kv_tokens

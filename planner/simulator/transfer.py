@@ -8,7 +8,7 @@ from planner.policies import GREEDY, VLLM_V1
 from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import INBOUND, NONE, ZERO
+from planner.simulator.layout import INBOUND, NONE, PARTIAL, ZERO
 from planner.simulator.queues import pop, put, without_root
 from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks
 
@@ -71,14 +71,38 @@ def wake(state, w, time_s, cause):
 
 
 @kernel_jit
+def wake_for_kv(state, v, r, time_s, cause):
+    """The KV of request r is on worker v. An engine's worker looks for KV as it starts a step, and tells the
+    scheduler with that step's tokens; an idle one looks all the time.
+    """
+    worker, request = state.workers[v], state.requests[r]
+    delay, l = state.types[worker.type].kv_delay_steps, worker.first_lane
+    lane = state.lanes[l]
+    request.known_step = 0
+    if delay == 0 or lane.run_steps == 0:
+        wake(state, v, time_s, cause)
+        return
+    at_s = np.nextafter(time_s, np.inf)
+    steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) + delay
+    request.known_step = worker.steps + steps + 1
+    _cut_after(state, l, steps)
+
+
+@kernel_jit
 def _has_room(state, w, r, time_s):
     """Whether the decode worker w may reserve blocks for request r. Those its run will take are not free, nor
-    is what its batching keeps free, for prompts and for every decode.
+    those that prompts in part still need, nor is what its batching keeps free, for prompts and for every
+    decode.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
     lane = state.lanes[worker.first_lane]
     coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
+    partial = worker.head[PARTIAL] if kind.batching == VLLM_V1 else NONE
+    while partial != NONE:
+        request = state.requests[partial]
+        coming += blocks_of(request.length_tokens) - blocks_of(request.computed_tokens)
+        partial = request.next
     if kind.batching != VLLM_V1 and kind.reserved_blocks == 0:
         coming += worker.running + kind.watermark_blocks
     if (

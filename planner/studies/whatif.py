@@ -299,6 +299,7 @@ def _wrong_by(before: Answer, steps_frac: float, traffic_frac: float, *, up_to: 
         (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
         (1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
         robust.traffic_from_frac if up_to else (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1,
+        robust.spread,
     )
     return replace(task, robust=changed)
 

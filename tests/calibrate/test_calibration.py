@@ -20,9 +20,11 @@ from planner.calibrate.measured_runs import (
     calibrate,
     corrected,
     predict,
+    with_host,
 )
 from planner.cli import app
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.engine import default_engine
 from planner.documents.fleet import read_fleet
 from planner.errors import InputError
 from planner.imports import MeasuredRun, MeasuredRuns
@@ -240,7 +242,8 @@ def test_a_calibrated_fit_tells_the_planner_how_sure_it_is(
 ) -> None:
     """Steps and runs of one engine -> fit.yaml -> fleet.yaml and catalog, with its standard error."""
     monkeypatch.chdir(tmp_path)
-    truth = corrected(base, 1.3, 1.1, 0.001)
+    engine = replace(engine, version=default_engine(read_catalog().engines.values()))
+    truth = corrected(with_host(base, engine), 1.3, 1.1, 0.001)
     Path("steps.csv").write_text(steps_of(truth, USUAL_STEPS).to_csv())
     runs = MeasuredRuns(LLM, GPU, 1, "test", tuple(several(truth, engine, 2)[:2]))
     Path("runs.json").write_text(runs.to_json())

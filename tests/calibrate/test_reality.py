@@ -36,7 +36,7 @@ def engines(tmp_path: Path) -> Engines:
     folder = tmp_path / "catalog" / "latency"
     folder.mkdir(parents=True)
     (folder / "fit.yaml").write_text(FIT)
-    return Engines(read_catalog(folder.parent))
+    return Engines(read_catalog(folder.parent), modelled=False)
 
 
 def rows_of(found: reality.Found) -> dict[tuple[str, str], Row]:
@@ -54,14 +54,14 @@ def why(found: reality.Found) -> list[str]:
 @pytest.mark.parametrize(
     ("source", "ran", "asked"),
     [
-        ("inference-perf", "vLLM 0.15.1", ("0.15.1", True, 0.008)),
-        ("ml-energy", "vLLM 0.11.1", ("0.11.1", False, 0.008)),
+        ("inference-perf", "vLLM 0.15.1", ("0.15.1", True, 7.2 * 1e-3)),
+        ("ml-energy", "vLLM 0.11.1", ("0.11.1", False, 7.2 * 1e-3)),
         ("llmservingsim", "vLLM 0.19.0", ("0.19.0", True, 0.0)),
-        ("silicon-sample", "vLLM of an unstated version", None),
+        ("silicon-sample", "vLLM of an unstated version", ("0.33.0", True, 7.2 * 1e-3)),
     ],
 )
-def test_the_engine_that_ran_is_modelled_if_asked(
-    engines: Engines, source: str, ran: str, asked: tuple[str, bool, float] | None
+def test_the_engine_that_ran_is_modelled(
+    engines: Engines, source: str, ran: str, asked: tuple[str, bool, float]
 ) -> None:
     run = reality.Run(source, "c", "", LLM, "h100-80g", 1, ran)
     assert engines.fleet(run, {}).engine is None
@@ -238,12 +238,15 @@ def test_outputs_follow_the_histogram() -> None:
 
 
 def request_log(folder: Path, gpu: str = "h100-80g") -> None:
-    """Two requests, a minute apart: 20 ms to the first token, then 20 ms for each of four more."""
+    """Two requests, a minute apart: 20 ms to the first token, then 20 ms for each of four more. The engine
+    notes the second one 5 ms late; its clock and the client's are a second apart.
+    """
     log = [
         {
             "input_toks": 100,
             "output_toks": 5,
-            "queued_ts": at,
+            "arrival_time": at - 1,
+            "queued_ts": at + (0.005 if at > 1000 else 0),
             "first_token_ts": at + 0.02,
             "last_token_ts": at + 0.1,
         }
@@ -261,13 +264,28 @@ def request_log(folder: Path, gpu: str = "h100-80g") -> None:
     (folder / f"{gpu}--x.meta.json").write_text(json.dumps(meta))
 
 
-def test_every_request_is_replayed_from_the_moment_it_was_queued(tmp_path: Path, engines: Engines) -> None:
+def test_every_request_is_replayed_from_the_moment_it_was_sent(tmp_path: Path, engines: Engines) -> None:
     request_log(tmp_path)
     rows = rows_of(reality.request_logs(tmp_path, engines))
     for quantity, predicted in (("ttft", STEP_S), ("tpot", STEP_S), ("e2e", 5 * STEP_S)):
         for name in ("mean", "p50", "p90", "p99"):
             assert rows[quantity, name].predicted == pytest.approx(predicted)
             assert rows[quantity, name].error_frac == pytest.approx(-0.5)
+
+
+def test_profiles_beside_a_run_are_imported(tmp_path: Path, engines: Engines) -> None:
+    """100 tokens in a step of the made-up kernels of tests/imports: less than 3 ms, where ours take 10."""
+    request_log(tmp_path)
+    for kind in ("attention", "dense", "per_sequence"):
+        made = Path(__file__).parents[1] / "data" / f"llmservingsim_{kind}.csv"
+        (tmp_path / f"h100-80g--x--tp1--{kind}.csv").write_text(made.read_text())
+    (tmp_path / "h100-80g--x--tp2--dense.csv").write_text("of another degree")
+    rows = [row for row in reality.request_logs(tmp_path, engines) if isinstance(row, Row)]
+    ttft_s = {row.basis: row.predicted for row in rows if (row.quantity, row.statistic) == ("ttft", "p50")}
+    assert ttft_s["fit"] == pytest.approx(STEP_S)
+    assert 0.001 < ttft_s["import"] < 0.004
+    verdicts = {each["over"]: each["rows"] for each in reality.judged(rows, [])}
+    assert verdicts == {"its profiles imported": 1, "ours": 1}
 
 
 # --- points of the wheel
@@ -336,15 +354,17 @@ def test_the_command_prints_rows_and_says_what_it_missed(
 ) -> None:
     request_log(tmp_path)
     request_log(tmp_path, "abacus")
-    command = [str(tmp_path), "--only", "llmservingsim", "--catalog", str(tmp_path / "catalog")]
+    known = ["--catalog", str(tmp_path / "catalog"), "--engine", "none"]
+    command = [str(tmp_path), "--only", "llmservingsim", *known]
     assert reality.main([*command, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert len(document["rows"]) == 12 and document["rows"][0]["gpu"] == "h100-80g"
     assert [each["gpu"] for each in document["left_out"]] == ["abacus"]
-    assert [bound["holds"] for bound in document["bounds"]] == [False, False, False]
+    assert [bound["holds"] for bound in document["bounds"]] == [False] * 6
     assert reality.main(command) == 1
     page = capsys.readouterr().out
-    assert "| llmservingsim | runs | ttft mean | 1 | 50.0 % | 6 % | missed |" in page
+    assert "| llmservingsim | ours | ttft mean | 1 | 50.0 % | 6 % | missed |" in page
+    assert "| llmservingsim | its profiles imported | ttft mean | 0 | - | 6 % | missed |" in page
     assert "| llmservingsim | Llama-3.1-8B | h100-80g | fit | 1 | 50 / 50 / 50 / 50 (-50) | 50 / 50" in page
     assert "| llmservingsim | meta-llama/Llama-3.1-8B | abacus | 1 | gpu: GPU 'abacus' is not in" in page
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,28 @@ PUBLISHED = {  # parameters in billions, as on the model cards
     "opt-66b": 65.7,
     "opt-175b": 175.0,
     "bloom-176b": 176.2,
+    "codellama-34b": 33.7,
+    "yi-34b": 34.4,
+    "mistral-small": 23.6,
+    "qwen2.5-7b": 7.61,
+    "qwen2.5-32b": 32.5,
+    "qwen2.5-72b": 72.7,
+    "qwen3-8b": 8.2,
+    "qwen3-14b": 14.8,
+    "qwen3-30b-a3b": 30.5,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.5,
+    "qwen3-235b-a22b": 235.0,
+    "llama-3.1-8b-fp8": 8.03,
+    "llama-3.1-70b-fp8": 70.6,
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": 8.03,
+    "RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8": 70.6,
+    "qwen3-8b-fp8": 8.2,
+    "qwen3-14b-fp8": 14.8,
+    "qwen3-32b-fp8": 32.8,
+    "qwen3-30b-a3b-fp8": 30.5,
+    "qwen3-235b-a22b-fp8": 235.0,
+    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": 235.0,
+    "minimax-m2.5": 230.0,
 }
 
 
@@ -182,6 +205,7 @@ def write(folder: Path, **files: dict[str, Any]) -> Path:
         ({"price": "-1 usd/h"}, r"price_usd_per_h is -1.0, must be >= 0"),
         ({"dense_tflops": "312 TFLOP/s"}, r"dense_tflops: expected a number, found '312 TFLOP/s'"),
         ({"dense_tflops": float("nan")}, r"dense_tflops: expected a number, found nan"),
+        ({"mixed_kv_bandwidth": "0 TB/s"}, r"mixed_kv_bytes_per_s is 0.0, must be > 0"),
         ({"gpus_per_node": 8.0}, r"gpus_per_node: expected a whole number > 0, found 8.0"),
         ({"gpus_per_node": True}, r"gpus_per_node: expected a whole number > 0, found True"),
         ({"bandwith": "1 TB/s"}, r"gpus.yaml: mine: unknown key 'bandwith'; did you mean 'bandwidth'"),
@@ -220,11 +244,53 @@ def test_a_bad_cap_is_refused(tmp_path: Path, cap: dict[str, Any], message: str)
         ({"layers": 0}, r"layers: expected a whole number > 0, found 0"),
         ({"dtype_bytes": 0}, r"dtype_bytes is 0.0, must be > 0"),
         ({"kv_dtype_bytes": 0}, r"kv_dtype_bytes is 0.0, must be > 0"),
+        ({"weights": "int4"}, r"weights: expected one of bf16, fp8, fp8-block, found 'int4'"),
     ],
 )
 def test_a_bad_llm_row_names_file_row_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(CatalogError, match=message):
         read_catalog(write(tmp_path, llms={"mine": {**LLM, **change}}))
+
+
+@pytest.mark.parametrize(
+    ("row", "weights", "dtype_bytes"),
+    [
+        ({}, "bf16", 2.0),
+        ({"weights": "fp8-block"}, "fp8-block", 1.0),
+        ({"dtype_bytes": 1}, "fp8", 1.0),
+        ({"dtype_bytes": 0.5}, "bf16", 0.5),
+        ({"weights": "bf16", "dtype_bytes": 1}, "bf16", 1.0),
+    ],
+)
+def test_a_format_of_weights_says_their_bytes(
+    tmp_path: Path, row: dict[str, Any], weights: str, dtype_bytes: float
+) -> None:
+    """Weights of a byte count as fp8 where the row does not say; those of less are multiplied in 16 bits."""
+    llm = read_catalog(write(tmp_path, llms={"mine": {**LLM, **row}})).llm("mine")
+    assert (llm.weights, llm.dtype_bytes) == (weights, dtype_bytes)
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "message"),
+    [
+        ([], r"all_reduce: expected latency and bandwidth by the number of GPUs, found \[\]"),
+        ({"two": {"latency": "4 us", "bandwidth": "1 GB/s"}}, r"all_reduce: expected numbers of GPUs, found"),
+        ({2: {"latency": "4 us"}}, r"all_reduce.2: bandwidth is missing"),
+        ({2: {"latency": "4 us", "bandwidth": "0 GB/s"}}, r"bandwidth"),
+        ({1: {"latency": "4 us", "bandwidth": "1 GB/s"}}, r"all_reduce of 1 GPUs: expected two or more"),
+    ],
+)
+def test_a_bad_all_reduce_is_refused(tmp_path: Path, all_reduce: Any, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        read_catalog(write(tmp_path, gpus={"mine": {**GPU, "all_reduce": all_reduce}}))
+
+
+def test_all_reduces_are_read_by_the_number_of_gpus(tmp_path: Path) -> None:
+    row = {**GPU, "fp8_tflops": 2, "all_reduce": {2: {"latency": "4 us", "bandwidth": "120 GB/s"}}}
+    gpu = read_catalog(write(tmp_path, gpus={"mine": row})).gpu("mine")
+    (measured,) = gpu.all_reduce
+    assert (measured.gpus, measured.bytes_per_s, gpu.fp8_flops_per_s) == (2, 120e9, 2e12)
+    assert measured.latency_s == pytest.approx(4e-6)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +375,17 @@ def test_a_fit_of_ones_own_comes_before_the_shipped_ones(tmp_path: Path) -> None
     latency = own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
     assert latency.basis == "measured by hand"
     assert latency.step_s(1) == pytest.approx(0.011)
+
+
+def test_an_llm_without_fits_has_those_of_its_shape_and_format(catalog: Catalog) -> None:
+    """Qwen3-30B-A3B of July 2025 is the first one with a longer context; in fp8 it is another LLM."""
+    h100 = catalog.gpu("h100")
+    of_july = catalog.llm("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    assert catalog.latency(of_july, h100, 1) == catalog.latency(catalog.llm("qwen3-30b-a3b"), h100, 1)
+    assert catalog.latency(of_july, h100, 1).kind == "kernels"
+    quantised = replace(of_july, name="mine", weights="fp8-block", dtype_bytes=1.0)
+    assert catalog.latency(quantised, h100, 1) == catalog.latency(catalog.llm("qwen3-30b-a3b-fp8"), h100, 1)
+    assert catalog.latency(replace(quantised, weights="fp8"), h100, 1).kind == "roofline"
 
 
 def test_a_capped_gpu_has_its_bases_fit_slowed(tmp_path: Path) -> None:

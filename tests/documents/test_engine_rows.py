@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fleet import fleet_document, fleet_of
+from planner.documents.fits import parse_latency
+from planner.documents.fleet import fleet_document, fleet_of, parse_fleet
 from planner.documents.task import parse_task
 from planner.errors import CatalogError, InputError
+from planner.io.values import Section
 from planner.models.engine import DEPLOYED_VERSION, Engine, HostTime
-from planner.models.latency import StepLatency
+from planner.models.latency import Kind, StepLatency
 
 WORKERS = {"llm": "meta-llama/Llama-3.1-8B", "workers": [{"gpu": "h100-80g"}]}
 ASKED = {"llm": "meta-llama/Llama-3.1-8B", "slo": {"ttft": {"p90": "2 s"}}}
@@ -27,9 +30,37 @@ def engine_of(asked: object, catalog: Catalog) -> Engine | None:
     return fleet_of({**WORKERS, "engine": asked}, Path("fleet.yaml"), catalog).engine
 
 
-def test_without_the_key_no_engine_is_modelled(catalog: Catalog) -> None:
-    assert fleet_of(dict(WORKERS), Path("fleet.yaml"), catalog).engine is None
-    assert parse_task(ASKED, catalog).engine is None
+def test_without_the_key_it_is_what_the_manifests_deploy(catalog: Catalog) -> None:
+    """Nobody asked for its version: that no row has it is said among the assumptions, not warned of."""
+    deployed = engine_of({"version": DEPLOYED_VERSION}, catalog)
+    assert deployed is not None and deployed.is_nearest
+    expected = replace(deployed, is_nearest=False)
+    assert fleet_of(dict(WORKERS), Path("fleet.yaml"), catalog).engine == expected
+    assert parse_task(ASKED, catalog).engine == expected
+
+
+def test_none_takes_step_times_as_they_are(catalog: Catalog) -> None:
+    fleet = fleet_of({**WORKERS, "engine": "none"}, Path("fleet.yaml"), catalog)
+    assert fleet.engine is None and fleet_document(fleet)["engine"] == "none"
+    assert parse_task({**ASKED, "engine": "none"}, catalog).engine is None
+
+
+def test_who_says_himself_what_the_host_takes_has_no_engine_added(catalog: Catalog) -> None:
+    assert parse_task({**ASKED, "fleet": {"host_overhead": "2 ms"}}, catalog).engine is None
+
+
+def test_a_fleet_that_batches_as_another_engine_has_none(catalog: Catalog) -> None:
+    """Neither by its own word, nor where the policy is asked of a fleet that names an engine."""
+    fleet = {**WORKERS, "policies": {"batching": "sarathi"}}
+    assert fleet_of(fleet, Path("fleet.yaml"), catalog).engine is None
+    asked = {**WORKERS, "engine": "vllm"}
+    changed = parse_fleet(asked, Path("fleet.yaml"), catalog, policies={"batching": "sarathi"})
+    assert changed.engine is None
+
+
+def test_a_plan_without_constants_was_made_without_an_engine(catalog: Catalog) -> None:
+    plan = {**WORKERS, "status": "found", "engine": {"name": "vllm", "version": "0.33.0", "images": []}}
+    assert fleet_of(plan, Path("plan.yaml"), catalog).engine is None
 
 
 @pytest.mark.parametrize(
@@ -148,11 +179,28 @@ def test_a_row_of_ones_own_is_checked(tmp_path: Path, row: str, said: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("basis", "h_s", "has_host"),
-    [("silicon: kernels", 0.0, False), ("measured: here", 0.0, True), ("silicon: kernels", 1e-3, True)],
+    ("kind", "h_s", "has_host"),
+    [("kernels", 0.0, False), ("steps", 0.0, True), ("derived", 0.0, True), ("kernels", 1e-3, True)],
 )
-def test_steps_that_were_measured_hold_their_host(
-    catalog: Catalog, basis: str, h_s: float, has_host: bool
-) -> None:
-    latency = StepLatency((1, 2), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, h_s, basis)
+def test_steps_that_were_measured_hold_their_host(kind: Kind, h_s: float, has_host: bool) -> None:
+    latency = StepLatency((1, 2), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, h_s, "somewhere", kind=kind)
     assert latency.has_host is has_host
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ({"basis": "by hand", "kind": "kernels"}, "kernels"),
+        ({"basis": "by hand"}, "given"),
+        ({"basis": "silicon: AIConfigurator"}, "kernels"),
+        ({"basis": "fitted: steps.csv; host overhead included"}, "steps"),
+        ({"basis": "fitted: steps.csv; host overhead not included"}, "kernels"),
+        ({"basis": "derived: from another"}, "derived"),
+    ],
+)
+def test_a_fit_says_what_it_rests_on(written: dict[str, str], kind: str) -> None:
+    """One written before fits said so is known by the first word of its basis."""
+    numbers = {"knots_tokens": [1, 2], "f_s": [1.0, 1.0]} | dict.fromkeys(
+        ("a_s", "b_s", "d_s", "e_s", "h_s"), 0.0
+    )
+    assert parse_latency(Section.of(numbers | written, "fit.yaml")).kind == kind

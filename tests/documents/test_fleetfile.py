@@ -58,6 +58,12 @@ def test_policies_set_the_token_budget_of_workers_that_name_none(tmp_path: Path)
     assert fleet.policies.routing == "round-robin"
 
 
+def test_a_limit_on_chunks_is_read_and_written(tmp_path: Path) -> None:
+    fleet = read(tmp_path, ONE + "policies: {long_prefill_token_threshold: 512}\n")
+    assert fleet.policies.long_prefill_token_threshold == 512
+    assert fleet_document(fleet)["policies"]["long_prefill_token_threshold"] == 512
+
+
 def test_network_and_prices_replace_the_defaults(tmp_path: Path) -> None:
     fleet = read(
         tmp_path,

@@ -180,6 +180,31 @@ def test_fp8_weights_are_known_by_what_the_groups_say(tmp_path: Path, method: st
     assert llm.weight_bytes == pytest.approx(72.65e9, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    ("quantised", "weights"),
+    [
+        (None, "bf16"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+        ({"quant_algo": "FP8"}, "fp8"),
+        ({"quant_algo": "fp8_pb_wo"}, "fp8-block"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": FP8_GROUP}}, "fp8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float", "strategy": "block"}}},
+            },
+            "fp8-block",
+        ),
+    ],
+)
+def test_how_weights_are_multiplied(tmp_path: Path, quantised: object, weights: str) -> None:
+    assert (
+        llm_from_config(write_config(tmp_path, {**LLAMA, "quantization_config": quantised})).weights
+        == weights
+    )
+
+
 def write_modelopt(folder: Path, **quantization: object) -> None:
     document = {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": quantization}
     (folder / "hf_quant_config.json").write_text(json.dumps(document))

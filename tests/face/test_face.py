@@ -192,15 +192,15 @@ def test_a_plan_of_values_is_that_of_files(tmp_path: Path) -> None:
 
 
 def test_what_a_plan_says_of_itself(planned: PlanResult) -> None:
-    assert planned.cost_usd_per_h == pytest.approx(23.92)
-    assert (planned.workers, planned.gpus) == (2, 8)
+    assert planned.cost_usd_per_h == pytest.approx(29.90)
+    assert (planned.workers, planned.gpus) == (4, 10)
     assert planned.status == "certified"
     lines = repr(planned).splitlines()
     assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
-    assert "23.92" in lines[0]
-    assert "<table" in planned._repr_html_() and "23.92" in planned._repr_html_()
+    assert "29.90" in lines[0]
+    assert "<table" in planned._repr_html_() and "29.90" in planned._repr_html_()
     frame = planned.to_frame()
-    assert frame["workers"].sum() == 2 and frame["cost_usd_per_h"].sum() == pytest.approx(23.92)
+    assert frame["workers"].sum() == 4 and frame["cost_usd_per_h"].sum() == pytest.approx(29.90)
     assert planned.report().startswith("<!doctype html>")
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from planner import imports
-from planner.calibrate.fitting import NOT_INCLUDED, fit_table, fit_yaml
+from planner.calibrate.fitting import fit_table, fit_yaml
 from planner.cli import app
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet import read_fleet
@@ -28,7 +28,8 @@ from planner.errors import InputError, PlannerError
 from planner.imports import Facts, MeasuredRun, MeasuredRuns
 from planner.imports.runs import read_runs
 from planner.models.latency import Array, StepLatency
-from planner.models.tables import COLUMNS, StepTable, read_step_table
+from planner.models.parallel import tp_s
+from planner.models.tables import COLUMNS, NOT_INCLUDED, StepTable, read_step_table
 
 DATA = Path(__file__).parents[1] / "data"
 LLM = "meta-llama/Llama-3.1-8B"
@@ -64,6 +65,10 @@ def steps_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> StepTabl
         ("vidur_attention.csv", "vidur"),
         ("vidur_all_reduce.csv", "vidur"),
         ("vidur_steps.csv", "vidur"),
+        ("llmservingsim_attention.csv", "llmservingsim"),
+        ("llmservingsim_dense.csv", "llmservingsim"),
+        ("llmservingsim_per_sequence.csv", "llmservingsim"),
+        ("llmservingsim_moe.csv", "llmservingsim"),
         ("vllm_serve.json", "vllm-bench-serve"),
         ("vllm_serve_detailed.json", "vllm-bench-serve"),
         ("vllm_latency.json", "vllm-bench-latency"),
@@ -151,6 +156,109 @@ def test_vidur_profiles_of_several_llms_and_nodes_are_told_apart(tmp_path: Path,
     assert table.y == pytest.approx([32 * 0.52e-3, 32 * 0.2284e-3])
     with pytest.raises(InputError, match=r"n_embd is 8192, 4096, \S+ has 5120; name the LLM it is of"):
         imports.read("vidur", files, replace(facts, llm="Qwen/Qwen3-32B"), catalog)
+
+
+LLMSERVINGSIM = tuple(f"llmservingsim_{kind}.csv" for kind in ("attention", "dense", "per_sequence"))
+
+
+def made_us(steps: pd.DataFrame, moe_us: Array | float = 0.0) -> Array:
+    """What the made-up kernels take for these steps of 32 layers, 1 GPU: all of them are linear.
+
+    Per step: embedding 8 us, last norm 2, LM head 100 + S, sampler 5 + S / 2. Per layer: two norms of 1 +
+    N / 100, projections of 30 + 0.3 N; attention launches in 4 us and takes 0.5 per prompt token, 0.25 per
+    cached one, 0.125 per KV token of decodes, twice that beside prefills. The least launch in the file, of 6
+    us, is what several prompts share.
+    """
+    prompts, decodes = steps.n_prefill.to_numpy(float), steps.n_decode.to_numpy(float)
+    tokens, sequences = steps.prefill_tokens + decodes, prompts + decodes
+    attention_us = np.where(
+        prompts > 0,
+        6 - 2 * prompts + 0.5 * steps.prefill_tokens + 0.25 * steps.cached_tokens + 0.25 * steps.kv_tokens,
+        4 + 0.125 * steps.kv_tokens,
+    )
+    layer_us = 2 * (1 + tokens / 100) + 30 + 0.3 * tokens + attention_us + moe_us
+    return np.asarray(8 + 2 + 105 + 1.5 * sequences + 32 * layer_us)
+
+
+def test_llmservingsim_adds_up_its_kernels(catalog: Catalog) -> None:
+    """Steps of all three kinds within the sizes that were measured, for instance 128 tokens of prompts."""
+    table = steps_of("auto", Facts(llm=LLM, gpu="h100-80g", tp=1), catalog, *LLMSERVINGSIM)
+    assert table.y * 1e6 == pytest.approx(made_us(table.steps))
+    assert table.is_kernel_time
+    assert table.about["note"] == "200 tokens and 16 sequences per step were profiled"
+    X = table.X
+    assert table.steps.prefill_tokens.max() <= 128 and X[:, 2].max() == 8 and X[:, 4].max() == 8
+    assert {tuple(kind) for kind in (X[:, [2, 4]] > 0).tolist()} == {
+        (True, False),
+        (False, True),
+        (True, True),
+    }
+    fitted = fit_table(table, Facts(), catalog, where="t")
+    assert fitted.latency.kind == "kernels"
+    assert fitted.latency.d_s == pytest.approx(32 * 0.125e-6, rel=0.02)
+    assert fitted.latency.m_s == pytest.approx(32 * 0.125e-6, rel=0.02)
+
+
+def test_llmservingsim_measures_one_gpu_without_all_reduces(catalog: Catalog) -> None:
+    """Two per layer are added, as those of the catalog's GPU."""
+    llm, gpu = catalog.llm(LLM), catalog.gpu("h100-80g")
+    table = steps_of("llmservingsim", Facts(llm=LLM, gpu="h100-80g", tp=2), catalog, *LLMSERVINGSIM)
+    added_s = table.y - made_us(table.steps) / 1e6
+    assert added_s == pytest.approx(tp_s(llm, gpu, 2, table.X[:, 0]))
+    assert table.about["note"].endswith("all-reduces were not: those of h100-80g in the catalog are added")
+
+
+def test_llmservingsim_mixtures_visit_experts(catalog: Catalog) -> None:
+    """Mixtral: 8 (1 - 0.75^N) experts of 5 us each on 50 us, but the file begins with 8 of them; 0.1 us per
+    token.
+    """
+    facts = Facts(llm="mixtral-8x7b", gpu="h200-141g", tp=1)
+    table = steps_of("llmservingsim", facts, catalog, *LLMSERVINGSIM, "llmservingsim_moe.csv")
+    moe_us = 50 + 5 * 8 + 0.1 * table.X[:, 0]
+    assert table.y * 1e6 == pytest.approx(made_us(table.steps, moe_us))
+
+
+@pytest.mark.parametrize(
+    ("files", "llm", "said"),
+    [
+        (LLMSERVINGSIM[:2], LLM, r"per_sequence\.csv is missing; name all files of the profile"),
+        (LLMSERVINGSIM, "mixtral-8x7b", r"moe\.csv is missing"),
+        ((*LLMSERVINGSIM, "llmservingsim_moe.csv"), LLM, r"moe\.csv: is of a mixture of experts"),
+        ((*LLMSERVINGSIM, "llmservingsim_dense.csv"), LLM, r"is a second dense\.csv, beside"),
+    ],
+)
+def test_llmservingsim_profiles_must_be_whole(
+    files: tuple[str, ...], llm: str, said: str, catalog: Catalog
+) -> None:
+    with pytest.raises(InputError, match=said):
+        steps_of("llmservingsim", Facts(llm=llm, gpu="h200-141g", tp=1), catalog, *files)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ("prefill_chunk > 0", "lacks decodes alone"),
+        ("prefill_chunk == 0", "lacks prefills"),
+        ("prefill_chunk != 16 or kv_prefill > 0", "lacks rows with prefill_chunk 16, kv_prefill 0 and n_d"),
+        ("prefill_chunk == 0 or n_decode == 0", "prefills and decodes together"),
+        ("prefill_chunk == 0 or n_decode > 0", "prefill_chunk 16, kv_prefill 0 and n_decode 0"),
+    ],
+)
+def test_llmservingsim_attention_must_be_measured_alone_and_together(
+    kept: str, said: str, tmp_path: Path, catalog: Catalog
+) -> None:
+    path = tmp_path / "attention.csv"
+    pd.read_csv(DATA / LLMSERVINGSIM[0]).query(kept).to_csv(path, index=False)
+    with pytest.raises(InputError, match=said):
+        imports.read(
+            "auto", [path, *(DATA / file for file in LLMSERVINGSIM[1:])], Facts(LLM, "h100-80g", 1), catalog
+        )
+
+
+def test_llmservingsim_names_files_it_does_not_use(catalog: Catalog) -> None:
+    facts = Facts(llm=LLM, gpu="h100-80g", tp=1)
+    table = steps_of("llmservingsim", facts, catalog, *LLMSERVINGSIM, "runs.csv")
+    assert table.about["note"].endswith("; not used: runs.csv")
 
 
 def test_vidur_names_the_file_that_is_missing(catalog: Catalog) -> None:
@@ -553,7 +661,9 @@ def test_commands_from_a_foreign_file_to_a_simulation(
             ms = 1e3 * float(TRUE.step_s(decodes, decodes=decodes, kv_tokens=decodes * context))
             rows.append(f"h100-80g,{LLM},1,decode,0,0,0,{decodes},{context},{ms!r}")
     Path("steps.csv").write_text("\n".join(rows))
-    Path("fleet.yaml").write_text(f"llm: {LLM}\nworkers: [{{gpu: h100-80g, latency: fit.yaml}}]\n")
+    Path("fleet.yaml").write_text(
+        f"llm: {LLM}\nworkers: [{{gpu: h100-80g, latency: fit.yaml}}]\nengine: none\n"
+    )
     Path("trace.csv").write_text("timestamp,input_tokens,output_tokens\n0,512,11\n100,512,11\n")
     invoke = CliRunner().invoke
     assert invoke(app, ["import", "auto", "steps.csv", "-o", "table.csv"]).exit_code == 0
@@ -734,6 +844,8 @@ def test_benchmarks_with_a_value_replaced(
         "runs.csv",
         "metrics_after.txt",
         "aiperf.jsonl",
+        "llmservingsim_attention.csv",
+        "llmservingsim_dense.csv",
     ],
 )
 def test_text_with_a_piece_replaced(

@@ -245,6 +245,12 @@ def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
         manifests.render(quantised(0.5), 5000, "vllm")
 
 
+@pytest.mark.parametrize(("threshold", "told"), [(0, None), (512, 512), (6000, None)])
+def test_a_limit_on_chunks_is_told_where_prompts_can_be_longer(threshold: int, told: int | None) -> None:
+    fleet = replace(FLEETS["mixed"], policies=Policies(long_prefill_token_threshold=threshold))
+    assert engine.settings(fleet.pools[0], fleet, 5000).get("long-prefill-token-threshold") == told
+
+
 def test_scripts_start_what_the_plan_says(tmp_path: Path) -> None:
     """Run with stand-ins for the programs: the config's path, ports apart, and what the user adds."""
     write_files(tmp_path, rendered(pairs()))

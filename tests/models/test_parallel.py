@@ -7,20 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from planner.domain import Gpu, Llm
-from planner.errors import InputError
+from planner.domain import AllReduce, Gpu, Llm
+from planner.errors import CatalogError, InputError
 from planner.models.latency import StepLatency
 from planner.models.parallel import (
     SEND_RECV_S,
     Algorithm,
     all_reduce_s,
     bubble_frac,
+    mixed_kv_s,
     pipelined,
     send_recv_s,
     throughput_factor,
     tp_s,
 )
-from planner.models.roofline import CALIBRATED, roofline
+from planner.models.roofline import calibration, roofline
 
 LLM = Llm("paper", layers=4, hidden=4, heads=4, kv_heads=2, head_dim=1, ffn=8, vocab=10, context_tokens=64)
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")
@@ -52,11 +53,38 @@ def test_a_step_has_two_all_reduces_per_layer() -> None:
     assert tp_s(LLM, GPU, 1, 3) == 0.0
 
 
+def test_what_was_measured_comes_before_the_link() -> None:
+    """2 GPUs: 8 * (0.5 s + 24 bytes / 5 bytes/s), whatever the link; 4 GPUs were not measured."""
+    measured = dataclasses.replace(GPU, all_reduce=(AllReduce(2, 0.5, 5.0),))
+    assert tp_s(LLM, measured, 2, 3, link_frac=1.0, latency_s=9.0) == pytest.approx(8 * (0.5 + 4.8))
+    assert tp_s(LLM, measured, 4, 3) == tp_s(LLM, GPU, 4, 3)
+    with pytest.raises(CatalogError, match="expected two or more"):
+        AllReduce(1, 0.5, 5.0)
+
+
+def test_beside_prefills_kv_is_read_once_per_query_head() -> None:
+    """4 layers, key and value of 1 number of 2 bytes for each of 4 heads, split over 2 GPUs: 32 bytes at 10
+    bytes/s. Alone decodes read it once per KV head, 16 bytes.
+    """
+    assert mixed_kv_s(LLM, GPU, 2) == 0.0
+    fused = dataclasses.replace(GPU, mixed_kv_bytes_per_s=10.0)
+    assert mixed_kv_s(LLM, fused, 2) == pytest.approx(3.2)
+    latency = roofline(LLM, fused, 2)
+    assert latency.d_s + latency.m_s == pytest.approx(3.2)
+    assert roofline(LLM, dataclasses.replace(GPU, mixed_kv_bytes_per_s=1e6), 2).m_s == 0.0
+    assert roofline(LLM, GPU, 2).m_s == 0.0
+
+
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_the_roofline_holds_this_term(tp: int) -> None:
     """A link without end and calls without latency take it, and nothing else, from the roofline."""
     free = dataclasses.replace(H100, link_bytes_per_s=1e300)
-    alone = roofline(LLAMA_70B, free, tp, efficiency=dataclasses.replace(CALIBRATED, all_reduce_s=0.0))
+    alone = roofline(
+        LLAMA_70B,
+        free,
+        tp,
+        efficiency=dataclasses.replace(calibration(LLAMA_70B, H100).efficiency, all_reduce_s=0.0),
+    )
     tokens = np.array([1.0, 512.0, 8192.0])
     apart_s = roofline(LLAMA_70B, H100, tp).step_s(tokens) - alone.step_s(tokens)
     assert apart_s == pytest.approx(tp_s(LLAMA_70B, H100, tp, tokens))

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from plans import CATALOG, a_plan, a_trace, mixed, pairs
 
-from planner.calibrate.power_fit import StepPower, fit_power, fit_rows, held_out, phases, splitwise_cells
+from planner.calibrate.power_fit import (
+    StepPower,
+    fit_power,
+    fit_rows,
+    fit_runs,
+    held_out,
+    held_out_campaigns,
+    ml_energy_rows,
+    phases,
+    splitwise_cells,
+)
 from planner.domain import Gpu, Llm
 from planner.errors import CatalogError, ExtrapolationError, InputError
 from planner.fleet import Fleet
@@ -25,6 +35,7 @@ LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, v
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 200.0, 8, 1.0, "paper", "paper")
 POWER = Power(0.25, 0.5, 1.0, 1.0, {"paper": 0.125}, 0.2)
 PERF_MODEL = Path(__file__).parents[3] / "shared" / "reference" / "splitwise" / "perf_model.csv"
+ML_ENERGY = Path(__file__).parents[3] / "shared" / "reference" / "reality" / "ml_energy.jsonl"
 
 
 def test_a_step_by_hand() -> None:
@@ -245,3 +256,24 @@ def test_prices_and_names_do_not_change_the_power() -> None:
     )
     a, b = (expected_power(f, simulate(f, trace, record=True)) for f in (fleet, other))
     assert a is not None and b is not None and a.mean_w == b.mean_w
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not ML_ENERGY.exists(), reason="needs ../shared")
+@pytest.mark.parametrize(("gpu", "unseen_frac"), [("h100-80g", 0.119), ("b200-180g", 0.174)])
+def test_the_shipped_figures_are_the_fits_of_ml_energys_watts(gpu: str, unseen_frac: float) -> None:
+    """And their error with campaigns (LLM, task) left out whole, as catalogs/power.yaml states it."""
+    rows = ml_energy_rows(ML_ENERGY, CATALOG)
+    runs = rows[rows.gpu == gpu]
+    floor, compute, memory, top = fit_runs(runs).coef_
+    assert shipped_power().measured[gpu] == pytest.approx((floor, memory, compute, top), abs=1e-4)
+    error = np.abs(held_out_campaigns(runs) / runs.frac.to_numpy() - 1)
+    assert error.mean() == pytest.approx(unseen_frac, abs=5e-4)
+
+
+def test_a_gpu_with_numbers_of_its_own_draws_by_these() -> None:
+    """Floor 0.5 and nothing else of 200 W; the cap holds; another GPU keeps the formula."""
+    power = replace(POWER, measured={"paper": (0.5, 0.0, 0.0, 1.0)})
+    assert power.busy_w(LLM, GPU, 1, 10.0, 2, 5) == 100.0
+    assert power.busy_w(LLM, replace(GPU, power_w=60.0, uncapped_w=200.0), 1, 10.0, 2, 5) == 60.0
+    assert power.busy_w(LLM, replace(GPU, base="x"), 1, 10.0, 2, 5) == pytest.approx(102.32)

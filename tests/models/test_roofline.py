@@ -7,7 +7,7 @@ import pytest
 
 from planner.domain import Gpu, Llm
 from planner.errors import InputError
-from planner.models.roofline import Efficiency, roofline, transferred
+from planner.models.roofline import Efficiency, calibration, roofline, transferred
 
 # 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.
 LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, vocab=10, context_tokens=64)
@@ -92,3 +92,47 @@ def test_a_faster_memory_shortens_the_floor_and_the_kv_reads_alone() -> None:
     moved = transferred(fit, slow, fast, basis="derived")
     assert moved.f_s == pytest.approx([0.010 + f for f in fast.f_s])
     assert (moved.a_s, moved.d_s) == pytest.approx((fit.a_s, fit.d_s / 2))
+
+
+def test_fp8_weights_are_read_by_the_byte_and_multiplied_at_the_fp8_rate() -> None:
+    """Twice the FLOP rate: 144 bytes of a layer and 80 of the head in 2.24 s, 0.144 s of computing; on a GPU
+    without fp8 units 0.288 s. Attention and the head stay in 16 bits."""
+    fp8 = dataclasses.replace(LLM, dtype_bytes=1.0, weights="fp8")
+    with_units = dataclasses.replace(GPU, fp8_flops_per_s=2000.0)
+    latency = roofline(fp8, with_units, 1, efficiency=PEAK)
+    assert latency.step_s(1) == pytest.approx(2.24 + 0.144 + 1.12)
+    assert roofline(fp8, GPU, 1, efficiency=PEAK).step_s(1) == pytest.approx(2.24 + 0.288 + 1.12)
+    assert latency.a_s == roofline(LLM, GPU, 1, efficiency=PEAK).a_s
+    assert latency.b_s == roofline(LLM, GPU, 1, efficiency=PEAK).b_s
+
+
+def test_experts_have_efficiencies_of_their_own() -> None:
+    """Half the bandwidth doubles the 96 * 2 bytes of the one expert that a token visits; a fixed 0.5 s; one
+    vector of 4 numbers of 2 bytes at 100 bytes/s."""
+    mixture = dataclasses.replace(LLM, experts=4, experts_per_token=1)
+    plain = roofline(mixture, GPU, 1, efficiency=PEAK).step_s(1)
+    half = dataclasses.replace(PEAK, expert_bandwidth_frac=0.5)
+    assert roofline(mixture, GPU, 1, efficiency=half).step_s(1) - plain == pytest.approx(96 * 2 / 100)
+    fixed = dataclasses.replace(PEAK, expert_layer_s=0.5, expert_activations=1.0)
+    assert roofline(mixture, GPU, 1, efficiency=fixed).step_s(1) - plain == pytest.approx(0.5 + 0.08)
+    assert roofline(LLM, GPU, 1, efficiency=fixed) == roofline(LLM, GPU, 1, efficiency=PEAK)
+
+
+def test_a_roofline_states_the_error_of_its_class() -> None:
+    """Of the format in which the GPU multiplies: A100 has no fp8 units."""
+    fp8 = dataclasses.replace(LLAMA_70B, dtype_bytes=1.0, weights="fp8-block")
+    with_units = dataclasses.replace(H100, fp8_flops_per_s=1979e12)
+    assert calibration(fp8, H100) == calibration(LLAMA_70B, H100) != calibration(fp8, with_units)
+    known = calibration(LLAMA_70B, H100)
+    off = [100 * errors["dense"] for errors in (known.prefill_mape_frac, known.decode_mape_frac)]
+    basis = f"roofline (no measurement); like LLMs and GPUs: prefill {off[0]:.0f} %, decode {off[1]:.0f} %"
+    assert roofline(LLAMA_70B, H100, 4).basis == basis
+
+
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "fp8-block"])
+@pytest.mark.parametrize("experts", [1, 64])
+def test_more_tokens_never_take_less(weights: str, experts: int) -> None:
+    llm = dataclasses.replace(LLAMA_70B, weights=weights, experts=experts, experts_per_token=min(experts, 4))
+    gpu = dataclasses.replace(H100, fp8_flops_per_s=1979e12)
+    f_s = roofline(llm, gpu, 4).step_s(np.arange(1.0, 40000.0, 13.0))
+    assert (np.diff(f_s) > 0).all()

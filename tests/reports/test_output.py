@@ -69,7 +69,7 @@ def test_expected_power_stands_beside_the_provisioned() -> None:
         assert power["provisioned_w"] == plan.fleet.power_w
         assert 0 < power["expected_idle_w"] < power["expected_w"] < power["provisioned_w"]
         assert power["thousand_output_tokens_j"] > power["request_j"] > 0
-        assert "a model fitted to A100 measurements" in power["basis"]
+        assert "a model fitted to measurements on A100" in power["basis"]
     blind = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
     assert to_json(blind)["power"] is None
     assert yaml.safe_load(plan_yaml(blind))["power"] is None

@@ -130,7 +130,7 @@ def test_the_page_says_what_is_provisioned_and_what_is_expected() -> None:
     for text in (
         f"provisioned, GPUs only; {power.mean_w / 1e3:,.1f} kW expected",
         f"{power.request_j:,.0f} J",
-        "a model fitted to A100 measurements",
+        "a model fitted to measurements on A100",
     ):
         assert text in page, text
     blind = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
@@ -166,7 +166,9 @@ def test_what_users_wrote_is_text_in_the_page_and_in_its_charts() -> None:
 def test_a_guess_is_flagged_as_a_guess() -> None:
     plan = a_plan()
     pool = plan.fleet.pools[0]
-    guess = replace(pool.type, latency=replace(pool.type.latency, basis="roofline", mape_frac=None))
+    guess = replace(
+        pool.type, latency=replace(pool.type.latency, basis="roofline", mape_frac=None, kind="roofline")
+    )
     fleet = replace(plan.fleet, pools=(replace(pool, type=guess), *plan.fleet.pools[1:]))
     assert "⚠ computed from catalog figures, nothing was profiled" in report.render(
         replace(plan, fleet=fleet)

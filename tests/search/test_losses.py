@@ -148,11 +148,14 @@ def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: 
     )
 
 
+A100: dict[str, Any] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+
+
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
     """The cheapest fleet that holds at 28.6 requests/s misses at a rate between that and 26: the worst of
     an interval is not its end. The plan holds at all the rates it names, both ends among them."""
-    asked: dict[str, Any] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+    asked: dict[str, Any] = {**A100, "engine": "none"}
     trace = traffic(seed, requests=250)
     task = question(**asked, traffic={"rate": 26}, robust={"traffic": "10 %"})
 
@@ -201,7 +204,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_neighbour_that_fails_on_another_draw_is_said_to_fail() -> None:
     """The search asks of few draws; what is said of the plan is asked of all."""
-    asked: dict[str, Any] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+    asked: dict[str, Any] = {**A100, "engine": "none"}
     trace = traffic(requests=250)
     found = plan(question(**asked, traffic={"rate": 26, "draws": 6}), trace, CATALOG)
     (neighbour,) = found.certificate.neighbours

@@ -10,6 +10,8 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import Task, parse_task
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
+from planner.models.latency import StepLatency
+from planner.models.spread import Z
 from planner.reports.facts import sentences
 from planner.reports.output import to_json
 from planner.reports.rows import alternative_rows
@@ -55,10 +57,10 @@ def question(catalog: Catalog, **changes: object) -> Task:
 
 def options_of(found: Plan, catalog: Catalog, task: Task) -> list[Option]:
     """The options that the certificate says level 0 ranged over, built again from their names."""
-    from planner.search.options import decode_options, mixed_options, prefill_options, worker_types
+    from planner.search.options import decode_options, mixed_options, prefill_options
 
     longest = int((found.trace.input_tokens + found.trace.output_tokens).max())
-    types, _ = worker_types(catalog.llm(task.llm), task.gpus(catalog), catalog, longest)
+    types, _ = worker_types(catalog.llm(task.llm), task.gpus(catalog), catalog, longest, Engines.of(task))
     options = [
         *mixed_options(types, task.objective),
         *prefill_options(types, task.objective),
@@ -134,7 +136,9 @@ def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, 
     found = plan(task, trace, catalog)
     oracle = Oracle(found.fleet.llm, found.trace, task.slo, task.network, found.fleet.policies)
     types, _ = worker_types(
-        catalog.llm(LLM), task.gpus(catalog), catalog, int((trace.input_tokens + trace.output_tokens).max())
+        *(catalog.llm(LLM), task.gpus(catalog), catalog),
+        int((trace.input_tokens + trace.output_tokens).max()),
+        Engines.of(task),
     )
     rows = {row.label: row for row in found.alternatives}
     for gpu in gpus:
@@ -397,17 +401,24 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
     assert lower is not None and lower <= found.certificate.value * (1 + 1e-9)
 
 
-def test_a_plan_says_whether_it_survives_the_error_of_its_step_times(catalog: Catalog) -> None:
-    """Simulated again with every step longer by the held-out error of its fit."""
+@pytest.mark.parametrize("has_spread", [True, False])
+def test_a_plan_says_whether_it_survives_the_error_of_its_step_times(
+    catalog: Catalog, has_spread: bool
+) -> None:
+    """Simulated again at the upper end of their spread; where nobody knows one, with every step longer by the
+    held-out error of its fit.
+    """
+    known = replace(catalog, spreads=catalog.spreads if has_spread else {}, _fits={})
     task = question(catalog)
-    found = plan(task, traffic(), catalog)
-    (sentence,) = (
-        line for line in sentences(found.certificate.binding) if line.startswith("if every step took")
-    )
+    found = plan(task, traffic(), known)
+    began = "if prefills took" if has_spread else "if every step took"
+    (sentence,) = (line for line in sentences(found.certificate.binding) if line.startswith(began))
+
+    def longer(latency: StepLatency) -> StepLatency:
+        return latency.within(Z, Z) if has_spread else latency.longer(latency.mape_frac or 0)
+
     pools = tuple(
-        replace(
-            pool, type=replace(pool.type, latency=pool.type.latency.longer(pool.type.latency.mape_frac or 0))
-        )
+        replace(pool, type=replace(pool.type, latency=longer(pool.type.latency)))
         for pool in found.fleet.pools
     )
     slower = simulate(replace(found.fleet, pools=pools), found.trace, limits=task.slo.limits)
@@ -435,8 +446,9 @@ def test_shortest_first_is_chosen_where_it_saves_workers(catalog: Catalog) -> No
         rng=np.random.default_rng(1),
     )
     slo = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
-    alone = plan(question(catalog, slo=slo), trace, catalog)
-    both = plan(question(catalog, slo=slo, policies={"queue": ["fcfs", "sjf"]}), trace, catalog)
+    alone = plan(question(catalog, slo=slo, engine="none"), trace, catalog)
+    queues = {"queue": ["fcfs", "sjf"]}
+    both = plan(question(catalog, slo=slo, policies=queues, engine="none"), trace, catalog)
     assert both.fleet.policies.queue == "sjf"
     assert both.certificate.value < alone.certificate.value
     other = next(row for row in both.alternatives if row.label == "queue fcfs")
@@ -467,7 +479,7 @@ def test_an_engines_settings_are_chosen_among_those_allowed(catalog: Catalog) ->
 
 def test_ageing_bounds_who_is_overtaken(catalog: Catalog) -> None:
     """With a longest wait the longest TTFT is no larger than without, at the same fleet."""
-    task = question(catalog, policies={"queue": "sjf", "longest_wait": "5 s"})
+    task = question(catalog, policies={"queue": "sjf", "longest_wait": "5 s"}, engine="none")
     found = plan(task, traffic(2, requests=300, rate_rps=20.0), catalog)
     assert found.fleet.policies.queue_window_s == 5.0
     free = replace(found.fleet, policies=replace(found.fleet.policies, queue_window_s=np.inf))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from against_all_fleets import check, relaxed
 from assumptions import NAMES, measure
-from random_questions import KINDS, files, question
+from random_questions import KINDS, Question, files, question
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import read_task
@@ -87,7 +87,16 @@ SEEDS = (
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_fleet_contradicts_the_answer(seed: int) -> None:
     """No cheaper one where level 0 is exact, none where none is said to hold, none below the bound."""
-    report = check(question(seed), most_fleets=1000, samples=40)
+    _refuse_a_wrong_answer(question(seed))
+
+
+@pytest.mark.parametrize("seed", range(1000, 1042))
+def test_no_fleet_contradicts_the_answer_of_an_asynchronous_engine(seed: int) -> None:
+    _refuse_a_wrong_answer(question(seed, engine="vllm"))
+
+
+def _refuse_a_wrong_answer(asked: Question) -> None:
+    report = check(asked, most_fleets=1000, samples=40)
     assert not report.wrong
     assert report.said != "plan" or report.value <= report.level0 * (1 + 1e-6)
 

@@ -109,7 +109,10 @@ def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
     """Against every number of workers of every type, simulated on every draw; one pool of one type."""
     count, trace = 6, traffic(requests=250)
     task = question(
-        slo={"ttft": {"p90": "500 ms"}}, fleet={"gpus": ["a100-80g"]}, traffic={"rate": 26, "draws": count}
+        slo={"ttft": {"p90": "500 ms"}},
+        fleet={"gpus": ["a100-80g"]},
+        traffic={"rate": 26, "draws": count},
+        engine="none",
     )
     single = plan(replace(task, draws=1), trace, CATALOG)
     drawn = [asked_traffic(trace, task, seed=seed)[0] for seed in range(count)]

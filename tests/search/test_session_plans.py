@@ -312,7 +312,8 @@ def test_caches_pay_where_a_prompt_holds_the_turns_before() -> None:
     assert cached.fleet.policies.prefix_cache
     assert cached.certificate.value < plain.certificate.value
     hits = cached.simulation.token_hit_frac
-    assert hits is not None and 0.3 < hits <= 0.6  # of 1 + 2 + 3 + 4 parts 0 + 1 + 2 + 3 at best
+    # of 1 + 2 + 3 + 4 parts 0 + 1 + 2 + 3 at best, and what a preempted prompt finds of itself
+    assert hits is not None and 0.3 < hits <= 0.7
 
 
 def test_sessions_that_run_on_alone_are_told() -> None:

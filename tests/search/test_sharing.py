@@ -55,6 +55,7 @@ def question(
                     "slo": SLOS[k],
                     "traffic": {"rate": rates[k], "draws": runs},
                     "fleet": fleet,
+                    "engine": "none",
                     **shared,
                 },
                 CATALOG,

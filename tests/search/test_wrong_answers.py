@@ -99,6 +99,7 @@ def test_shortest_prompt_and_output_first_is_ordered_by_both_before_unlimited_de
         slo={"ttft": {"p90": "2 s"}, "tbt": {"p99": "11 ms"}},
         fleet={"gpus": ["h100-80g"]},
         policies={"queue": "srpt"},
+        engine="none",
     )
     assert found.certificate.value <= 8.97 * (1 + 1e-9)
 
@@ -150,6 +151,7 @@ def test_every_prefill_count_is_looked_at() -> None:
         slo={"ttft": {"p90": "10 s"}, "tbt": {"p99": "24 ms"}},
         traffic={"rate": 20},
         fleet={"gpus": ["a100-80g", "h100-80g"]},
+        engine="none",
     )
     assert found.certificate.value <= 65.78 * (1 + 1e-9)
     assert found.certificate.level0_exact or found.certificate.assumed

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from async_reference import AsyncReference
-from simulations import compare, make_latency, make_trace, mixed, random_case
+from simulations import LLM, compare, make_latency, make_pool, make_trace, mixed, random_case
 
 from planner.domain import Limit
 from planner.errors import InputError
-from planner.fleet import Fleet, Policies
+from planner.fleet import Fleet, Network, Policies
 from planner.models.engine import Engine, HostTime
 from planner.simulator.replay import simulate
 
@@ -30,7 +31,8 @@ def random_engine(seed: int, *, async_scheduling: bool) -> Engine:
     rng = np.random.default_rng([seed, 77])
     host, rest = (HostTime(rng.uniform(0, 0.2), rng.uniform(0, 0.01), 0.1) for _ in range(2))
     front_end_s = float(rng.uniform(0.001, 0.3))
-    return Engine("vllm", "0", async_scheduling, host, rest, front_end_s)
+    ceiling = float(rng.choice([math.inf, 20.0]))
+    return Engine("vllm", "0", async_scheduling, host, rest, front_end_s, tokens_per_s=ceiling)
 
 
 def test_the_host_of_a_synchronous_engine_adds_to_every_step() -> None:
@@ -59,6 +61,25 @@ def test_an_asynchronous_step_hides_its_host_but_for_the_rest() -> None:
     assert found.tbt_max_s[0] == pytest.approx(3.125)
 
 
+def test_decodes_beside_prefills_read_their_kv_longer() -> None:
+    """Steps of 1 s and 0.25 s per token of context, 0.5 s more beside a prefill. The second prompt comes
+    during the first step; in the second one the first request decodes at 5 tokens, then alone at 6.
+    """
+    latency = make_latency(d=0.25, m=0.5)
+    found = simulate(mixed(latency), make_trace([0, 0.5], [4, 4], [3, 1]))
+    beside, alone = 1 + 0.75 * 5, 1 + 0.25 * 6
+    assert found.ttft_s.tolist() == [1.0, 0.5 + beside]
+    assert found.e2e_s.tolist() == [1.0 + beside + alone, 0.5 + beside]
+
+
+@pytest.mark.parametrize("engine", [SYNC, ASYNC])
+def test_no_step_is_shorter_than_its_api_server_takes_for_the_tokens(engine: Engine) -> None:
+    """Two tokens a second: steps of two take a second each; of four two seconds."""
+    fleet = with_engine(mixed(STEP), replace(engine, tokens_per_s=2.0))
+    assert simulate(fleet, make_trace([0] * 2, [4] * 2, [3] * 2)).e2e_s.tolist() == [3.0] * 2
+    assert simulate(fleet, make_trace([0] * 4, [4] * 4, [3] * 4)).e2e_s.tolist() == [6.0] * 4
+
+
 def test_steps_that_were_measured_have_their_host_already() -> None:
     engine = replace(SYNC, host=HostTime(0.25, 0.125), front_end_s=0.5)
     fleet = with_engine(mixed(make_latency(h=0.25)), engine)
@@ -67,7 +88,7 @@ def test_steps_that_were_measured_have_their_host_already() -> None:
 
 def test_a_roofline_goes_without_the_rest() -> None:
     engine = replace(ASYNC, host=HostTime(1.5), rest=HostTime(0.5))
-    fleet = with_engine(mixed(replace(STEP, basis="roofline of figures")), engine)
+    fleet = with_engine(mixed(replace(STEP, kind="roofline")), engine)
     assert simulate(fleet, make_trace([0], [4], [1])).ttft_s.tolist() == [1.5]
 
 
@@ -95,6 +116,52 @@ def test_a_seat_given_back_is_free_one_step_later() -> None:
         0.0,
         3.0,
     ]  # the first one's seat is free at 2, the step at 2 formed
+
+
+@pytest.mark.parametrize(("engine", "steps"), [(None, 1), (SYNC, 2), (ASYNC, 4)])
+def test_a_busy_engine_hears_of_kv_late(engine: Engine | None, steps: int) -> None:
+    """Decodes of a second each, the first since 2.25 s. The KV of the second comes at 4.75, in the third: who
+    takes what is there has it in the next one. A synchronous engine's worker sees it as that begins and says
+    so at its end; an asynchronous one gets the fourth with the third, and says so when the fifth ends.
+    """
+    pools = (make_pool(STEP, role="prefill", name="p"), make_pool(STEP, role="decode", name="d"))
+    fleet = Fleet(LLM, pools, network=Network(256.0, 0.25, "serialised"))
+    if engine is not None:
+        fleet = with_engine(fleet, engine)
+    found = simulate(fleet, make_trace([0, 2.5], [4, 4], [20, 2]))
+    assert found.ttft_s.tolist() == [1.0, 1.0]
+    start_s, arrived_s = 1.0 + 1.25, 3.5 + 1.25
+    first = np.ceil(arrived_s - start_s) + start_s  # of the steps that begin later
+    assert found.arrival_s[1] + found.e2e_s[1] == first + steps - 1 + 1
+
+
+def test_an_idle_engine_hears_of_kv_at_once() -> None:
+    pools = (make_pool(STEP, role="prefill", name="p"), make_pool(STEP, role="decode", name="d"))
+    fleet = with_engine(Fleet(LLM, pools, network=Network(256.0, 0.25, "serialised")), ASYNC)
+    assert simulate(fleet, make_trace([0], [4], [2])).e2e_s.tolist() == [1.0 + 1.25 + 1.0]
+
+
+def test_chunks_are_limited_unless_a_request_is_alone() -> None:
+    """Prompts of 100 tokens, 40 of one at a time: both are computed in the same three steps."""
+    fleet = replace(mixed(STEP), policies=Policies(long_prefill_token_threshold=40))
+    assert simulate(fleet, make_trace([0], [100], [1])).ttft_s.tolist() == [1.0]
+    assert simulate(fleet, make_trace([0, 0], [100, 100], [1, 1])).ttft_s.tolist() == [3.0, 3.0]
+
+
+def test_a_decode_admitted_after_a_long_prompt_waits_for_its_tokens() -> None:
+    """A budget of 40: the long prompt takes 32 in the first step, the short one the 8 left. From then on the
+    long one, admitted before, takes 32 and leaves 8; where it may take 40, it leaves nothing.
+    """
+    for threshold, e2e_s in ((32, [4.0, 3.0]), (40, [3.0, 5.0])):
+        fleet = replace(mixed(STEP, budget=40), policies=Policies(long_prefill_token_threshold=threshold))
+        trace = make_trace([0, 0], [100, 8], [1, 3])
+        assert simulate(fleet, trace).e2e_s.tolist() == e2e_s
+
+
+def test_a_limit_on_chunks_is_vllms() -> None:
+    fleet = replace(mixed(STEP), policies=Policies(batching="sarathi", long_prefill_token_threshold=40))
+    with pytest.raises(InputError, match="long_prefill_token_threshold is vLLM's"):
+        simulate(fleet, make_trace([0], [4], [1]))
 
 
 def test_latencies_count_from_the_arrival() -> None:

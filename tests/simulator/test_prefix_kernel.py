@@ -50,8 +50,10 @@ def prefix_trace(
     )
 
 
-def cached_fleet(count: int = 1, *, kv_tokens: int = 16 * 1000, seats: int = 8, **policies: object) -> Fleet:
-    pool = make_pool(PER_TOKEN, count=count, kv_tokens=kv_tokens, seats=seats, budget=64)
+def cached_fleet(
+    count: int = 1, *, kv_tokens: int = 16 * 1000, seats: int = 8, budget: int = 64, **policies: object
+) -> Fleet:
+    pool = make_pool(PER_TOKEN, count=count, kv_tokens=kv_tokens, seats=seats, budget=budget)
     return Fleet(LLM, (pool,), Policies(**{"prefix_cache": True, "routing": "round-robin", **policies}))  # type: ignore[arg-type]
 
 
@@ -122,7 +124,7 @@ def test_kernel_and_plain_simulator_agree(part: int, kind: str) -> None:
         assert status == [request.status == "finished" for request in plain.requests], said
         workers = [request.prefill_worker for request in plain.requests]
         assert found.prefill_worker.tolist() == workers, said
-        assert found.cached_tokens.tolist() == [max(hit, 0) for hit in plain.hit], said
+        assert found.cached_tokens.tolist() == [max(hit, 0) for hit in plain.first_hit], said
         np.testing.assert_allclose(found.ttft_s, [request.ttft_s for request in plain.requests], err_msg=said)
         np.testing.assert_allclose(found.e2e_s, [request.e2e_s for request in plain.requests], err_msg=said)
         np.testing.assert_allclose(found.arrival_s, [request.arrival_s for request in plain.requests])
@@ -150,6 +152,38 @@ def test_the_last_token_of_a_prompt_is_computed_always() -> None:
     """Blocks 1 2 twice: of 32 tokens 16 hit. With a 33rd token both blocks do."""
     trace = prefix_trace([0, 10, 20], [[1, 2], [1, 2], [1, 2, 3]], tokens=[32, 32, 33])
     assert hits(cached_fleet(), trace) == [0, 16, 32]
+
+
+def test_requests_of_one_step_find_the_blocks_of_each_other() -> None:
+    """A fan-out of 8 with three blocks in common, all admitted at once: seven find them."""
+    trace = prefix_trace([0] * 8, [[1, 2, 3, 10 + i] for i in range(8)])
+    assert hits(cached_fleet(budget=512), trace) == [0] + [48] * 7
+
+
+def test_of_a_large_block_only_the_last_16_tokens_are_computed_again() -> None:
+    trace = prefix_trace([0, 10, 20], [[1, 2], [1, 2], [1, 2, 3]], block=64)
+    assert hits(cached_fleet(), trace) == [0, 112, 128]
+
+
+def test_a_preempted_request_finds_its_own_blocks() -> None:
+    """6 blocks, two prompts of 32 tokens and 20 of output. At 48 tokens of each all blocks are taken, and the
+    second, preempted, loses one to the first: back again it computes but what follows its first two blocks.
+    """
+    trace = prefix_trace([0, 0], [[1, 2], [3, 4]], outputs=[20, 20])
+    found = simulate(cached_fleet(kv_tokens=96), trace, record_parts=True)
+    assert found.preemptions.tolist() == [0, 1]
+    parts = found.parts[["request", "tokens", "cached_tokens"]].tolist()
+    assert parts == [(0, 32, 0), (1, 32, 0), (1, 0, 0), (1, 17, 32)]
+
+
+def test_output_takes_room_until_it_is_the_oldest() -> None:
+    """6 blocks. After a prompt of 2 with 17 tokens of output, 3 are cached; a second one of 2 blocks, and a
+    third of 2 take the output's and the first one's last block.
+    """
+    trace = prefix_trace([0, 10, 20, 30], [[1, 2], [3, 4], [5, 6], [1, 2, 9]], outputs=[17, 1, 1, 1])
+    assert hits(cached_fleet(kv_tokens=96), trace)[3] == 32
+    trace = prefix_trace([0, 10, 20, 30], [[1, 2], [3, 4], [5, 6, 7], [1, 2, 9]], outputs=[17, 1, 1, 1])
+    assert hits(cached_fleet(kv_tokens=96), trace)[3] == 16
 
 
 def test_an_id_under_another_parent_is_another_block() -> None:

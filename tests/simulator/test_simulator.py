@@ -105,12 +105,12 @@ class Watched(Reference):
         super().__init__(fleet, trace, closed_loop=closed_loop)
         self.seen: Counter[str] = Counter({"closed loop": int(closed_loop > 0)})
 
-    def preempt(self, worker: Worker) -> None:
+    def preempt(self, worker: Worker) -> Request:
         victim = worker.running[-1]
         self.seen[f"preempted on a {worker.role} worker"] += 1
         self.seen["preempted in prefill"] += not victim.is_prefilled
         self.seen["preempted before its first decode"] += victim.is_prefilled and not victim.gaps
-        super().preempt(worker)
+        return super().preempt(worker)
 
     def hand_off(self, worker: Worker, request: Request, now: float) -> None:
         super().hand_off(worker, request, now)

@@ -69,7 +69,11 @@ def test_of_equal_offers_the_fleet_of_before_stays() -> None:
     assert moved.answer.fleet == before.fleet and difference(moved, before) == "the same"
 
 
-DRAWN: dict[str, object] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
+DRAWN: dict[str, object] = {
+    "slo": {"ttft": {"p90": "500 ms"}},
+    "fleet": {"gpus": ["a100-80g"]},
+    "engine": "none",
+}
 
 
 def test_the_fleet_of_before_is_asked_every_draw() -> None:
@@ -93,8 +97,8 @@ def test_the_fleet_of_before_is_asked_every_draw() -> None:
 def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> None:
     """Planned with shortest prompts first, asked to hold first come first served: simulated so."""
     study = Study(traffic(seed), CATALOG)
-    before = study.ask(question(policies={"queue": "sjf"}))
-    moved = ask_again(study, before, question(policies={"queue": "fcfs"}), "fcfs")
+    before = study.ask(question(policies={"queue": "sjf"}, engine="none"))
+    moved = ask_again(study, before, question(policies={"queue": "fcfs"}, engine="none"), "fcfs")
     in_order = replace(before.fleet, policies=replace(before.fleet.policies, queue="fcfs"))
     simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
     assert judge(simulation, before.problem.slo).holds is moved.kept is kept

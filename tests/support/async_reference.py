@@ -2,7 +2,7 @@
 
 It is really formed then, and kept until its turn comes; the kernel forms it at its turn, of what was known
 then.
-Whoever has his last token in the step under way keeps seat and blocks until that ends, and is not preempted.
+Whoever has his last token in the step under way keeps seat and blocks until it ends, unless he is preempted.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Formed:
 
 
 class AsyncReference(Reference):
+    kv_delay_steps = 3
+
     def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
         super().__init__(fleet, trace, closed_loop=closed_loop)
         self.running: dict[int, Formed] = {}  # by worker
@@ -38,12 +40,15 @@ class AsyncReference(Reference):
 
     def start_step(self, worker: Worker, now: float) -> None:
         worker.is_starting = False
-        step = self.prepared[worker.index] or self.formed(worker, now)
+        step = self.prepared[worker.index]
+        if step is None:
+            worker.knows_all = True
+            step = self.formed(worker, now, is_prepared=False)
         self.prepared[worker.index] = None
         if step is None:
             return
         self.running[worker.index] = step
-        worker.step_start_s = now
+        worker.step_start_s, worker.knows_all = now, False
         heapq.heappush(self.events, (now + step.step_s, WORKER, worker.index))
         for request in step.decoding:
             self.advance(worker, request, 1)
@@ -53,23 +58,24 @@ class AsyncReference(Reference):
                 request.scheduled_s = now
             if self.advance(worker, request, n):
                 step.ended.append(request)
-        self.prepared[worker.index] = self.formed(worker, now)
+        self.prepared[worker.index] = self.formed(worker, now, is_prepared=True)
 
-    def formed(self, worker: Worker, now: float) -> Formed | None:
+    def formed(self, worker: Worker, now: float, *, is_prepared: bool) -> Formed | None:
         unseen = [request for request in worker.waiting if math.isnan(request.scheduled_s)]
-        staying = [request for request in worker.running if request.index not in self.leaving]
-        gone = [request for request in worker.running if request.index in self.leaving]
-        seats, worker.running = worker.type.max_num_seqs, staying
-        object.__setattr__(worker.type, "max_num_seqs", seats - len(gone))
-        while self.form_step(worker, now) and worker.ready and not worker.running:
+        while self.form_step(worker, now) and not is_prepared and not worker.decoding and not worker.chunks:
             pass
-        object.__setattr__(worker.type, "max_num_seqs", seats)
-        worker.running += gone
         for request in unseen:
             request.scheduled_s = math.nan  # until the step begins
         if not worker.decoding and not worker.chunks:
             return None
         return Formed(worker.decoding, worker.chunks, self.step_s(worker))
+
+    def has_kv(self, worker: Worker) -> bool:
+        is_under_way = worker.step_start_s is not None
+        return worker.knows_all or worker.ready[0].known_step <= worker.steps + is_under_way + 1
+
+    def is_leaving(self, request: Request) -> bool:
+        return request.index in self.leaving
 
     def advance(self, worker: Worker, request: Request, n: int) -> bool:
         """What the scheduler takes for done; True if it makes a token."""

@@ -20,15 +20,25 @@ Node = tuple[int, ...]
 TELLS = ("prefix-affinity", "cache-aware", "e2", "d2lpm")  # take for cached what they have sent
 
 
+@dataclass(eq=False)
+class Copy:
+    """KV blocks that stay together: of a node, or, without one, all the other full ones of a request."""
+
+    blocks: int
+    node: Node = ()
+    users: int = 0
+
+
 class Cache:
-    """Of one worker: users of every node, and the nodes without users, oldest first. `known` is what a router
-    that TELLS believes.
+    """Of one worker: the copies of every node, the oldest of which is found, and all copies without users,
+    longest unused first. `known` is what a router that TELLS believes, `heard` what others have heard.
     """
 
     def __init__(self) -> None:
-        self.users: dict[Node, int] = {}
-        self.idle: list[Node] = []
+        self.copies: dict[Node, list[Copy]] = {}
+        self.idle: list[Copy] = []
         self.known: set[Node] = set()
+        self.heard: set[Node] = set()
 
 
 @dataclass
@@ -61,9 +71,10 @@ class PrefixReference(Reference):
         weights = dict(self.policies.tenant_weights)
         self.weights = [weights.get(name, 1.0) for name in trace.tenants or ("",)]
         self.caches = [Cache() for _ in self.workers]
-        self.shared: list[list[Node]] = [[] for _ in self.requests]
+        self.shared: list[list[Copy]] = [[] for _ in self.requests]
+        self.left: list[Copy | None] = [None for _ in self.requests]  # of preempted requests
         self.expected = [0 for _ in self.requests]
-        self.hit = [-1 for _ in self.requests]
+        self.first_hit = [-1 for _ in self.requests]
         self.was_preempted: set[int] = set()
         self.served = [[0.0 for _ in tenants] for _ in self.workers]
         self.credit = [[0.0 for _ in tenants] for _ in self.workers]
@@ -87,34 +98,53 @@ class PrefixReference(Reference):
         return [ids[: k + 1] for k in range(most)]
 
     def matched(self, worker: Worker, request: Request) -> list[Node]:
-        users = self.caches[worker.index].users
-        return [node for node in self.nodes(request) if node in users]
+        copies = self.caches[worker.index].copies
+        return [node for node in self.nodes(request) if node in copies]
+
+    def hit(self, worker: Worker, request: Request) -> tuple[list[Copy], int]:
+        """What a request may use, and how many of its tokens that spares: never the last block of 16."""
+        copies, ids = self.caches[worker.index].copies, self.ids[request.index]
+        used = [copies[node][0] for node in self.matched(worker, request)]
+        tokens, length = len(used) * self.block, request.input + request.generated
+        if tokens + self.block == length == len(ids) * self.block and self.blocks > 1 and ids in copies:
+            return [*used, copies[ids][0]], length - BLOCK
+        return used, tokens
 
     def believed(self, worker: Worker, request: Request) -> int:
         """Tokens that the router takes for cached."""
         cache = self.caches[worker.index]
-        known = cache.known if self.is_told else cache.users
+        known = cache.known if self.is_told else cache.heard
         return len(list(takewhile(lambda node: node in known, self.nodes(request)))) * self.block
 
     def missing_blocks(self, worker: Worker, request: Request) -> int:
-        users = self.caches[worker.index].users
-        in_use = sum(users[node] > 0 for node in self.matched(worker, request))
-        return blocks_of(request.input + request.generated) - in_use * self.blocks
+        used, tokens = self.hit(worker, request)
+        mine = len(used) * self.blocks - tokens // BLOCK  # of the last node
+        in_use = sum(copy.users > 0 for copy in used) * self.blocks - (mine if used and used[-1].users else 0)
+        return blocks_of(request.input + request.generated) - in_use
 
     def take(self, worker: Worker, request: Request) -> None:
         cache, i = self.caches[worker.index], request.index
         matched = self.matched(worker, request)
-        worker.free -= self.missing_blocks(worker, request)
-        request.blocks = blocks_of(request.input + request.generated) - len(matched) * self.blocks
-        for node in matched:
-            if not cache.users[node]:
-                cache.idle.remove(node)
-            cache.users[node] += 1
-        self.shared[i] = matched
-        request.cached = len(matched) * self.block
+        self.shared[i], request.cached = self.hit(worker, request)
+        if request.cached % self.block and not self.shared[i][-1].users:  # its last block is computed anew
+            request.blocks -= 1
+            worker.free += 1
+        for copy in self.shared[i]:
+            if not copy.users:
+                cache.idle.remove(copy)
+                worker.free -= copy.blocks
+            copy.users += 1
+        left = self.left[i]
+        if left in cache.idle and len(self.shared[i]) == len(self.ids[i]) == len(matched):
+            assert left is not None
+            cache.idle.remove(left)
+            request.blocks = left.blocks
+            worker.free -= left.blocks
+            request.cached += left.blocks * BLOCK
+        self.left[i] = None
         self.expected[i] = 0
-        if self.hit[i] < 0:
-            self.hit[i] = request.cached
+        if self.first_hit[i] < 0:
+            self.first_hit[i] = request.cached
             for row in self.window:
                 if row.request == i:
                     row.wait_s = self.now - request.arrival_s
@@ -125,46 +155,62 @@ class PrefixReference(Reference):
         self.was_preempted.discard(i)
         self.charge(worker, request, self.policies.extend_weight * request.to_prefill)
 
-    def computed(self, worker: Worker, request: Request) -> None:
+    def add(self, worker: Worker, request: Request, n: int, blocks: int) -> None:
+        """Full blocks are found from now on, by who is admitted into the same step too."""
+        super().add(worker, request, n, blocks)
+        self.evict(worker)
         cache, shared = self.caches[worker.index], self.shared[request.index]
         ids = self.ids[request.index]
-        for k in range(len(shared), min(len(ids), request.cached // self.block)):
-            node = ids[: k + 1]
+        for k in range(len(shared), min(len(ids), (request.cached + n) // self.block)):
+            copy = Copy(self.blocks, ids[: k + 1], users=1)
             request.blocks -= self.blocks
-            if cache.users.get(node):
-                worker.free += self.blocks
-            elif node in cache.users:
-                cache.idle.remove(node)
-            cache.users[node] = cache.users.get(node, 0) + 1
-            cache.known.add(node)
-            shared.append(node)
+            cache.copies.setdefault(copy.node, []).append(copy)
+            shared.append(copy)
+
+    def computed(self, worker: Worker, request: Request) -> None:
+        nodes = {copy.node for copy in self.shared[request.index]}
+        self.caches[worker.index].known |= nodes
+        self.caches[worker.index].heard |= nodes
 
     def give_back(self, worker: Worker, request: Request) -> None:
         self.evict(worker)
+        cache, i = self.caches[worker.index], request.index
+        own = request.blocks - (request.cached % BLOCK > 0)  # full ones
+        if own > 0:
+            left = self.left[i] = Copy(own)
+            cache.idle.append(left)
         super().give_back(worker, request)
-        cache = self.caches[worker.index]
-        for node in reversed(self.shared[request.index]):
-            cache.users[node] -= 1
-            if not cache.users[node]:
+        for copy in reversed(self.shared[i]):
+            copy.users -= 1
+            if not copy.users:
                 worker.free += self.blocks
-                cache.idle.append(node)
-        self.shared[request.index] = []
+                cache.idle.append(copy)
+        self.shared[i] = []
 
     def evict(self, worker: Worker) -> None:
         cache = self.caches[worker.index]
-        while len(cache.idle) * self.blocks > worker.free:
-            node = cache.idle.pop(0)
-            del cache.users[node]
-            if self.policies.routing != "cache-aware":
-                cache.known.discard(node)
+        while (excess := sum(copy.blocks for copy in cache.idle) - worker.free) > 0:
+            oldest = cache.idle[0]
+            if not oldest.node and oldest.blocks > excess:
+                oldest.blocks -= excess
+                return
+            cache.idle.remove(oldest)
+            if oldest.node:
+                cache.copies[oldest.node].remove(oldest)
+                if not cache.copies[oldest.node]:
+                    del cache.copies[oldest.node]
+                    cache.heard.discard(oldest.node)
+                    if self.policies.routing != "cache-aware":
+                        cache.known.discard(oldest.node)
 
     def check(self, worker: Worker) -> None:
         """Every block is counted once, parents are there before their children."""
         cache = self.caches[worker.index]
-        in_use = sum(users > 0 for users in cache.users.values()) * self.blocks
+        copies = [copy for node in cache.copies.values() for copy in node]
+        in_use = sum(copy.users > 0 for copy in copies) * self.blocks
         private = sum(request.blocks for request in worker.running)
         assert worker.free + in_use + private == worker.type.kv_tokens // BLOCK
-        assert all(node[:-1] in cache.users for node in cache.users if len(node) > 1)
+        assert all(node[:-1] in cache.copies for node in cache.copies if len(node) > 1)
 
     # who is next
 
@@ -186,11 +232,11 @@ class PrefixReference(Reference):
         else:  # as they came
             worker.waiting.append(request)
 
-    def preempt(self, worker: Worker) -> None:
-        request = worker.running[-1]
-        super().preempt(worker)
+    def preempt(self, worker: Worker) -> Request:
+        request = super().preempt(worker)
         self.was_preempted.add(request.index)
         self.rejoin(worker, request)
+        return request
 
     def rejoin(self, worker: Worker, request: Request) -> None:
         w, u = worker.index, self.tenant[request.index]
@@ -312,10 +358,13 @@ class PrefixReference(Reference):
             many = sum(row.worker == w for row in self.window)
             idle = self.caches[w].idle
             missing = blocks_of(tokens) - match[w] // BLOCK
-            missing -= worker.free - len(idle) * self.blocks
-            victims = idle[: max(-(-missing // self.blocks), 0)]
+            missing -= worker.free - sum(copy.blocks for copy in idle)
             node_s = self.block * token_s / many if many else 0.0
-            lost_s = sum(shares[node] * node_s for node in victims)
+            lost_s = 0.0
+            for copy in idle:
+                if missing > 0:
+                    lost_s += shares[copy.node] * node_s
+                    missing -= copy.blocks
             return past_s[w] + (tokens - match[w]) * token_s + lost_s
 
         heaviest, lightest = max(past_s, key=past_s.__getitem__), min(past_s, key=past_s.__getitem__)

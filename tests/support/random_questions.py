@@ -75,11 +75,15 @@ class Question:
         return parse_task(self.document, self.catalog)
 
 
-def question(seed: int, kind: str | None = None, requests: tuple[int, int] = REQUESTS) -> Question:
+def question(
+    seed: int, kind: str | None = None, requests: tuple[int, int] = REQUESTS, *, engine: str = "none"
+) -> Question:
     """The question of a seed; its kind goes round `KINDS` unless it is given. `requests`: from, to."""
     rng = np.random.default_rng([14, seed])
     kind = KINDS[seed % len(KINDS)] if kind is None else kind
     catalog = _shipped_catalog() if kind == "shipped" else _drawn_catalog(rng, small=kind == "small")
+    if engine != "none" and kind != "shipped":
+        catalog = _with_engines(catalog)
     most = min(len(catalog.gpus), int(rng.integers(2 if kind == "stock" else 1, 5)))
     gpus = [str(name) for name in rng.choice(list(catalog.gpus), most, replace=False)]
     fleet: dict[str, Any] = {
@@ -95,6 +99,7 @@ def question(seed: int, kind: str | None = None, requests: tuple[int, int] = REQ
         "llm": SHIPPED_LLM if kind == "shipped" else LLM.name,
         "slo": {"ttft": {"p90": "1 s"}},
         "fleet": fleet,
+        "engine": engine,
     }
     if policies:
         document["policies"] = policies
@@ -139,7 +144,13 @@ def files(question: Question) -> dict[str, str]:
     written["catalog/llms.yaml"] = yaml.safe_dump({LLM.name: llm | facts})
     for (of_llm, of_gpu), fits in catalog._fits.items():
         rows = [
-            {"tp": tp, "basis": fit.basis, "knots_tokens": list(fit.knots_tokens), "f_s": list(fit.f_s)}
+            {
+                "tp": tp,
+                "basis": fit.basis,
+                "kind": fit.kind,
+                "knots_tokens": list(fit.knots_tokens),
+                "f_s": list(fit.f_s),
+            }
             | {name: getattr(fit, name) for name in ("a_s", "b_s", "d_s", "e_s", "h_s")}
             for tp, fit in fits.items()
         ]
@@ -210,6 +221,14 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
     )
     catalog._fits.update(fits)
     return catalog
+
+
+def _with_engines(catalog: Catalog) -> Catalog:
+    """The same GPUs, their step times those of kernels, to which an engine adds its host."""
+    known = replace(catalog, engines=_shipped_catalog().engines)
+    for key, fits in catalog._fits.items():
+        known._fits[key] = {tp: replace(fit, h_s=0.0, kind="kernels") for tp, fit in fits.items()}
+    return known
 
 
 def _latencies(rng: np.random.Generator, floor_s: float, token_s: float) -> dict[int, StepLatency]:

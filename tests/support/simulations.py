@@ -44,8 +44,9 @@ def make_latency(
     d: float = 0.0,
     e: float = 0.0,
     h: float = 0.0,
+    m: float = 0.0,
 ) -> StepLatency:
-    return StepLatency(tuple(knots), tuple(f_s), a, b, d, e, h, "by hand")
+    return StepLatency(tuple(knots), tuple(f_s), a, b, d, e, h, "by hand", m_s=m)
 
 
 def make_pool(
@@ -79,6 +80,7 @@ def random_case(seed: int, *, dyadic: bool) -> tuple[Fleet, Trace, tuple[Limit, 
         knots = np.sort(rng.choice(np.array([1, 2, 4, 8, 16, 32, 64, 128]), 3, replace=False))
         f_s = number(0.01, 0.1) + np.cumsum([0.0, *(number(0, 0.1) * np.diff(knots))])
         coefficients = {name: number(0, 0.02) * rng.integers(2) for name in "abdeh"}
+        coefficients["m"] = coefficients["d"] * (seed % 2)
         kv_tokens = 16 * int(rng.choice([5, 7, 10, 16, 1000]))
         count = int(rng.integers(1, 4)) if dyadic else 1
         latency = make_latency(f_s.tolist(), knots=knots.tolist(), **coefficients)

@@ -38,6 +38,7 @@ class Request:
     is_prefilled: bool = False
     admissions: int = 0
     preemptions: int = 0
+    known_step: int = 0  # first of its decode worker that may hold it
     under_way: int = 0  # prompt tokens of a step that has not ended, if they count as cached already
     scheduled_s: float = math.nan
     first_token_s: float = math.nan
@@ -88,6 +89,7 @@ class Worker:
     chunks: list[tuple[Request, int]] = field(default_factory=list)  # in the current step
     step_start_s: float | None = None  # None: idle
     is_starting: bool = False  # its turn comes at this moment
+    knows_all: bool = True  # that has come
     busy_s: float = 0.0
     steps: int = 0
     tokens: int = 0
@@ -107,6 +109,8 @@ def blocks_of(tokens: int) -> int:
 
 class Reference:
     """Run it with `Reference(...).run()`, then read `requests` and `workers`."""
+
+    kv_delay_steps = 1  # of engines: so many after the one in which KV arrives go without it
 
     def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
         self.fleet, self.closed_loop = fleet, closed_loop
@@ -250,8 +254,12 @@ class Reference:
 
     def start_step(self, worker: Worker, now: float) -> None:
         worker.is_starting = False
-        while self.form_step(worker, now) and worker.ready and not worker.running:
-            pass  # the only decode was preempted: its seat goes to whoever waits for it
+        while self.form_step(worker, now) and not worker.decoding and not worker.chunks:
+            pass  # whoever ran was preempted
+        if not worker.decoding and not worker.chunks and not worker.knows_all:
+            worker.knows_all = True
+            while self.form_step(worker, now) and not worker.decoding and not worker.chunks:
+                pass
         if worker.decoding or worker.chunks:
             worker.step_start_s = now
             heapq.heappush(self.events, (now + self.step_s(worker), WORKER, worker.index))
@@ -271,37 +279,44 @@ class Reference:
             part.step_s + part.sequence_s * sequences + part.log2_tp_s * math.log2(worker.type.tp)
             for part in worker.type.host
         )
-        return max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
+        step_s = max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
+        return max(step_s, sequences / engine.tokens_per_s)
 
     def form_step(self, worker: Worker, now: float) -> bool:
-        """Decide what the next step runs; True if a decode found no block."""
+        """Decide what the next step runs, as vLLM does: True if somebody found no block."""
         seats, budget = worker.type.max_num_seqs, worker.type.max_num_batched_tokens
-        while worker.ready and len(worker.running) < seats:
-            worker.running.append(worker.ready.popleft())
-
-        was_short = False
-        while True:
-            worker.decoding = [request for request in worker.running if request.is_prefilled]
-            growing = [request for request in worker.decoding if request.cached % BLOCK == 0]
-            if len(growing) <= worker.free:
+        longest = self.fleet.policies.long_prefill_token_threshold
+        if not longest or len(worker.running) + len(worker.waiting) <= 1:
+            longest = budget
+        worker.decoding, worker.chunks = [], []
+        was_short, i = False, 0
+        while i < len(worker.running) and budget > 0:
+            request = worker.running[i]
+            i += 1
+            if self.is_leaving(request):
+                continue
+            n = 1 if request.is_prefilled else min(request.to_prefill, longest, budget)
+            while (missing := blocks_of(request.cached + n) - blocks_of(request.cached)) > worker.free:
+                was_short = True
+                if self.preempt(worker) is request:
+                    break
+            else:
+                budget -= n
+                self.add(worker, request, n, missing)
+        while budget > 0 and not was_short and len(worker.running) < seats:
+            if worker.ready and self.has_kv(worker):  # one token
+                missing = blocks_of(worker.ready[0].cached + 1) - worker.ready[0].blocks
+                if missing > worker.free and worker.running:
+                    break
+                worker.running.append(worker.ready.popleft())
+                if missing > worker.free:
+                    self.preempt(worker)
+                    continue
+                self.add(worker, worker.running[-1], 1, missing)
+                budget -= 1
+                continue
+            if not worker.waiting:
                 break
-            self.preempt(worker)
-            was_short = True
-        for request in growing:
-            request.blocks += 1
-            worker.free -= 1
-
-        budget -= len(worker.decoding)
-        worker.chunks = []
-        for request in worker.running:
-            if not request.is_prefilled and budget > 0:
-                worker.chunks.append((request, min(request.to_prefill, budget)))
-                budget -= worker.chunks[-1][1]
-        partial = [request for request in worker.running if not request.is_prefilled]
-        is_complete = all(n == request.to_prefill for request, n in worker.chunks)
-        if was_short or len(worker.chunks) < len(partial) or not is_complete:
-            return was_short
-        while worker.waiting and budget > 0 and len(worker.running) < seats:
             request = self.next_waiting(worker)
             if self.missing_blocks(worker, request) > worker.free:
                 break
@@ -310,9 +325,27 @@ class Reference:
             if math.isnan(request.scheduled_s):
                 request.scheduled_s = now
             worker.running.append(request)
-            worker.chunks.append((request, min(request.to_prefill, budget)))
-            budget -= worker.chunks[-1][1]
+            n = min(request.to_prefill, longest, budget)
+            budget -= n
+            self.add(worker, request, n, blocks_of(request.cached + n) - blocks_of(request.cached))
         return was_short
+
+    def has_kv(self, worker: Worker) -> bool:
+        """Whether the worker knows of the KV that came first."""
+        return worker.knows_all or worker.ready[0].known_step <= worker.steps + 1
+
+    def is_leaving(self, request: Request) -> bool:
+        """Whether its last token comes with the step under way."""
+        return False
+
+    def add(self, worker: Worker, request: Request, n: int, blocks: int) -> None:
+        """The next step runs n tokens of a request, which takes so many blocks more."""
+        worker.free -= blocks
+        request.blocks += blocks
+        if request.is_prefilled:
+            worker.decoding.append(request)
+        else:
+            worker.chunks.append((request, n))
 
     def next_waiting(self, worker: Worker) -> Request:
         return worker.waiting[0]
@@ -322,8 +355,6 @@ class Reference:
 
     def take(self, worker: Worker, request: Request) -> None:
         """The request is admitted."""
-        request.blocks = blocks_of(request.to_prefill)
-        worker.free -= request.blocks
 
     def give_back(self, worker: Worker, request: Request) -> None:
         worker.free += request.blocks
@@ -332,18 +363,21 @@ class Reference:
     def computed(self, worker: Worker, request: Request) -> None:
         """A chunk of the request is."""
 
-    def preempt(self, worker: Worker) -> None:
+    def preempt(self, worker: Worker) -> Request:
+        """Drop the request admitted last."""
         request = worker.running.pop()
         self.give_back(worker, request)
         request.cached = 0
         request.is_prefilled = False
         request.preemptions += 1
         worker.waiting.appendleft(request)
+        return request
 
     def end_step(self, worker: Worker, now: float) -> None:
         assert worker.step_start_s is not None
         step_s = now - worker.step_start_s
         worker.step_start_s = None
+        worker.knows_all = worker.type.engine is None  # an idle one looks all the time
         worker.busy_s += step_s
         worker.steps += 1
         worker.tokens += len(worker.decoding) + sum(n for _, n in worker.chunks)
@@ -372,8 +406,11 @@ class Reference:
         request.generated += 1
         if request.generated == request.output:
             request.finish_s, request.status = now, "finished"
-            self.give_back(worker, request)
-            worker.running.remove(request)
+            if request in worker.running:
+                self.give_back(worker, request)
+                worker.running.remove(request)
+            else:  # preempted with its last token under way
+                worker.waiting.remove(request)
             worker.assigned.remove(request)
             self.done += 1
             self.free_children(request, now)
@@ -398,12 +435,20 @@ class Reference:
 
         Looked at when a request is handed off and when a step of the decode worker ends.
         """
-        while worker.inbound and worker.inbound[0].blocks <= worker.free:
+        while worker.inbound and worker.inbound[0].blocks + self.promised(worker) <= worker.free:
             request = worker.inbound.popleft()
             worker.free -= request.blocks  # as many as it has on its prefill worker
             heapq.heappush(self.events, (self.transfer_end_s(request, now), LINK, self.transfers))
             self.transfers += 1
             self.link.append(request)
+
+    def promised(self, worker: Worker) -> int:
+        """KV blocks that prompts in part still need."""
+        return sum(
+            blocks_of(request.input + request.generated) - request.blocks
+            for request in worker.running
+            if not request.is_prefilled
+        )
 
     def transfer_end_s(self, request: Request, now: float) -> float:
         """One transfer after the other. Layerwise: all layers but one may cross during the last prefill
@@ -426,6 +471,9 @@ class Reference:
         source, target = self.workers[request.prefill_worker], self.workers[request.decode_worker]
         source.free += request.blocks
         target.ready.append(request)
+        request.known_step = 0
+        if target.step_start_s is not None:
+            request.known_step = target.steps + 2 + self.kv_delay_steps
         self.wake(target, now)
         self.wake(source, now)
 

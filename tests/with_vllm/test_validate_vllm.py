@@ -1,7 +1,8 @@
 """`plan validate` on a real vLLM on the CPU: profile, fit, two workers; a pair through NIXL. `make test-vllm`
 
 What is asserted holds on a busy machine too: every request ends, token for token, the engines count what the
-trace says, and on their own clocks the prediction is right. How far it was off on the wall is printed.
+trace says, and on their own clocks the prediction is right. How far it was off on the wall is printed; where
+the machine was quiet, that is asserted too.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import numpy as np
 import pytest
 
 from planner.documents.catalog import read_catalog
+from planner.documents.engine import parse_engine
+from planner.documents.fits import read_fits
 from planner.documents.fleet import fleet_document, read_fleet
 from planner.domain import Slo
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import to_yaml
 from planner.models.latency import StepLatency
-from planner.models.step_fit import PiecewiseLinearStepLatency
-from planner.models.tables import read_step_table
 from planner.runtime.analysis import Wanted
 from planner.runtime.replay import prompt
 from planner.runtime.router import Router, listening
@@ -44,7 +45,8 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 LARGER = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "head_dim": 64}
 BUDGET_S = 45
 LOAD = 0.65  # of the rate that the fleet sustains in simulation
-REQUESTS = 200
+FIRST, REQUESTS = 150, 200
+QUIET = 3.0  # load average: two engines, their servers, router and client
 MAX_MODEL_LEN = 2048
 KV_TOKENS = 64 * 1024
 PAIR_TOKENS = (100, 256, 1000, 1500)
@@ -73,30 +75,29 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def latency(llm: Path, tmp_path_factory: pytest.TempPathFactory) -> StepLatency:
-    """The fit of a short profile of one engine on one core; a longer one where starting took all of it."""
-    table = tmp_path_factory.mktemp("profile") / "table.csv"
-    core = str(max(os.sched_getaffinity(0)))
-    asked = [
-        "profile",
-        str(llm),
-        "-o",
-        str(table),
-        "--engine",
-        "vllm",
+def engine(llm: Path, tmp_path_factory: pytest.TempPathFactory) -> WorkerType:
+    """As a short profile found it: steps of one engine on one core, and what is added where each core has
+    one. A longer profile where starting took all of it."""
+    folder = tmp_path_factory.mktemp("profile")
+    table, core = str(folder / "table.csv"), str(max(os.sched_getaffinity(0)))
+    asked = ["profile", str(llm), "-o", table, "--engine", "vllm", "--eager"]
+    asked += [
         "--max-num-batched-tokens",
         "512",
         "--max-num-seqs",
         "32",
         "--max-model-len",
         str(MAX_MODEL_LEN),
-        "--eager",
     ]
     one_core = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": core}
     if run_plan(*asked, "--budget", str(BUDGET_S), **one_core).returncode:
         plan(*asked, "--budget", str(5 * BUDGET_S), **one_core)
-    steps = read_step_table(table)
-    return PiecewiseLinearStepLatency(beyond="extrapolate").fit(steps.X, steps.y).latency_
+    plan("fit", table, "--llm", str(llm), "--gpu", "h100-80g", "-o", str(folder / "fit.yaml"))
+    catalog = read_catalog(folder)  # with engines.yaml, which the profile wrote
+    added = parse_engine({"name": "vllm"}, catalog.engines.values(), "engine")
+    latency = read_fits(folder / "fit.yaml")[1]
+    gpu = catalog.gpu("h100-80g")  # it is not used
+    return WorkerType(gpu, 1, latency, KV_TOKENS, 512, 32, engine=added)
 
 
 def run_plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -116,12 +117,10 @@ def plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def fleet_of(
-    llm: Path, latency: StepLatency, *pools: tuple[str, Role, int], policies: Policies | None = None
+    llm: Path, engine: WorkerType, *pools: tuple[str, Role, int], policies: Policies | None = None
 ) -> Fleet:
-    catalog = read_catalog()
-    engine = WorkerType(catalog.gpu("h100-80g"), 1, latency, KV_TOKENS, 512, 32)  # the GPU is not used
     asked = tuple(Pool(name, role, engine, n) for name, role, n in pools)
-    return Fleet(catalog.llm(str(llm)), asked, policies or Policies(), Network(1e9))
+    return Fleet(read_catalog().llm(str(llm)), asked, policies or Policies(), Network(1e9))
 
 
 def a_trace(requests: int, rate_rps: float, seed: int) -> Trace:
@@ -188,20 +187,24 @@ def own_clock_errors(told: Mapping[str, Any], *, percentile: str = "p50") -> dic
 
 
 def test_two_mixed_workers_serve_all_of_the_trace(
-    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+    llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    """Profile, predict, run, correct, predict, run. First 60 requests with the profile's fits; the steps of
-    that run, as long as they took on the wall, correct the fits; with these 200 other requests are predicted
-    and sent, open loop at 65 % of what the corrected fleet sustains. Each finishes with its length, the
-    engines have counted every prompt and output token once, hold as many KV tokens as the plan says and keep
-    none.
+    """Profile, predict, run, correct, predict, run. First 150 requests by the profile alone: where nobody
+    else uses the machine, medians on the wall are within 20 %. The steps of that run, as long as they took
+    on the wall, correct the fits; with these 200 other requests are predicted and sent, open loop at 65 % of
+    what the corrected fleet sustains. Each finishes with its length, the engines have counted every prompt
+    and output token once, hold as many KV tokens as the plan says and keep none.
 
-    On an idle machine medians on the wall are within 20 % (docs/validation.md); asserted is that they are on
-    the engines' own clocks, with fits corrected by the run's own steps, whatever else the machine does."""
-    fleet = fleet_of(llm, latency, ("mixed", "mixed", 2))
+    Whatever else the machine does, medians are within 20 % on the engines' own clocks, with fits corrected
+    by the run's own steps."""
+    fleet = fleet_of(llm, engine, ("mixed", "mixed", 2))
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
-    first = a_trace(60, LOAD * sustained_rps(fleet), seed=2)
-    validated(tmp_path / "fleet.yaml", first, tmp_path / "first", say)
+    first = a_trace(FIRST, LOAD * sustained_rps(fleet), seed=2)
+    told = validated(tmp_path / "fleet.yaml", first, tmp_path / "first", say)
+    if max(told["parts"][0]["load_average"]) < QUIET:
+        medians = {row["metric"]: row["error_frac"] for row in told["errors"] if row["percentile"] == "p50"}
+        assert max(abs(medians[metric]) for metric in ("ttft", "tpot", "e2e")) < 0.2
+    assert "synchronous" in " ".join(told["notes"])
     as_run = tmp_path / "first" / "as-run.yaml"
     trace = a_trace(REQUESTS, LOAD * sustained_rps(read_fleet(as_run, read_catalog())), seed=3)
     out = tmp_path / "second"
@@ -239,13 +242,13 @@ def shared_trace(requests: int, rate_rps: float) -> Trace:
 
 
 def test_prompts_hit_the_prefix_cache_as_simulated(
-    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+    llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     """80 prompts over 6 documents on two workers, by prefix-affinity: all but the first of a document go
     where its 4 or 5 blocks are. Tokens found in the cache: as simulated, as the step log says, and as vLLM's
     own counters say."""
     policies = Policies(routing="prefix-affinity", prefix_cache=True)
-    fleet = fleet_of(llm, latency, ("mixed", "mixed", 2), policies=policies)
+    fleet = fleet_of(llm, engine, ("mixed", "mixed", 2), policies=policies)
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
     trace = shared_trace(80, 8.0)
     told = validated(tmp_path / "fleet.yaml", trace, tmp_path / "out", say)
@@ -261,12 +264,12 @@ def test_prompts_hit_the_prefix_cache_as_simulated(
 
 
 def test_turns_of_sessions_are_sent_as_the_engines_answer(
-    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+    llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     """12 sessions of three turns on two workers, a second of thinking between two turns: none was sent before
     the one it waits for had been answered and thought about, all finish. On the engines' own clocks, each
     request at its own arrival, medians are within 20 %; sessions' totals, on the wall, are printed."""
-    fleet = fleet_of(llm, latency, ("mixed", "mixed", 2))
+    fleet = fleet_of(llm, engine, ("mixed", "mixed", 2))
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
     rng = np.random.default_rng(6)
     start_s = np.repeat(np.sort(rng.uniform(0, 12, 12)), 3)
@@ -292,11 +295,11 @@ def test_turns_of_sessions_are_sent_as_the_engines_answer(
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
 def test_a_pair_is_predicted_each_engine_on_its_own_clock(
-    llm: Path, latency: StepLatency, tmp_path: Path, say: Callable[[str], None]
+    llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     """A prefill and a decode worker joined by NIXL: all requests end; on their own clocks, with fits
     corrected by the run's own steps, the medians of both engines are within 25 %."""
-    fleet = fleet_of(llm, latency, ("prefill", "prefill", 1), ("decode", "decode", 1))
+    fleet = fleet_of(llm, engine, ("prefill", "prefill", 1), ("decode", "decode", 1))
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
     trace = a_trace(60, LOAD * sustained_rps(fleet), seed=4)
     told = validated(tmp_path / "fleet.yaml", trace, tmp_path / "out", say)
@@ -313,7 +316,8 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
     decode engine computes no prompt token but the last of each: all KV came over the connector, as many
     bytes as the blocks of the prompts hold."""
     latency = StepLatency((1.0, 512.0), (0.002, 0.02), 1e-8, 1e-5, 1e-8, 1e-5, 0.0, "any")
-    fleet = fleet_of(llm, latency, ("prefill", "prefill", 1), ("decode", "decode", 1))
+    engine = WorkerType(read_catalog().gpu("h100-80g"), 1, latency, KV_TOKENS, 512, 32)
+    fleet = fleet_of(llm, engine, ("prefill", "prefill", 1), ("decode", "decode", 1))
     trace = a_trace(2, 1.0, seed=0)
     wanted = Wanted(fleet, trace, slo=Slo(()), max_model_len=MAX_MODEL_LEN)
 

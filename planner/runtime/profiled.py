@@ -1,0 +1,95 @@
+"""`plan profile` with a real engine: its steps one by one, and what host and front end add behind a server.
+
+table.csv          single steps, of an engine in the profiler's process (profiling.measure)
+table.served.csv   steps of engines behind their servers (planner.runtime.served)
+engines.yaml       the constants these two give, beside them: `--catalog` of their folder plans with them
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.calibrate.engine_fit import EngineFit, about_engine, fit_engine
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.io.files import read_yaml, to_yaml, write_file
+from planner.models.tables import StepTable, read_step_table
+from profiling.machine import describe
+from profiling.measure import Subject, note, profile
+from profiling.vllm_install import is_cpu_build
+
+ENGINES = "engines.yaml"
+PASSED_ON = ("tp", "dtype", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "enforce_eager")
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """The steps, the constants of the engine, and the files they are in."""
+
+    steps: StepTable
+    engine: EngineFit
+    files: tuple[Path, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "files": [str(file) for file in self.files],
+            "async_scheduling": self.engine.async_scheduling,
+            "host": asdict(self.engine.host),
+            "rest": asdict(self.engine.rest),
+            "front_end_s": self.engine.front_end_s,
+            "slowdown": self.engine.slowdown,
+            "admission_s": self.engine.admission_s,
+            "engine_error_frac": self.engine.error_frac,
+        }
+
+
+def profile_engine(
+    config: Path,
+    out: Path,
+    subject: Subject,
+    *,
+    engines: int | None = None,
+    arguments: tuple[str, ...] = (),
+    catalog: Catalog,
+    progress: Callable[[str], None] = lambda _: None,
+    **how: Any,
+) -> Profiled:
+    """Watch `engines` at once behind their servers (default: one; on a CPU one per core), then profile steps.
+
+    `how` are the options of `profiling.measure.profile`.
+    """
+    served, rows_file = out.with_suffix(".served.csv"), out.with_name(ENGINES)
+    others = read_yaml(rows_file) if rows_file.exists() else {}
+    count = engines or (len(os.sched_getaffinity(0)) // subject.tp if is_cpu_build() else 1)
+    watched = {key: getattr(subject, key) for key in PASSED_ON}
+    watched |= {"engines": count, "arguments": arguments, "seed": how.get("seed", 0)}
+    progress(
+        f"watching {count} engine{'s' if count > 1 else ''} behind {'their' if count > 1 else 'its'} server"
+    )
+    command = [sys.executable, "-m", "planner.runtime.served", str(config), str(served), json.dumps(watched)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+        raise InputError(f"the engine's host and front end cannot be measured: {lines[-1]} (or --steps-only)")
+    steps = profile(config, out, subject, catalog=catalog, progress=progress, **how)
+    seen = read_step_table(served)
+    fit = fit_engine(steps, seen, [row for row in catalog.engines.values() if row.engine == "vllm"])
+    cores = "; ".join(
+        (
+            describe()["device"],
+            f"{seen.about['spare_cores']} cores to spare",
+            f"load {seen.about['load_average']}",
+        )
+    )
+    row = fit.row(source=f"{about_engine(fit, seen.about)}; {cores}", date=seen.about["date"])
+    write_file(rows_file, to_yaml(others | {f"vllm-{row['from']}": row}))
+    told = {"slowdown": f"{fit.slowdown:.4g}", "admission_s": f"{fit.admission_s:.3g}"}
+    note(out, {"engines": ENGINES, **told, "shares_cores": str(fit.shares_cores).lower()})
+    return Profiled(read_step_table(out), fit, (out, served, rows_file))

@@ -1,0 +1,293 @@
+"""Engines as they are deployed, watched: behind their own servers and our router, asked by clients.
+
+    python -m planner.runtime.served config.json steps.csv '{"engines": 2, "dtype": "bfloat16", ...}'
+
+Each engine is kept at 1 sequence, then at more, up to its seats: clients ask again as soon as they are
+answered. Every step is written down, with the seconds since the end of the step before it, which is what
+users wait for, and where the engine's own thread computes (on a CPU) with those of them in which it did not
+wait for a core, `own_s`. The `#` lines say what lies around the engine:
+
+    front_end_s                     first token as the client sees it less the engine's own, median at the
+                                    level after the first
+    servers_step_s, servers_token_s CPU seconds of API servers, router and clients, per step and per token
+
+It runs in a process of its own: vLLM's CPU engine cannot start where Numba is loaded, which the router needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+from planner.documents.catalog import read_catalog
+from planner.documents.llm import llm_from_config
+from planner.errors import InputError, PlannerError
+from planner.fleet import Fleet, Pool, WorkerType
+from planner.io.files import write_file
+from planner.models.latency import StepLatency
+from planner.models.tables import COLUMNS, StepTable
+from planner.runtime.compare import Measurement, outside_s
+from planner.runtime.enginelog import EngineLog, read_step_logs
+from planner.runtime.replay import Journal, Part, Sent, request_body, send
+from planner.runtime.router import Router, Settings, listening
+from planner.runtime.workers import (
+    CPU_BLOCK_TOKENS,
+    Command,
+    Commands,
+    Place,
+    Workers,
+    places,
+    started,
+    visible_gpus,
+    vllm_commands,
+)
+from planner.traffic.trace import Trace
+from profiling.config import read_config, sharded
+from profiling.vllm_install import is_cpu_build
+
+LEVEL_S = 6.0  # at each number of sequences
+SETTLE_S = 1.0  # of them, in which the batch fills
+MOST_PROMPT_TOKENS = 1024
+OUTPUT_TOKENS = (16, 64)
+CPU_KV_BYTES = 2 * 2**30
+WATCHED = "served"
+ANY = StepLatency((1.0, 2.0), (1e-3, 1e-3), 0.0, 0.0, 0.0, 0.0, 0.0, "any")  # the router needs some
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is watched: so many `engines` at once, with one rank's share of the LLM each where tp > 1.
+
+    `arguments` are more words for `vllm serve`.
+    """
+
+    engines: int
+    tp: int = 1
+    dtype: str = "bfloat16"
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    max_model_len: int = 32768
+    enforce_eager: bool = False
+    arguments: tuple[str, ...] = ()
+    seed: int = 0
+
+
+def levels(seats: int) -> list[int]:
+    """Sequences per engine, each level watched for as long."""
+    return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
+
+
+def watch(config: Path, watched: Watched) -> StepTable:
+    """Start the engines, ask them, and say what they did; `level` and `server` are columns of the table."""
+    with tempfile.TemporaryDirectory(prefix="fleetplan-served-") as made:
+        folder = Path(made)
+        (folder / "config.json").write_text(json.dumps(sharded(read_config(config), watched.tp)))
+        fleet = _fleet(folder, watched)
+        spots = places(fleet, folder / "engines", None if is_cpu_build() else len(visible_gpus()))
+        asked = asyncio.run(_asked(fleet, spots, watched))
+        logs = {
+            spot.name: read_step_logs((folder / "engines").glob(f"{spot.name}.*.steps.jsonl"))
+            for spot in spots
+        }
+    return _table(asked, logs, fleet, watched)
+
+
+def _fleet(folder: Path, watched: Watched) -> Fleet:
+    llm, catalog = llm_from_config(folder), read_catalog()
+    longest = min(watched.max_model_len, llm.context_tokens)
+    kv_tokens = watched.max_num_seqs * longest
+    if is_cpu_build():
+        most = min(kv_tokens, int(CPU_KV_BYTES / llm.kv_bytes_per_token))
+        kv_tokens = max(most // CPU_BLOCK_TOKENS, 2) * CPU_BLOCK_TOKENS
+    gpu = next(iter(catalog.gpus.values()))  # nothing of it is used
+    engine = WorkerType(gpu, 1, ANY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs)
+    return Fleet(replace(llm, name=str(folder)), (Pool(WATCHED, "mixed", engine, watched.engines),))
+
+
+def _commands(fleet: Fleet, watched: Watched) -> Commands:
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    is_cpu = is_cpu_build()
+    plain = vllm_commands(
+        fleet,
+        min(watched.max_model_len, fleet.llm.context_tokens),
+        model=fleet.llm.name,
+        is_dummy=True,
+        is_cpu=is_cpu,
+        devices=cores if is_cpu else visible_gpus(),
+    )
+    more = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
+
+    def command(place: Place, port: int) -> Command:
+        told = plain(place, port)
+        return Command([*told.argv, *more, *watched.arguments], told.environment)
+
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """So many `sequences` per engine as a part of a run, its requests as the client saw them, and the CPU
+    seconds of all our processes meanwhile."""
+
+    sequences: int
+    part: Part
+    sent: Sequence[Sent]
+    cpu_s: float
+    end_s: float
+
+
+async def _asked(fleet: Fleet, spots: Sequence[Place], watched: Watched) -> list[Level]:
+    found = []
+    async with started(spots, _commands(fleet, watched)) as group:
+        router = Router(group.workers, fleet, Settings(max_in_flight=10**9))
+        async with listening(router.app, "127.0.0.1", 0) as url:
+            timeout = aiohttp.ClientTimeout(total=600)
+            async with aiohttp.ClientSession(
+                timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+            ) as client:
+                for part, sequences in enumerate(
+                    (1, *levels(watched.max_num_seqs))
+                ):  # the first is to warm up
+                    before_s = _cpu_s(group)
+                    asked, sent = await _level(client, url, fleet, watched, part, sequences)
+                    cpu_s = _cpu_s(group) - before_s
+                    found.append(Level(sequences, asked, sent, cpu_s, time.monotonic()))
+    return found[1:]
+
+
+def _cpu_s(group: Workers) -> float:
+    """CPU seconds so far of this process and of all that the engines consist of, each a session of its own
+    (Linux; elsewhere of this process alone)."""
+    sessions = {worker.process.pid for worker in group.workers if worker.process is not None}
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) in sessions:
+                ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def _level(
+    client: aiohttp.ClientSession, url: str, fleet: Fleet, watched: Watched, part: int, sequences: int
+) -> tuple[Part, list[Sent]]:
+    """So many clients per engine, each asking again once it is answered."""
+    clients = sequences * watched.engines
+    trace = _lengths(fleet, watched, part)
+    start_s, sent = time.monotonic(), []
+    numbers = iter(range(len(trace)))
+
+    async def one() -> None:
+        while time.monotonic() < start_s + LEVEL_S and (number := next(numbers, -1)) >= 0:
+            asked = request_body(trace, number, fleet.llm.name, watched.seed + part, False)
+            at_s = time.monotonic() - start_s
+            tokens = int(trace.output_tokens[number])
+            sent.append(await send(client, url, asked, number, part, start_s, at_s, tokens))
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    if lost := [one for one in sent if one.status != "finished"]:
+        raise InputError(
+            f"the watched engine did not answer {len(lost)} of {len(sent)} requests: {lost[0].reason}"
+        )
+    return Part(part, start_s, tuple(one.request for one in sent)), sent
+
+
+def _lengths(fleet: Fleet, watched: Watched, part: int) -> Trace:
+    """More requests than a level can send: prompts of all lengths, log-uniform, and short outputs."""
+    rng = np.random.default_rng((watched.seed, part))
+    low, high = OUTPUT_TOKENS
+    worker = fleet.pools[0].type
+    room = min(watched.max_model_len, fleet.llm.context_tokens, worker.kv_tokens) - high
+    longest = max(min(MOST_PROMPT_TOKENS, worker.max_num_batched_tokens, room), 1)
+    prompts = np.exp(rng.uniform(0, np.log(longest), 50_000)).astype(np.int64).clip(1)
+    return Trace("closed loop", np.zeros(50_000), prompts, rng.integers(low, high, 50_000))
+
+
+def _table(asked: Sequence[Level], logs: dict[str, EngineLog], fleet: Fleet, watched: Watched) -> StepTable:
+    frames, outside = [], []
+    for level in asked:
+        start_s = level.part.start_s
+        for name, log in logs.items():
+            steps = _followed(log)
+            here = (steps.start_s > start_s + SETTLE_S) & (steps.end_s < start_s + LEVEL_S)
+            frames.append(steps[here].assign(level=level.sequences, server=name))
+        journal = Journal((level.part,), {one.request: one for one in level.sent})
+        lengths = _lengths(fleet, watched, level.part.part)
+        outside.append(outside_s(Measurement(fleet, lengths, journal, logs)))
+    table = pd.concat(frames, ignore_index=True)
+    if table.empty:
+        raise InputError("the watched engine logged no steps that followed each other")
+    engine = next(iter(logs.values())).engine
+    usual_s = outside[min(1, len(outside) - 1)]
+    servers_s = _servers_s(asked, logs)
+    about = {
+        "engine": "vllm",
+        "version": engine["version"],
+        "async_scheduling": str(engine["async_scheduling"]).lower(),
+        "engines": str(watched.engines),
+        "spare_cores": str(len(os.sched_getaffinity(0)) - watched.engines * is_cpu_build()),
+        "front_end_s": f"{np.median(usual_s):.6g}",
+        "front_end_of": f"{len(usual_s)} requests, P90 {np.quantile(usual_s, 0.9):.4g} s",
+        "servers_step_s": f"{servers_s[0]:.6g}",
+        "servers_token_s": f"{servers_s[1]:.6g}",
+        "load_average": f"{os.getloadavg()[0]:.1f}",
+        "date": datetime.date.today().isoformat(),
+    }
+    return StepTable(table[[*COLUMNS, "own_s", "level", "server"]], about)
+
+
+def _servers_s(asked: Sequence[Level], logs: dict[str, EngineLog]) -> Sequence[float]:
+    """CPU seconds per step and per token of all but the threads that compute, over the levels."""
+    rows, cpu_s = [], []
+    for level in asked:
+        steps = [
+            log.steps[(log.steps.start_s >= level.part.start_s) & (log.steps.end_s <= level.end_s)]
+            for log in logs.values()
+        ]
+        used_s = sum(float(each.used_s.iloc[-1] - each.used_s.iloc[0]) for each in steps if len(each))
+        rows.append([sum(map(len, steps)), sum(len(one.token_s) for one in level.sent)])
+        cpu_s.append(max(level.cpu_s - (0.0 if np.isnan(used_s) else used_s), 0.0))
+    weight = 1 / np.maximum(cpu_s, 1e-9)
+    per_step_s, per_token_s = nnls(np.array(rows) * weight[:, None], cpu_s * weight)[0].tolist()
+    return per_step_s, per_token_s
+
+
+def _followed(log: EngineLog) -> pd.DataFrame:
+    """Steps that began as the one before ended, with the seconds from that one's end to their own."""
+    steps = log.steps
+    before_s = steps.end_s.shift()
+    follows = (steps.waited == 0) if log.has_own_clock else (steps.start_s <= before_s + 1e-6)
+    known = steps.assign(t_s=steps.end_s - before_s, own_s=steps.own_end_s - steps.own_end_s.shift())
+    return known[follows & (steps.end_s > before_s)]
+
+
+def main() -> int:
+    config, out, told = sys.argv[1:]
+    asked: dict[str, Any] = json.loads(told)
+    try:
+        asked["arguments"] = tuple(asked.get("arguments", ()))
+        table = watch(Path(config), Watched(**asked))
+        write_file(Path(out), table.to_csv())
+    except PlannerError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Fits the roofline's efficiencies (catalogs/roofline.yaml) to kernel times, and says how far off they are.
+
+    python -m profiling.rooflines            prints the file, and the errors as a Markdown table
+    python -m profiling.rooflines --llms     also with every LLM left out in turn (minutes)
+
+One set per format of weights: least squares of log errors over the tables of AIConfigurator
+(planner/imports/silicon.py), each table and each kind of step (prefill, decode, mixed) alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from planner.documents.catalog import Catalog, read_catalog
+from planner.domain import Gpu, Llm
+from planner.errors import InputError
+from planner.imports.silicon import SYSTEMS, silicon_table
+from planner.io.files import to_yaml
+from planner.models.latency import Array
+from planner.models.memory import fits
+from planner.models.roofline import Efficiency, calibration, roofline
+from planner.models.step_fit import equal_shares, errors_by_regime
+
+LLMS = (
+    "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.1-70B",
+    "Qwen/Qwen3-14B",
+    "Qwen/Qwen3-32B",
+    "Qwen/Qwen2.5-72B",
+    "mistralai/Mistral-Small-24B-Instruct-2501",
+    "codellama/CodeLlama-34b-Instruct-hf",
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8",
+    "RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8",
+    "Qwen/Qwen3-14B-FP8",
+    "Qwen/Qwen3-32B-FP8",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-235B-A22B",
+    "Qwen/Qwen3-30B-A3B-FP8",
+    "Qwen/Qwen3-235B-A22B-FP8",
+    "MiniMaxAI/MiniMax-M2.5",
+)
+SISTERS = {"h200-141g": "h100-80g"}  # the same chip: seen and unseen together
+STEPS_PER_TABLE = 250
+FITTED = tuple(field.name for field in fields(Efficiency) if field.name not in ("link_frac", "all_reduce_s"))
+LOWEST = (0.2, 0.2, 0.3, 0.4, 1.0, 1e-6, 0.1, 0.3, 1e-6, 0.1)
+HIGHEST = (1.1, 1.0, 1.1, 1.2, 6.0, 2e-4, 1.1, 1.2, 2e-4, 100.0)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Some kernel times: X (n, 5) as `planner.models.latency` defines it, y (n,) seconds."""
+
+    llm: Llm
+    gpu: Gpu
+    tp: int
+    X: Array
+    y: Array
+
+    @property
+    def chip(self) -> str:
+        return SISTERS.get(self.gpu.name, self.gpu.name)
+
+    @property
+    def of(self) -> str:
+        return "dense" if self.llm.experts == 1 else "mixture"
+
+    def predicted_s(self, efficiency: Efficiency) -> Array:
+        return roofline(self.llm, self.gpu, self.tp, efficiency=efficiency).step_s(*self.X.T)
+
+
+def tables(catalog: Catalog) -> Iterator[Table]:
+    rng = np.random.default_rng(0)
+    for llm, gpu, tp in product(map(catalog.llm, LLMS), map(catalog.gpu, SYSTEMS), (1, 2, 4, 8)):
+        if llm.heads % tp or not fits(llm, gpu, tp, least_kv_tokens=4096):
+            continue
+        try:
+            table = silicon_table(llm, gpu, tp)
+        except InputError:  # no such kernels
+            continue
+        chosen = rng.permutation(len(table.y))[:STEPS_PER_TABLE]
+        yield Table(llm, gpu, tp, table.X[chosen], table.y[chosen])
+
+
+def nearest(some: Sequence[Table]) -> Efficiency:
+    """The efficiencies with the least errors on these tables."""
+    weights = [equal_shares(table.X) for table in some]
+
+    def residuals(logs: Array) -> Array:
+        efficiency = Efficiency(**dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))
+        return np.concatenate(
+            [np.log(each.predicted_s(efficiency) / each.y) * w for each, w in zip(some, weights, strict=True)]
+        )
+
+    known = calibration(some[0].llm, some[0].gpu).efficiency
+    start = np.clip(
+        [getattr(known, name) for name in FITTED], np.multiply(LOWEST, 1.01), np.multiply(HIGHEST, 0.99)
+    )
+    bounds = np.log(LOWEST), np.log(HIGHEST)
+    best = np.exp(least_squares(residuals, np.log(start), bounds=bounds).x)
+    return Efficiency(**{name: float(f"{x:.3g}") for name, x in zip(FITTED, best.tolist(), strict=True)})
+
+
+def errors(
+    some: Sequence[Table], efficiency_of: Callable[[Table], Efficiency]
+) -> dict[tuple[str, str], list[float]]:
+    """Mean relative errors of every table, by class and kind of step."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for table in some:
+        regimes = errors_by_regime(table.X, table.y, table.predicted_s(efficiency_of(table)))
+        decodes = [regimes[name] for name in ("decode_small", "decode_large") if name in regimes]
+        found[table.of, "prefill"].append(regimes["prefill"].mape_frac)
+        found[table.of, "decode"].append(
+            sum(each.mape_frac * each.steps for each in decodes) / sum(each.steps for each in decodes)
+        )
+        found[table.of, "all"].append(regimes["all"].mape_frac)
+    return found
+
+
+def line(title: str, found: dict[tuple[str, str], list[float]]) -> str:
+    cells = [
+        f"{100 * np.mean(found[of, kind]):.1f} ({100 * np.max(found[of, kind]):.0f})"
+        if (of, kind) in found
+        else "-"
+        for of in ("dense", "mixture")
+        for kind in ("all", "prefill", "decode")
+    ]
+    return f"| {title} | {' | '.join(cells)} |\n"
+
+
+def report(formats: tuple[str, ...], some: Sequence[Table], *, by_llm: bool) -> tuple[dict[str, object], str]:
+    """The row of catalogs/roofline.yaml, and lines of errors: seen, and with each GPU (LLM) left out."""
+    mine = [table for table in some if table.llm.weights in formats]
+    efficiency = nearest(mine)
+    title = formats[0]
+    text = line(f"{title}, all", errors(mine, lambda _: efficiency))
+    for name in dict.fromkeys(table.gpu.name for table in mine):
+        text += line(
+            f"{title}, {name}", errors([t for t in mine if t.gpu.name == name], lambda _: efficiency)
+        )
+    without = {chip: nearest([t for t in mine if t.chip != chip]) for chip in {table.chip for table in mine}}
+    unseen = errors(mine, lambda table: without[table.chip])
+    text += line(f"{title}, GPU unseen", unseen)
+    if by_llm:
+        llms = {table.llm.name: table.llm for table in mine}
+        others = {name: nearest([t for t in mine if t.llm.name != name]) for name in llms}
+        text += line(f"{title}, LLM unseen", errors(mine, lambda table: others[table.llm.name]))
+    off = {
+        of: {kind: round(float(np.mean(unseen[of, kind])), 3) for kind in ("prefill", "decode")}
+        for of in ("dense", "mixture")
+    }
+    return {name: getattr(efficiency, name) for name in FITTED} | {"errors": off}, text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fit the roofline to kernel times.")
+    parser.add_argument("--llms", action="store_true", help="leave out every LLM in turn, too")
+    args = parser.parse_args()
+    some = list(tables(read_catalog()))
+    rows, lines = {}, ""
+    for name, formats in (("bf16", ("bf16",)), ("fp8", ("fp8", "fp8-block"))):
+        rows[name], text = report(formats, some, by_llm=args.llms)
+        lines += text
+    sys.stdout.write(f"{to_yaml(rows)}\n{lines}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

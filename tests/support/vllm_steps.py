@@ -1,0 +1,197 @@
+"""Drives vLLM's own scheduler, without a model, and writes down every step it forms.
+
+    python tests/support/vllm_steps.py < cases.json > transcripts.json
+
+A transcript is a list of steps, and a step is
+
+    [start_s, end_s, decodes, [[request, tokens, cached before] of each chunk], [request preempted, ...]]
+
+where whoever was preempted was so when it was formed. Cases are made by vllm_cases.py. It is a process of its
+own: it needs vLLM and nothing of the planner. Steps take the seconds of the case's formula,
+
+    g = f0 + f1 N + a A_p + b D + d K + e P,     t = g + h  or, asynchronous,  max(g, h) + r
+
+as in DESIGN: N tokens, A_p pairs, D decodes with K tokens, P chunks; h and r = x + y (D + P).
+
+An asynchronous engine forms the next step as one begins, and where there was nothing to do once more at its
+end, as vLLM's EngineCore.step_with_batch_queue does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+BLOCK = 16
+TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
+
+
+def scheduler_of(case: dict[str, Any]) -> Any:
+    """vLLM's scheduler, as its own tests make one."""
+    import torch
+    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    model = ModelConfig(
+        model=str(TINY),
+        dtype="float32",
+        seed=0,
+        skip_tokenizer_init=True,
+        max_model_len=case["max_model_len"],
+    )
+    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=case["prefix_cache"])
+    config = VllmConfig(
+        model_config=model,
+        device_config=DeviceConfig("cpu"),
+        cache_config=cache,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=case["seats"],
+            max_num_batched_tokens=case["budget"],
+            max_model_len=case["max_model_len"],
+            long_prefill_token_threshold=case["long_prefill"],
+            enable_chunked_prefill=True,
+            async_scheduling=case["async"],
+            is_encoder_decoder=False,
+        ),
+    )
+    blocks = case["blocks"] + 1  # one is the null block
+    cache.num_gpu_blocks = blocks
+    kv_cache = KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[
+            KVCacheGroupSpec(
+                ["layer"],
+                FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32),
+            )
+        ],
+    )
+    return (AsyncScheduler if case["async"] else Scheduler)(
+        vllm_config=config,
+        kv_cache_config=kv_cache,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK,
+        log_stats=True,
+    )
+
+
+def tokens_of(case: dict[str, Any], r: int) -> list[int]:
+    """A prompt: equal ids of blocks, up to a block and it included, are equal tokens."""
+    tokens: list[int] = []
+    path = 0
+    for at, block in enumerate(case["paths"][r]):
+        path = hash((path, at, block)) % 10**9
+        tokens += [10 + path * BLOCK + i for i in range(BLOCK)]
+    own = [10**12 + r * 10**5 + i for i in range(case["input"][r])]
+    return (tokens + own[len(tokens) :])[: case["input"][r]]
+
+
+class Driver:
+    """One engine and its requests."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        self.case, self.scheduler = case, scheduler_of(case)
+        hash_function = get_hash_fn_by_name("sha256")
+        init_none_hash(hash_function)
+        self.hasher = get_request_block_hasher(BLOCK, hash_function)
+        self.arrived = self.made = 0
+        self.decoding: set[int] = set()  # their prompts are computed, in what is formed
+        self.preempted: set[int] = set()  # since the last step that was formed
+
+    def run(self) -> list[Any]:
+        now, steps = 0.0, []
+        formed = None
+        while self.arrived < len(self.case["arrival_s"]) or self.scheduler.has_unfinished_requests():
+            step = formed or self.form(now)
+            if step is None:
+                now = self.case["arrival_s"][self.arrived]
+                continue
+            output, result, step_s, what = step
+            steps.append([now, now + step_s, *what])
+            formed = self.form(now) if self.case["async"] else None
+            self.scheduler.update_from_output(output, result)
+            now += step_s
+        return steps
+
+    def form(self, now: float) -> tuple[Any, Any, float, list[Any]] | None:
+        """What vLLM schedules of all it knows by now; None if there is nothing to do."""
+        while self.arrived < len(self.case["arrival_s"]) and self.case["arrival_s"][self.arrived] <= now:
+            self.scheduler.add_request(self.request(self.arrived))
+            self.arrived += 1
+        requests = dict(self.scheduler.requests)
+        before = {name: request.num_preemptions for name, request in requests.items()}
+        output = self.scheduler.schedule()
+        for name, request in requests.items():
+            if request.num_preemptions > before[name]:
+                self.preempted.add(int(name))
+                self.decoding.discard(int(name))
+        if output.total_num_scheduled_tokens == 0:
+            return None
+        preempted, self.preempted = sorted(self.preempted), set()
+        chunks, decodes, kv_tokens = [], 0, 0
+        names = list(output.num_scheduled_tokens)
+        for name in names:
+            r, n = int(name), output.num_scheduled_tokens[name]
+            cached = requests[name].num_computed_tokens - n
+            if r in self.decoding:
+                decodes += 1
+                kv_tokens += cached + 1
+                continue
+            chunks.append([r, n, cached])
+            if not requests[name].is_prefill_chunk:
+                self.decoding.add(r)
+        tokens = [[] if requests[name].is_prefill_chunk else [self.new_token()] for name in names]
+        step_s = self.step_s(chunks, decodes, kv_tokens)
+        return output, self.result(names, tokens), step_s, [decodes, sorted(chunks), preempted]
+
+    def request(self, r: int) -> Any:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        return Request(
+            request_id=str(r),
+            prompt_token_ids=tokens_of(self.case, r),
+            sampling_params=SamplingParams(ignore_eos=True, max_tokens=self.case["output"][r]),
+            pooling_params=None,
+            block_hasher=self.hasher,
+        )
+
+    def result(self, names: list[str], tokens: list[list[int]]) -> Any:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        return ModelRunnerOutput(
+            req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens
+        )
+
+    def new_token(self) -> int:
+        """No other request has it."""
+        self.made += 1
+        return 2 * 10**15 + self.made
+
+    def step_s(self, chunks: list[list[int]], decodes: int, kv_tokens: int) -> float:
+        f0, f1, a, b, d, e, h0, h1, r0, r1 = self.case["seconds"]
+        tokens = decodes + sum(n for _, n, _ in chunks)
+        pairs = sum(n * (c + (n + 1) / 2) for _, n, c in chunks)
+        gpu_s = f0 + f1 * tokens + a * pairs + b * decodes + d * kv_tokens + e * len(chunks)
+        sequences = decodes + len(chunks)
+        host_s, rest_s = h0 + h1 * sequences, r0 + r1 * sequences
+        return float(max(gpu_s, host_s) + rest_s if self.case["async"] else gpu_s + host_s)
+
+
+def main() -> None:
+    os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    json.dump([Driver(case).run() for case in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

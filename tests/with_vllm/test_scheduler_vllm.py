@@ -1,0 +1,27 @@
+"""The kernel, step by step, against vLLM's own scheduler: who is in every step, what is cached, who is
+preempted, and when it begins and ends. No model runs: steps take made-up seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from vllm_cases import difference, kind_of, random_case, vllm_transcripts
+
+from profiling.vllm_install import is_installed
+
+if not is_installed():
+    pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
+
+CASES = 200
+
+
+def test_every_step_of_random_cases() -> None:
+    """With and without asynchronous scheduling, prefix caching, preemptions and chunks that are limited."""
+    cases = [random_case(seed) for seed in range(CASES)]
+    transcripts = vllm_transcripts(cases)
+    found = [difference(case, steps) for case, steps in zip(cases, transcripts, strict=True)]
+    assert not any(found), "\n".join(filter(None, found[:5]))
+    assert min(Counter(map(kind_of, cases)).values()) >= 10
+    assert sum(any(step[4] for step in steps) for steps in transcripts) >= CASES // 4

@@ -1,0 +1,113 @@
+"""What `plan profile` finds of an engine's host, on a real vLLM on the CPU: `make test-vllm`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.calibrate.engine_fit import EngineFit, fit_engine, without_host
+from planner.models.latency import Array
+from planner.models.step_fit import PiecewiseLinearStepLatency
+from planner.models.tables import StepTable, read_step_table
+from planner.runtime.served import Watched, watch
+from profiling.vllm_install import is_installed
+
+if not is_installed():
+    pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
+ALONE = Watched(1, max_num_batched_tokens=512, max_num_seqs=32, max_model_len=2048, enforce_eager=True)
+BUDGET_S = 45
+SLOW_STEP_S, SLOW_SEQUENCE_S = 5e-3, 50e-6
+
+
+@pytest.fixture(scope="module")
+def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """To the log of the run, past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def write(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            sys.stdout.write(f"\n    {text}; load average {os.getloadavg()[0]:.1f}")
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> StepTable:
+    table = tmp_path_factory.mktemp("profile") / "table.csv"
+    asked = ["profile", str(TINY), "-o", str(table), "--steps-only", "--eager", "--budget", str(BUDGET_S)]
+    asked += ["--max-num-batched-tokens", "512", "--max-num-seqs", "32", "--max-model-len", "2048"]
+    one_core = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0)))}
+    command = [sys.executable, "-m", "planner.cli", *asked]
+    subprocess.run(command, check=True, capture_output=True, timeout=600, env=os.environ | one_core)
+    return read_step_table(table)
+
+
+@pytest.fixture(scope="module")
+def watched() -> StepTable:
+    return watch(TINY, ALONE)
+
+
+@pytest.fixture(scope="module")
+def found(profile: StepTable, watched: StepTable) -> EngineFit:
+    return fit_engine(profile, watched)
+
+
+def steps_s(profile: StepTable, found: EngineFit, X: Array) -> Array:
+    """What the constants say of steps (n, 5), on a clock that leaves out what others take."""
+    fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
+    step_s, sequence_s = found.host.at(1)
+    host_s = step_s + sequence_s * (X[:, 2] + X[:, 4]) + found.admission_s * X[:, 4]
+    return np.asarray(found.slowdown * fit.step_s(*X.T) + host_s)
+
+
+def test_a_cpu_schedules_synchronously_and_takes_some_host_time(
+    found: EngineFit, say: Callable[[str], None]
+) -> None:
+    """vLLM's CPU platform switches asynchronous scheduling off."""
+    say(f"{found}")
+    assert not found.async_scheduling
+    assert 1e-4 < found.host.step_s < 5e-3 and found.host.sequence_s < 1e-3
+    assert 1e-4 < found.front_end_s < 0.5
+    assert found.error_frac < 0.2
+
+
+def test_another_process_with_other_batches_steps_as_found(
+    profile: StepTable, found: EngineFit, say: Callable[[str], None]
+) -> None:
+    """A second engine at 1, 2, 6 and 20 sequences, where the first was watched at 1, 4, 10 and 32."""
+    other = watch(TINY, replace(ALONE, max_num_seqs=20, seed=7))
+    predicted_s = steps_s(profile, found, other.X)
+    errors = []
+    for level in np.unique(other.steps.level):
+        steps = (other.steps.level == level).to_numpy()
+        errors.append(float(predicted_s[steps].mean() / other.steps.own_s[steps].mean() - 1))
+    say(f"steps of another process: predicted less measured {', '.join(f'{100 * e:+.0f} %' for e in errors)}")
+    assert max(map(abs, errors)) < 0.25
+
+
+def test_a_slower_scheduler_is_found(
+    profile: StepTable, found: EngineFit, monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]
+) -> None:
+    """5 ms more per step and 50 us per sequence: so much longer are the steps that the constants say, of one
+    sequence and of 32."""
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
+    monkeypatch.setenv("SLOW_STEP_S", str(SLOW_STEP_S))
+    monkeypatch.setenv("SLOW_SEQUENCE_S", str(SLOW_SEQUENCE_S))
+    slowed = replace(ALONE, arguments=("--scheduler-cls", "slow_scheduler.SlowScheduler"))
+    slow = fit_engine(profile, watch(TINY, slowed))
+    decodes = np.array([[1, 0, 1, 100, 0], [32, 0, 32, 3200, 0]], dtype=float)
+    one_s, all_s = steps_s(profile, slow, decodes) - steps_s(profile, found, decodes)
+    say(f"{slow}; found {1e3 * one_s:.2f} ms for one sequence, {1e3 * all_s:.2f} for 32")
+    assert slow.host.step_s - found.host.step_s == pytest.approx(SLOW_STEP_S, rel=0.15)
+    assert one_s == pytest.approx(SLOW_STEP_S + SLOW_SEQUENCE_S, rel=0.15)
+    assert all_s == pytest.approx(SLOW_STEP_S + 32 * SLOW_SEQUENCE_S, rel=0.15)
