@@ -29,9 +29,10 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1]))
 
 from planner.documents.catalog import read_catalog
-from planner.domain import Gpu, Limit, Llm, Slo
+from planner.domain import Gpu, Limit, Slo
 from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.io.files import read_yaml
+from planner.llm import Llm
 from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens

@@ -45,7 +45,7 @@ from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
 from planner.imports import Facts
 from planner.models.latency import StepLatency
-from planner.models.memory import active_parameters, active_weight_bytes
+from planner.models.memory import active_weight_bytes
 from planner.models.spread import Z
 from planner.models.tables import StepTable
 from planner.simulator import Simulation, simulate
@@ -583,7 +583,7 @@ def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, short
     if clients * (inputs + outputs) > worker.kv_tokens:
         raise InputError("its clients need more KV cache than an engine has by default; the file is silent")
     request_s = (float(point["silicon_ttft_ms"]) + outputs * float(point["silicon_tpot_ms"])) / 1e3
-    flops = 2 * clients * (inputs + outputs) * active_parameters(fleet.llm)
+    flops = 2 * clients * (inputs + outputs) * fleet.llm.active_parameters
     peak = worker.gpu.dense_flops_per_s
     if fleet.llm.weights != "bf16":
         peak = worker.gpu.fp8_flops_per_s or peak

@@ -1,4 +1,4 @@
-"""The nouns every stage shares: GPU, LLM, limit, SLO. Frozen, units in the names."""
+"""The nouns every stage shares: GPU, limit, SLO. Frozen, units in the names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from planner.errors import CatalogError
 from planner.units import percentile_name
 
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
-WEIGHTS = ("bf16", "fp8", "fp8-block")
 KV_BLOCK_TOKENS = 16
 SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
 # backlog test: this share of the last requests waits no longer than the limit on TTFT, or so long
@@ -86,100 +85,6 @@ class Gpu:
     def board_w(self) -> float:
         """What the vendor lets it draw, capped here or not (TDP)."""
         return self.power_w if self.uncapped_w is None else self.uncapped_w
-
-
-@dataclass(frozen=True, slots=True)
-class Llm:
-    """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
-
-    `ffn` is the width of one expert in a mixture of experts, of the only one in a dense LLM;
-    `context_tokens` is the longest prompt + output it accepts. `dtype_bytes` is of the layers' weights, and
-    `weights` how they are multiplied: in 16 bits, in fp8 with a scale per tensor or channel, or in fp8 with
-    one per block of 128 x 128.
-    `kv_dtype_bytes` is of keys and values, which engines keep in 16 bits whatever the weights are, unless
-    they are told otherwise (vLLM's --kv-cache-dtype auto).
-    """
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    context_tokens: int
-    dtype_bytes: float = 2.0
-    gated_ffn: bool = True  # three matrices (SwiGLU) or two
-    tied_embeddings: bool = False
-    experts: int = 1
-    experts_per_token: int = 1
-    kv_dtype_bytes: float = 2.0
-    weights: str = "bf16"
-
-    def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            raise CatalogError(
-                f"LLM {self.name}: weights: expected one of {', '.join(WEIGHTS)}, found {self.weights!r}"
-            )
-        for count in (
-            "layers",
-            "hidden",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "ffn",
-            "vocab",
-            "context_tokens",
-            "experts",
-            "experts_per_token",
-            "dtype_bytes",
-            "kv_dtype_bytes",
-        ):
-            if not getattr(self, count) > 0:
-                raise CatalogError(f"LLM {self.name}: {count} is {getattr(self, count)}, must be > 0")
-        if self.heads % self.kv_heads:
-            raise CatalogError(f"LLM {self.name}: {self.heads} heads do not share {self.kv_heads} KV heads")
-
-    @property
-    def attention_parameters(self) -> float:
-        """Of one layer: the q, k, v and output projections."""
-        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-
-    @property
-    def expert_parameters(self) -> float:
-        """Of one expert (or the only feed-forward block) of one layer."""
-        return (3 if self.gated_ffn else 2) * self.hidden * self.ffn
-
-    @property
-    def layer_parameters(self) -> float:
-        """All weights of one layer."""
-        return self.attention_parameters + self.experts * self.expert_parameters
-
-    @property
-    def embedding_parameters(self) -> float:
-        """The embeddings and the output head."""
-        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-
-    @property
-    def parameters(self) -> float:
-        """All weights, embeddings included."""
-        return self.layers * self.layer_parameters + self.embedding_parameters
-
-    @property
-    def head_dtype_bytes(self) -> float:
-        """Of embeddings and output head: who quantises, quantises the layers alone."""
-        return max(self.dtype_bytes, 2.0)
-
-    @property
-    def weight_bytes(self) -> float:
-        layers_bytes = self.layers * self.layer_parameters * self.dtype_bytes
-        return layers_bytes + self.embedding_parameters * self.head_dtype_bytes
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        """Keys and values of one token in all layers, over all GPUs of a worker whose TP <= kv_heads."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)

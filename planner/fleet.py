@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError
+from planner.llm import Llm
 from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
 from planner.models.latency import StepLatency

@@ -20,10 +20,11 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError
 from planner.imports.silicon import SYSTEMS, silicon_table
 from planner.io.files import to_yaml
+from planner.llm import Llm
 from planner.models.latency import Array
 from planner.models.memory import fits
 from planner.models.roofline import Efficiency, calibration, roofline

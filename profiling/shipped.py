@@ -24,11 +24,12 @@ from scipy.optimize import least_squares
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import fit_document, fit_row
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError, PlannerError
 from planner.imports.silicon import SYSTEMS, VERSION, Kernels, random_steps, silicon_table
 from planner.imports.splitwise import HARDWARE, splitwise_table
 from planner.io.files import to_yaml, write_files
+from planner.llm import Llm
 from planner.models.latency import Array, Kind, StepLatency
 from planner.models.memory import fits
 from planner.models.parallel import ACTIVATION_BYTES

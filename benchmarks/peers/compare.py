@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError, PlannerError
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 
 Array = NDArray[np.float64]

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.imports.runs import MeasuredRun
+from planner.llm import Llm
 from planner.models import engine as models
 from planner.models.latency import Array, StepLatency
 from planner.models.memory import kv_cache_tokens

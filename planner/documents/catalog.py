@@ -24,10 +24,11 @@ from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
 from planner.documents.spreads import SpreadRow, spread_of
 from planner.documents.spreads import parse_row as parse_spread_row
-from planner.domain import SPOT, WEIGHTS, AllReduce, Gpu, Llm, Slo
+from planner.domain import SPOT, AllReduce, Gpu, Slo
 from planner.errors import CatalogError, InputError
 from planner.io.files import is_path, read_yaml, repository_dir
 from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
+from planner.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.models.latency import StepLatency
 from planner.units import quantity
 
@@ -300,10 +301,15 @@ def _llm(name: str, row: Section, document: Document) -> Llm:
     refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *PROVENANCE), row.where)
     shape = {key: row.whole(key) for key in LLM_COUNTS}
     weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
-    dtype_bytes = row.number("dtype_bytes", 2.0 if weights in (None, "bf16") else 1.0)
+    dtype_bytes = row.number("dtype_bytes", WEIGHT_BYTES[weights or "bf16"])
     return Llm(
         name=name,
-        **shape,
+        layers=shape["layers"],
+        hidden=shape["hidden"],
+        heads=shape["heads"],
+        kv_heads=shape["kv_heads"],
+        ffn=shape["ffn"],
+        vocab=shape["vocab"],
         context_tokens=row.whole("context"),
         head_dim=row.whole("head_dim", shape["hidden"] // shape["heads"]),
         dtype_bytes=dtype_bytes,

@@ -33,11 +33,12 @@ from planner.documents.fits import (
 )
 from planner.documents.network import KEYS as NETWORK_KEYS
 from planner.documents.network import network_document, parse_network
-from planner.domain import KV_BLOCK_TOKENS, Gpu, Llm
+from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Policies, Pool, Role, WorkerType
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, errors_as, mapping, refuse_unknown, refused, rows
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.models.memory import memory
 from planner.models.parallel import pipelined

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.domain import Llm
 from planner.errors import CatalogError, InputError
 from planner.io.files import open_input
 from planner.io.values import MOST, Section, Wording, errors_as, nearest
+from planner.llm import Llm
 
 Config = Mapping[str, Any]
 MAX_CONFIG_BYTES = 4 * 2**20

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from planner.domain import WEIGHTS, Llm
 from planner.errors import InputError
 from planner.io.values import Section, one_of, refused
+from planner.llm import WEIGHTS, Llm
 from planner.models.latency import Kind, StepLatency
 from planner.models.spread import Factor, Spread
 

@@ -29,11 +29,12 @@ import numpy as np
 import pandas as pd
 
 from planner.documents.catalog import Catalog
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.io.tables import column, read_csv
+from planner.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import tp_s
 from planner.models.tables import COLUMNS, NOT_INCLUDED, Step, StepTable

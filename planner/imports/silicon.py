@@ -40,8 +40,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError
+from planner.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import mixed_kv_s, tp_s
 from planner.models.tables import COLUMNS, Step, StepTable

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 
 from planner.documents.catalog import Catalog
-from planner.domain import Llm
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.io.tables import column, read_csv
+from planner.llm import Llm
 from planner.models.latency import Array
 from planner.models.tables import COLUMNS, NOT_INCLUDED, StepTable
 

@@ -25,8 +25,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.domain import KV_BLOCK_TOKENS, Gpu, Llm
+from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
+from planner.llm import FeedForward, Llm
+from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
 
 # CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation, per GPU; the NCCL buffers of a TP group.
@@ -98,6 +100,7 @@ def stage_memory(
     if not 0 < gpu_memory_utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {gpu_memory_utilization}, must be in (0, 1]")
     head = llm.vocab * llm.hidden
+    block_bytes = kv_layout(llm, tp).block_bytes
     width = 2 * llm.hidden + (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / tp
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
@@ -108,17 +111,14 @@ def stage_memory(
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
         copies = is_first + is_last - (is_first and is_last and llm.tied_embeddings)
-        weight_bytes = layers * llm.layer_parameters * llm.dtype_bytes + copies * head * llm.head_dtype_bytes
+        weight_bytes = layers / llm.layers * llm.layers_bytes + copies * head * llm.head_dtype_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
-                weight_bytes=weight_bytes / tp,
+                weight_bytes=weight_bytes / tp + is_first * llm.encoder_bytes,
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
                 reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
-                kv_bytes_per_token=llm.kv_bytes_per_token
-                * max(1 / tp, 1 / llm.kv_heads)
-                * layers
-                / llm.layers,
+                kv_bytes_per_token=block_bytes * layers / llm.layers / KV_BLOCK_TOKENS,
             )
         )
     return tuple(stages)
@@ -163,18 +163,21 @@ def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
     """Bytes of weights a step of N tokens reads, over all GPUs; for a dense LLM all but the input embeddings.
     All experts lie in memory all the same.
     """
-    experts = touched_experts(llm, tokens) * llm.expert_parameters
-    layer_bytes = (llm.attention_parameters + experts) * llm.dtype_bytes
-    return np.asarray(llm.layers * layer_bytes + llm.vocab * llm.hidden * llm.head_dtype_bytes)
+    read = np.zeros_like(np.asarray(tokens, dtype=float))
+    for group in llm.layer_groups:
+        attention, block = group.attention, group.feed_forward
+        if attention is not None:
+            read += group.count * attention.parameters(llm.hidden) * llm.bytes_per_weight(attention.weights)
+        if block is not None:
+            experts = touched_experts(block, tokens) * block.expert_parameters(llm.hidden)
+            read += group.count * experts * llm.bytes_per_weight(block.weights)
+            read += (
+                group.count * block.shared_parameters(llm.hidden) * llm.bytes_per_weight(block.shared_weights)
+            )
+    return np.asarray(read + llm.vocab * llm.hidden * llm.head_dtype_bytes)
 
 
-def touched_experts(llm: Llm, tokens: float | Array) -> Array:
+def touched_experts(block: Llm | FeedForward, tokens: float | Array) -> Array:
     """E (1 - (1 - k/E)^N) of a layer's E experts, N tokens choosing k each, evenly and independently."""
-    share = llm.experts_per_token / llm.experts
-    return np.asarray(llm.experts * (1 - (1 - share) ** np.asarray(tokens, dtype=float)))
-
-
-def active_parameters(llm: Llm) -> float:
-    """Weights of the layers that one token is multiplied with; the output head, one row per request, left
-    out."""
-    return llm.layers * (llm.attention_parameters + llm.experts_per_token * llm.expert_parameters)
+    share = block.experts_per_token / block.experts
+    return np.asarray(block.experts * (1 - (1 - share) ** np.asarray(tokens, dtype=float)))

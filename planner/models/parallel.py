@@ -23,8 +23,9 @@ from typing import Literal
 
 import numpy as np
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError
+from planner.llm import Llm
 from planner.models.latency import Array, StepLatency
 from planner.models.memory import stage_layers
 

@@ -21,11 +21,12 @@ from typing import cast
 
 import numpy as np
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import CatalogError, ExtrapolationError, InputError
 from planner.io.files import read_yaml, repository_dir
+from planner.llm import Llm
 from planner.models.latency import Array
-from planner.models.memory import active_parameters, active_weight_bytes
+from planner.models.memory import active_weight_bytes
 
 BASIS = (
     "a model fitted to measurements on A100 (Splitwise), H100 and B200 (ML.ENERGY), carried over to other "
@@ -114,7 +115,7 @@ def utilisations(
     """
     seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)
     kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * max(1.0, gpus / llm.kv_heads)
-    flops = 2 * active_parameters(llm) * np.asarray(tokens, dtype=float)
+    flops = 2 * llm.active_parameters * np.asarray(tokens, dtype=float)
     read_bytes = active_weight_bytes(llm, tokens) + kv_bytes
     return flops / seconds / gpu.dense_flops_per_s, read_bytes / seconds / gpu.bandwidth_bytes_per_s
 

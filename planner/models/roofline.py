@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import read_yaml, repository_dir
+from planner.llm import GroupedAttention, LatentAttention, Llm, StateAttention
 from planner.models.latency import Array, StepLatency
 from planner.models.memory import touched_experts
 from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
@@ -114,32 +115,83 @@ def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = Non
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac
     tokens = np.array(KNOTS_TOKENS)
 
-    # Two norms read and write the stream and its residual, whole on every GPU; gate, up, product are split.
-    width = 8.0 * llm.hidden * tp + 3 * llm.ffn * llm.experts_per_token
-    if llm.experts > 1:
-        width += efficiency.expert_activations * llm.hidden * llm.experts_per_token * tp
-    activations_s = llm.layers * tokens * width * ACTIVATION_BYTES / bytes_per_s
+    activations_s = _activation_bytes(llm, tp, tokens, efficiency) / bytes_per_s
 
     communication_s = tp_s(
         llm, gpu, tp, tokens, link_frac=efficiency.link_frac, latency_s=efficiency.all_reduce_s
     )
 
     f_s = _weights_s(llm, gpu, tp, tokens, efficiency) + activations_s + communication_s
-    attention_flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
-    kv_bytes = llm.kv_bytes_per_token * max(1.0, tp / llm.kv_heads)
+    attention = _attention(llm, gpu, tp, efficiency)
     row_s = 2 * llm.vocab * llm.hidden / flops_per_s
-    d_s = kv_bytes / (tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac)
     return StepLatency(
         knots_tokens=KNOTS_TOKENS,
-        f_s=tuple(f_s.tolist()),
-        a_s=4 * llm.heads * llm.head_dim * llm.layers / attention_flops_per_s,
-        b_s=row_s,
-        d_s=d_s,
+        f_s=tuple((f_s + attention.token_s * tokens).tolist()),
+        a_s=attention.pair_s,
+        b_s=row_s + attention.sequence_s,
+        d_s=attention.kv_token_s,
         e_s=row_s,
         h_s=0.0,
         basis=basis,
         kind="roofline",
-        m_s=max(mixed_kv_s(llm, gpu, tp) - d_s, 0.0),
+        m_s=max(mixed_kv_s(llm, gpu, tp) - attention.kv_token_s, 0.0),
+    )
+
+
+def _activation_bytes(llm: Llm, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
+    """Two norms read and write the stream and its residual, whole on every GPU; gate, up and product
+    are split.
+    """
+    values = 0.0
+    for group in llm.layer_groups:
+        width = 8.0 * llm.hidden * tp
+        if (block := group.feed_forward) is not None:
+            width += 3 * (block.width * block.experts_per_token + block.shared_width)
+            if block.experts > 1:
+                width += efficiency.expert_activations * llm.hidden * block.experts_per_token * tp
+        values += group.count * width
+    return tokens * values * ACTIVATION_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """Seconds per query-key pair, per KV token of a decode, per sequence (its windows and states) and per
+    token of a prefill (its windows), of all layers.
+    """
+
+    pair_s: float
+    kv_token_s: float
+    sequence_s: float
+    token_s: float
+
+
+def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
+    """A window counts as full; what an index chooses from, as looked at: both are the longest it can be."""
+    flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
+    bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
+    pair_flops = kv_bytes = sequence_bytes = token_flops = 0.0
+    for group in llm.layer_groups:
+        match group.attention:
+            case None:
+                continue
+            case StateAttention() as attention:
+                sequence_bytes += 2 * group.count * attention.state_bytes
+            case GroupedAttention() | LatentAttention() as attention:
+                layers_bytes = (
+                    group.count * llm.kv_layer_bytes(attention) * max(1.0, tp / attention.kv_shares)
+                )
+                layers_flops = group.count * attention.flops_per_pair
+                if attention.window_tokens is None:
+                    pair_flops += layers_flops
+                    kv_bytes += layers_bytes
+                else:
+                    token_flops += layers_flops * attention.window_tokens
+                    sequence_bytes += layers_bytes * attention.window_tokens
+    return _Attention(
+        pair_flops / flops_per_s,
+        kv_bytes / bytes_per_s,
+        sequence_bytes / bytes_per_s,
+        token_flops / flops_per_s,
     )
 
 
@@ -157,24 +209,28 @@ def _weights_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficienc
             (read_s**efficiency.overlap + multiplied_s**efficiency.overlap) ** (1 / efficiency.overlap)
         )
 
+    every_token = [(weights, active) for part, weights, _, active in llm.parts() if part != "experts"]
+    dense_bytes = sum(parameters * llm.bytes_per_weight(weights) for weights, parameters in every_token)
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
-    multiplied = llm.layers * (
-        llm.attention_parameters + (llm.expert_parameters if llm.experts == 1 else 0.0)
+    time_s = both_s(
+        dense_bytes + head_bytes,
+        sum(parameters for _, parameters in every_token),
+        efficiency.bandwidth_frac,
+        efficiency.gemm_frac,
     )
-    dense_s = both_s(
-        multiplied * llm.dtype_bytes + head_bytes, multiplied, efficiency.bandwidth_frac, efficiency.gemm_frac
-    )
-    fixed_s = llm.layers * efficiency.layer_s
-    if llm.experts == 1:
-        return dense_s + fixed_s
-    expert_parameters = llm.layers * llm.expert_parameters
-    experts_s = both_s(
-        touched_experts(llm, tokens) * expert_parameters * llm.dtype_bytes,
-        llm.experts_per_token * expert_parameters,
-        efficiency.expert_bandwidth_frac,
-        efficiency.expert_gemm_frac,
-    )
-    return dense_s + experts_s + fixed_s + llm.layers * efficiency.expert_layer_s
+    time_s += llm.layers * efficiency.layer_s
+    for group in llm.layer_groups:
+        if (block := group.feed_forward) is None or block.experts == 1:
+            continue
+        parameters = group.count * block.expert_parameters(llm.hidden)
+        time_s += both_s(
+            touched_experts(block, tokens) * parameters * llm.bytes_per_weight(block.weights),
+            block.experts_per_token * parameters,
+            efficiency.expert_bandwidth_frac,
+            efficiency.expert_gemm_frac,
+        )
+        time_s += group.count * efficiency.expert_layer_s
+    return time_s
 
 
 def transferred(

@@ -30,9 +30,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from planner.documents.catalog import Catalog
-from planner.domain import Gpu, Llm, Slo
+from planner.domain import Gpu, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.llm import Llm
 from planner.models.forms import DistServeSteps
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined

@@ -26,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents.slo import Slowdown
-from planner.domain import Llm, Metric
+from planner.domain import Metric
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.llm import Llm
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 

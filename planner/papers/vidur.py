@@ -23,9 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.domain import Gpu, Llm, Metric
+from planner.domain import Gpu, Metric
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Policies, Pool, WorkerType
+from planner.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.papers.goodput import Rule, Traffic, goodput

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import COST, Limit, Llm
+from planner.domain import COST, Limit
 from planner.errors import Change, InfeasibleError, ways_text
+from planner.llm import Llm
 from planner.search.beyond import Beyond, search_beyond
 from planner.search.fleets import Counts
 from planner.search.level0 import Level0, search_level0

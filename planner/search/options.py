@@ -13,9 +13,10 @@ from planner.documents import facts
 from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.task import TOKEN_BUDGETS, Task
-from planner.domain import Gpu, Limit, Llm, Metric, Slo
+from planner.domain import Gpu, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, WorkerType
+from planner.llm import Llm
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens

@@ -18,8 +18,9 @@ import numpy as np
 from scipy.special import bdtr
 
 from planner.documents.task import Spot
-from planner.domain import Limit, Llm, Slo
+from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.search.fleets import Counts, Named, named
 from planner.simulator.metrics import Verdict, judge

@@ -8,9 +8,10 @@ from dataclasses import replace
 from planner.documents.catalog import Catalog
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
-from planner.domain import SPOT, Gpu, Limit, Llm, Slo
+from planner.domain import SPOT, Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
+from planner.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.search.asked import Asked
 from planner.search.infeasible import no_room, out_of_reach

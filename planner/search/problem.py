@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
-from planner.domain import Gpu, Llm, Slo
+from planner.domain import Gpu, Slo
 from planner.fleet import Policies, WorkerType
+from planner.llm import Llm
 from planner.search.options import Left
 from planner.search.oracle import Answers, Oracle
 from planner.search.prefix_hits import PrefixHits

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Llm
+from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, WorkerType
+from planner.llm import Llm
 from planner.models.power import Power, shipped_power
 from planner.simulator.replay import Simulation
 

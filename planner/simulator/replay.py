@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Limit, Llm, allowed_above
+from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.llm import Llm
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.policies import (
     ADMISSION,

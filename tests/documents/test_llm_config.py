@@ -10,8 +10,8 @@ import pytest
 
 from planner.documents.catalog import read_catalog
 from planner.documents.llm import llm_from_config
-from planner.domain import Llm
 from planner.errors import CatalogError
+from planner.llm import Llm
 
 LLAMA = {
     "model_type": "llama",

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
+from planner.llm import Llm
 from planner.models.memory import (
     NCCL_BYTES,
     RUNTIME_BYTES,
-    active_parameters,
     active_weight_bytes,
     fits,
     kv_cache_tokens,
@@ -155,10 +155,7 @@ def test_fp8_weights_halve_the_weights_alone() -> None:
     assert per_token == 94 * 4 * 128 * 2 * 2 / 4
     assert per_token == pytest.approx(8.11 * GIB / 178_880, rel=0.02)
     head_bytes = 2 * 151936 * 4096 * 2
-    assert (
-        memory(qwen, card(79.65 * GIB), 4).weight_bytes
-        == (qwen.layers * qwen.layer_parameters + head_bytes) / 4
-    )
+    assert memory(qwen, card(79.65 * GIB), 4).weight_bytes == (qwen.layers_parameters + head_bytes) / 4
 
 
 def test_quantised_weights_leave_embeddings_and_head_in_16_bits() -> None:
@@ -210,7 +207,7 @@ def test_a_step_reads_the_experts_its_tokens_touch() -> None:
     read = active_weight_bytes(mixture, np.array([1.0, 2.0, 1e6]))
     assert read == pytest.approx([2 * (64000 + 2 * (10240 + e * 24576)) for e in (1, 1.75, 4)])
     assert active_weight_bytes(SMALL) == active_weight_bytes(SMALL, 1000.0) == 2 * (64000 + 2 * 34816)
-    assert active_parameters(mixture) == active_parameters(SMALL) == 2 * 34816
+    assert mixture.active_parameters == SMALL.active_parameters == 2 * 34816
 
 
 def test_stages_split_layers_weights_and_kv() -> None:

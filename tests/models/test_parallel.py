@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from planner.domain import AllReduce, Gpu, Llm
+from planner.domain import AllReduce, Gpu
 from planner.errors import CatalogError, InputError
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.models.parallel import (
     SEND_RECV_S,

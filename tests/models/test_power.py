@@ -22,9 +22,10 @@ from planner.calibrate.power_fit import (
     phases,
     splitwise_cells,
 )
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import CatalogError, ExtrapolationError, InputError
 from planner.fleet import Fleet
+from planner.llm import Llm
 from planner.models.power import Power, cap_slowdowns, capped, shipped_power, utilisations
 from planner.simulator import layout
 from planner.simulator.energy import ExpectedPower, expected_power

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InputError
+from planner.llm import Llm
 from planner.models.roofline import Efficiency, calibration, roofline, transferred
 
 # 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.

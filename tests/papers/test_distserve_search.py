@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks import distserve_search as benchmark
 from planner.documents.catalog import read_catalog
-from planner.domain import Gpu, Limit, Llm, Slo
+from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.io.files import read_json, read_yaml
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.papers import distserve
 from planner.papers.goodput import FirstRequests, goodput, highest_on_grid, poisson

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from planner.domain import Gpu, Limit, Llm, Slo
+from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.papers.goodput import (
     FirstRequests,

@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks import vidur_search as benchmark
 from planner.documents.catalog import read_catalog
-from planner.domain import Gpu, Limit, Llm, Slo
+from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.papers.goodput import Steady, goodput, poisson
 from planner.papers.vidur import (

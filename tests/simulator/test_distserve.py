@@ -15,10 +15,11 @@ from reference_distserve import Request as Plain
 
 from benchmarks.peers import distserve as peer
 from benchmarks.peers.compare import compare
-from planner.domain import Gpu, Limit, Llm
+from planner.domain import Gpu, Limit
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import read_json
+from planner.llm import Llm
 from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import gaps_s

@@ -10,9 +10,10 @@ import numpy as np
 import pulp
 import pytest
 
-from planner.domain import Gpu, Llm
+from planner.domain import Gpu
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Pool, Role, WorkerType
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.solvers.backend import Engine, run
 from planner.solvers.placement import Affinity, FailureDomain, Placement, place

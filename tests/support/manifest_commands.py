@@ -18,8 +18,8 @@ import yaml
 from plans import LLM, a_pool, mixed, pairs
 
 from planner import manifests
-from planner.domain import Llm
 from planner.fleet import Fleet, Policies, Pool
+from planner.llm import Llm
 
 Document = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

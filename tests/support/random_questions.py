@@ -18,8 +18,9 @@ import yaml
 from planner.documents.catalog import Catalog, Provenance, read_catalog
 from planner.documents.slo import parse_slo
 from planner.documents.task import Task, parse_task
-from planner.domain import Gpu, Limit, Llm, Metric
+from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Pool, Role, WorkerType
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES

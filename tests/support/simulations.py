@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from simulator_reference import Reference
 
-from planner.domain import Gpu, Limit, Llm, Metric
+from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.llm import Llm
 from planner.models.latency import StepLatency
 from planner.simulator.metrics import gaps_s
 from planner.simulator.replay import Simulation, simulate

@@ -1,0 +1,350 @@
+"""The structure of an LLM: groups of layers, each an attention and a feed-forward block in a number format.
+
+    parameters     of a part, from the shapes of its matrices; norms, biases and routers are left out
+    KV values      what a token leaves behind in a layer: keys and values, or one latent vector
+    state          what a sequence leaves behind in a layer however long it is
+
+Sources: the configs and modelling code of Hugging Face's transformers and of vLLM (docs/models.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.errors import CatalogError
+
+WEIGHT_BYTES = {  # of one weight, its share of the scales included
+    "bf16": 2.0,
+    "fp8": 1.0,  # a scale per tensor or channel
+    "fp8-block": 1.0,  # a scale per 128 x 128
+    "int8": 1.0,
+    "int4": 4.15625 / 8,  # groups of 128: 16 bits of scale, 4 of zero (AWQ, GPTQ)
+    "int4-g32": 4.5 / 8,  # groups of 32: 16 bits of scale (compressed-tensors)
+    "mxfp4": 4.25 / 8,  # groups of 32: 8 bits of scale
+    "nvfp4": 4.5 / 8,  # groups of 16: 8 bits of scale
+}
+WEIGHTS = tuple(WEIGHT_BYTES)
+STATE_BYTES = 4.0  # of a value of a recurrent state, as vLLM keeps it; what convolutions remember has 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttention:
+    """Query heads that share key and value heads. With a window a layer looks at the last `window_tokens`
+    alone. `gates_output`: a gate as wide as the queries (Qwen3-Next). `values_are_keys`: one projection for
+    both; the cache holds both. `reuses_kv`: the keys and values are an earlier layer's (Gemma 3n).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    window_tokens: int | None = None
+    gates_output: bool = False
+    values_are_keys: bool = False
+    reuses_kv: bool = False
+    weights: str = "bf16"
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise CatalogError(f"{self.heads} heads do not share {self.kv_heads} KV heads")
+
+    def parameters(self, hidden: int) -> float:
+        queries = self.heads * self.head_dim * (2 if self.gates_output else 1)
+        keys = 0 if self.reuses_kv else self.kv_heads * self.head_dim
+        values = 0 if self.reuses_kv or self.values_are_keys else self.kv_heads * self.value_dim
+        return float(hidden * (queries + keys + values + self.heads * self.value_dim))
+
+    @property
+    def kv_values(self) -> int:
+        return 0 if self.reuses_kv else self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def kv_shares(self) -> int:
+        """Over how many GPUs of a TP group the cache is split at most; beyond, it is copied."""
+        return self.kv_heads
+
+    @property
+    def flops_per_pair(self) -> float:
+        """Of a query with one key and value, all heads."""
+        return 2.0 * self.heads * (self.head_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Keys and values as one compressed vector per token (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    `q_rank` 0: queries are not compressed. `index_*`: a small attention of its own chooses the tokens that
+    are looked at (DeepSeek-V3.2); its keys are cached in 8 bits with a scale.
+    """
+
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    index_heads: int = 0
+    index_dim: int = 0
+    index_tokens: int = 0
+    window_tokens: int | None = None
+    weights: str = "bf16"
+
+    def parameters(self, hidden: int) -> float:
+        query_width = self.heads * (self.nope_dim + self.rope_dim)
+        queries = hidden * self.q_rank + self.q_rank * query_width if self.q_rank else hidden * query_width
+        latent = hidden * (self.kv_rank + self.rope_dim)
+        expanded = self.kv_rank * self.heads * (self.nope_dim + self.value_dim)
+        index = self.index_heads * self.index_dim * (self.q_rank or hidden)
+        index += hidden * (self.index_dim + self.index_heads) if self.index_heads else 0
+        return float(queries + latent + expanded + self.heads * self.value_dim * hidden + index)
+
+    @property
+    def kv_values(self) -> int:
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def index_bytes(self) -> float:
+        """Of a token's key of the index: 8 bits each and a scale of 32 bits per 128."""
+        return self.index_dim * (1 + 4 / 128)
+
+    @property
+    def kv_shares(self) -> int:
+        return 1
+
+    @property
+    def flops_per_pair(self) -> float:
+        return 2.0 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class StateAttention:
+    """Linear attention and state-space layers: what a sequence leaves behind does not grow.
+
+    `projected` is the width of all input projections together, `output` that of the output's, `conv_width`
+    channels pass a convolution over `conv_tokens`, and `state_values` are carried from token to token.
+    """
+
+    projected: int
+    output: int
+    conv_width: int
+    conv_tokens: int
+    state_values: int
+    heads: int
+    state_value_bytes: float = STATE_BYTES
+    weights: str = "bf16"
+
+    def parameters(self, hidden: int) -> float:
+        return float(hidden * (self.projected + self.output) + self.conv_width * self.conv_tokens)
+
+    @property
+    def state_bytes(self) -> float:
+        """Of one sequence in one layer, over all GPUs of a worker."""
+        return self.state_values * self.state_value_bytes + self.conv_width * (self.conv_tokens - 1) * 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """One block, or `experts` of which a token visits `experts_per_token`, and shared ones that it always
+    visits (`shared_width`, all together). `inner`: the width in which the routed experts work, where it is
+    not the LLM's (Nemotron's latent experts).
+    """
+
+    width: int
+    is_gated: bool = True
+    experts: int = 1
+    experts_per_token: int = 1
+    shared_width: int = 0
+    inner: int | None = None
+    weights: str = "bf16"
+    shared_weights: str = "bf16"
+
+    @property
+    def matrices(self) -> int:
+        return 3 if self.is_gated else 2
+
+    def expert_parameters(self, hidden: int) -> float:
+        return float(self.matrices * (self.inner or hidden) * self.width)
+
+    def shared_parameters(self, hidden: int) -> float:
+        """What every token is multiplied with: shared experts, and the way into `inner` and back."""
+        return float(
+            self.matrices * hidden * self.shared_width + (2 * hidden * self.inner if self.inner else 0)
+        )
+
+
+Attention = GroupedAttention | LatentAttention | StateAttention
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """`count` layers that are alike. A layer without attention, or without a feed-forward block, has None."""
+
+    count: int
+    attention: Attention | None
+    feed_forward: FeedForward | None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise CatalogError(f"a group of {self.count} layers; expected one or more")
+
+
+Part = Literal["attention", "experts", "dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class Llm:
+    """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
+
+    `groups` are its layers. Without them all are alike: grouped-query attention and a feed-forward block as
+    the other fields say. With them these say what is the largest of its kind: `heads` (which TP must divide),
+    `kv_heads`, `head_dim`, `ffn` (the width of an expert, or of the only block), `experts`.
+
+    `context_tokens` is the longest prompt + output it accepts. `weights` is the format of most weights,
+    `dtype_bytes` the bytes of one where all layers are alike; embeddings and output head keep 16 bits.
+    `kv_dtype_bytes` is of keys and values, which engines keep in 16 bits whatever the weights are, unless
+    they are told otherwise (vLLM's --kv-cache-dtype auto). `encoder_parameters` are of what turns images or
+    sound into tokens, in 16 bits and whole on every GPU; `draft_parameters` of the layers that the
+    checkpoint has for speculative decoding, which engines load only to use them.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context_tokens: int
+    dtype_bytes: float = 2.0
+    gated_ffn: bool = True  # three matrices (SwiGLU) or two
+    tied_embeddings: bool = False
+    experts: int = 1
+    experts_per_token: int = 1
+    kv_dtype_bytes: float = 2.0
+    weights: str = "bf16"
+    groups: tuple[LayerGroup, ...] = ()
+    encoder_parameters: float = 0.0
+    draft_parameters: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise CatalogError(
+                f"LLM {self.name}: weights: expected one of {', '.join(WEIGHTS)}, found {self.weights!r}"
+            )
+        for count in (
+            "layers",
+            "hidden",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "ffn",
+            "vocab",
+            "context_tokens",
+            "experts",
+            "experts_per_token",
+            "dtype_bytes",
+            "kv_dtype_bytes",
+        ):
+            if not getattr(self, count) > 0:
+                raise CatalogError(f"LLM {self.name}: {count} is {getattr(self, count)}, must be > 0")
+        if not self.groups and self.heads % self.kv_heads:
+            raise CatalogError(f"LLM {self.name}: {self.heads} heads do not share {self.kv_heads} KV heads")
+        if self.groups and sum(group.count for group in self.groups) != self.layers:
+            counts = [group.count for group in self.groups]
+            raise CatalogError(f"LLM {self.name}: groups of {counts} layers, must add up to {self.layers}")
+
+    @property
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        if self.groups:
+            return self.groups
+        attention = GroupedAttention(
+            self.heads, self.kv_heads, self.head_dim, self.head_dim, weights=self.weights
+        )
+        block = FeedForward(
+            self.ffn, self.gated_ffn, self.experts, self.experts_per_token, weights=self.weights
+        )
+        return (LayerGroup(self.layers, attention, block),)
+
+    def bytes_per_weight(self, weights: str) -> float:
+        return WEIGHT_BYTES[weights] if self.groups else self.dtype_bytes
+
+    def parts(self) -> Iterator[tuple[Part, str, float, float]]:
+        """Of all layers: what it is, its format, its parameters, and those that one token visits."""
+        for group in self.layer_groups:
+            if group.attention is not None:
+                all_of_it = group.count * group.attention.parameters(self.hidden)
+                yield "attention", group.attention.weights, all_of_it, all_of_it
+            if (block := group.feed_forward) is None:
+                continue
+            one = group.count * block.expert_parameters(self.hidden)
+            kind: Part = "dense" if block.experts == 1 else "experts"
+            yield kind, block.weights, block.experts * one, block.experts_per_token * one
+            if shared := group.count * block.shared_parameters(self.hidden):
+                yield "dense", block.shared_weights, shared, shared
+
+    @property
+    def layers_parameters(self) -> float:
+        """All weights of all layers."""
+        return sum(parameters for _, _, parameters, _ in self.parts())
+
+    @property
+    def active_parameters(self) -> float:
+        """Weights of the layers that one token is multiplied with; the output head is left out."""
+        return sum(active for _, _, _, active in self.parts())
+
+    @property
+    def embedding_parameters(self) -> float:
+        """The embeddings and the output head."""
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+
+    @property
+    def parameters(self) -> float:
+        """All weights that are served, embeddings and encoders included."""
+        return self.layers_parameters + self.embedding_parameters + self.encoder_parameters
+
+    @property
+    def head_dtype_bytes(self) -> float:
+        """Of embeddings and output head: who quantises, quantises the layers alone."""
+        return 2.0 if self.groups else max(self.dtype_bytes, 2.0)
+
+    @property
+    def layers_bytes(self) -> float:
+        return sum(parameters * self.bytes_per_weight(weights) for _, weights, parameters, _ in self.parts())
+
+    @property
+    def encoder_bytes(self) -> float:
+        return 2.0 * self.encoder_parameters
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.layers_bytes + self.embedding_parameters * self.head_dtype_bytes + self.encoder_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """What a token leaves behind in all layers, as if none had a window, over all GPUs of a worker whose
+        TP does not exceed the KV heads.
+        """
+        return sum(group.count * self.kv_layer_bytes(group.attention) for group in self.layer_groups)
+
+    def kv_layer_bytes(self, attention: Attention | None) -> float:
+        """Of one token in one layer."""
+        if attention is None or isinstance(attention, StateAttention):
+            return 0.0
+        index_bytes = attention.index_bytes if isinstance(attention, LatentAttention) else 0.0
+        return attention.kv_values * self.kv_dtype_bytes + index_bytes
+
+    @property
+    def state_bytes(self) -> float:
+        """What a sequence leaves behind whatever its length, over all GPUs of a worker."""
+        return sum(
+            group.count * group.attention.state_bytes
+            for group in self.layer_groups
+            if isinstance(group.attention, StateAttention)
+        )
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.experts > 1

@@ -1,0 +1,101 @@
+"""How vLLM lays keys and values of unlike layers out in one pool of blocks, and what a sequence takes of it.
+
+Layers of a kind (the same keys and values, the same window) form groups of equally many layers; a block of
+the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page_size`):
+
+    g = layers of a group = the fewest layers of a kind, or the most if less than 1.5 times as many
+    groups of a kind      = ceil(layers / g), the last one padded
+    bytes of a block      = g * the largest page of a layer
+
+A sequence of L tokens takes, per group: ceil(L / block) blocks where layers look at all tokens, at most those
+of the window and one more where they have one, one block where they carry a state. Blocks are made longer
+until a state fits into one.
+
+Here a KV block is that of all layers that look at all tokens, 16 tokens long; the rest is counted in such:
+
+    blocks(L) = ceil(L / 16) + constant + ceil(window_ratio * min(ceil(L / 16), window_blocks))
+
+Layers alike, latent ones with their index among them, need none of this: constant = window_ratio = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import CatalogError
+from planner.llm import GroupedAttention, LatentAttention, Llm, StateAttention
+
+FEW_MORE = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Bytes of a block on one GPU, and what a sequence takes beside the blocks of its tokens."""
+
+    block_bytes: float
+    constant_blocks: int = 0
+    window_ratio: float = 0.0
+    window_blocks: int = 0
+
+    def extra_blocks(self, tokens: int) -> int:
+        """Of a sequence of so many tokens, beside ceil(tokens / 16)."""
+        blocks = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
+        return self.constant_blocks + math.ceil(self.window_ratio * blocks)
+
+
+def kv_layout(llm: Llm, tp: int) -> KvLayout:
+    """Of all layers on one GPU of a TP group."""
+    states: Counter[StateAttention] = Counter()
+    caches: Counter[GroupedAttention | LatentAttention] = Counter()
+    for group in llm.layer_groups:
+        if isinstance(group.attention, StateAttention):
+            states[group.attention] += group.count
+        elif group.attention is not None and llm.kv_layer_bytes(group.attention):
+            caches[_cached(group.attention)] += group.count
+    if not caches:
+        raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
+    token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
+    windows = {kind.window_tokens for kind in caches} - {None}
+    if len(windows) > 1 or None not in {kind.window_tokens for kind in caches}:
+        windows = set()  # not used, which is on the safe side
+    if not windows and not states:
+        return KvLayout(KV_BLOCK_TOKENS * sum(count * token_bytes[kind] for kind, count in caches.items()))
+
+    largest = max(token_bytes.values())
+    page_tokens = KV_BLOCK_TOKENS
+    if states:
+        state_bytes = max(kind.state_bytes / tp for kind in states)
+        page_tokens *= math.ceil(state_bytes / (largest * KV_BLOCK_TOKENS))
+    layers, tokens_in = Counter[str](), dict[str, float]()  # by what becomes of it; tokens in a page
+    layers["state"] = states.total()
+    for kind, count in caches.items():
+        name = "window" if windows and kind.window_tokens else "full"
+        layers[name] += count
+        tokens_in[name] = min(tokens_in.get(name, math.inf), page_tokens * largest / token_bytes[kind])
+    least, most = min(n for n in layers.values() if n), max(layers.values())
+    in_group = most if most < FEW_MORE * least else least
+    groups = {name: math.ceil(count / in_group) for name, count in layers.items()}
+
+    page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS  # KV blocks that a page of every full group makes
+    page_bytes = groups["full"] * in_group * page_tokens * largest
+    ratio, window_blocks = 0.0, 0
+    if windows:
+        ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
+        window_blocks = math.ceil((max(filter(None, windows)) - 1) / KV_BLOCK_TOKENS) + 1
+    return KvLayout(
+        block_bytes=page_bytes / page_blocks,
+        constant_blocks=math.ceil(page_blocks * groups["state"] / groups["full"] + page_blocks - 1),
+        window_ratio=ratio,
+        window_blocks=window_blocks,
+    )
+
+
+def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:
+    """What tells the caches of two kinds apart."""
+    if isinstance(attention, LatentAttention):
+        return attention
+    heads, window = attention.kv_heads, attention.window_tokens
+    return GroupedAttention(heads, heads, attention.head_dim, attention.value_dim, window)
