@@ -32,9 +32,9 @@ from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Slo
 from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.io.files import read_yaml
-from planner.llm import Llm
 from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.papers import distserve
 from planner.papers.goodput import FirstRequests, Traffic, goodput, highest_on_grid, poisson

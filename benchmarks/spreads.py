@@ -27,7 +27,7 @@ from reality import INSIDE, Document, Engines, Floats, Row, Run, replayed
 from planner.documents.catalog import Catalog, read_catalog
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.spread import WITHIN_FRAC, Factor, Spread, Z
 
 PROBE = Factor(1.0, 0.1)

@@ -9,10 +9,10 @@ from typing import Literal
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.llm import Llm
 from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 
 Role = Literal["mixed", "prefill", "decode"]
 MAX_PP = 16  # pipeline stages of a worker

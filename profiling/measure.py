@@ -29,7 +29,7 @@ from planner.documents.llm import llm_from_config
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import check_output_file, write_file
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.parallel import tp_s
 from planner.models.step_fit import PiecewiseLinearStepLatency, held_out_errors
 from planner.models.tables import COLUMNS, Step, StepTable, read_step_table

@@ -24,8 +24,8 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.imports.silicon import SYSTEMS, silicon_table
 from planner.io.files import to_yaml
-from planner.llm import Llm
 from planner.models.latency import Array
+from planner.models.llm import Llm
 from planner.models.memory import fits
 from planner.models.roofline import Efficiency, calibration, roofline
 from planner.models.step_fit import equal_shares, errors_by_regime

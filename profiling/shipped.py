@@ -29,8 +29,8 @@ from planner.errors import InputError, PlannerError
 from planner.imports.silicon import SYSTEMS, VERSION, Kernels, random_steps, silicon_table
 from planner.imports.splitwise import HARDWARE, splitwise_table
 from planner.io.files import to_yaml, write_files
-from planner.llm import Llm
 from planner.models.latency import Array, Kind, StepLatency
+from planner.models.llm import Llm
 from planner.models.memory import fits
 from planner.models.parallel import ACTIVATION_BYTES
 from planner.models.roofline import roofline, transferred

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from planner.domain import Gpu
 from planner.errors import InputError, PlannerError
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 
 Array = NDArray[np.float64]
 Columns = Mapping[str, Array]  # name of a result -> its value per request

@@ -26,9 +26,9 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.imports.runs import MeasuredRun
-from planner.llm import Llm
 from planner.models import engine as models
 from planner.models.latency import Array, StepLatency
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.tables import StepTable
 from planner.simulator import simulate

@@ -28,8 +28,8 @@ from planner.domain import SPOT, AllReduce, Gpu, Slo
 from planner.errors import CatalogError, InputError
 from planner.io.files import is_path, read_yaml, repository_dir
 from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
-from planner.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]

@@ -38,8 +38,8 @@ from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Policies, Pool, Role, WorkerType
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, errors_as, mapping, refuse_unknown, refused, rows
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
 from planner.policies import BY_FIELD

@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import CatalogError, InputError
 from planner.io.files import open_input
 from planner.io.values import MOST, Section, Wording, errors_as, nearest
-from planner.llm import Llm
+from planner.models.llm import Llm
 
 Config = Mapping[str, Any]
 MAX_CONFIG_BYTES = 4 * 2**20

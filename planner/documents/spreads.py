@@ -17,8 +17,8 @@ from typing import Any, cast, get_args
 
 from planner.errors import InputError
 from planner.io.values import Section, one_of, refused
-from planner.llm import WEIGHTS, Llm
 from planner.models.latency import Kind, StepLatency
+from planner.models.llm import WEIGHTS, Llm
 from planner.models.spread import Factor, Spread
 
 ROW_KEYS = ("kind", "weights", "experts", "prefill", "decode", "left_out")

@@ -34,7 +34,7 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.io.tables import column, read_csv
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import tp_s
 from planner.models.tables import COLUMNS, NOT_INCLUDED, Step, StepTable

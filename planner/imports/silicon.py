@@ -42,7 +42,7 @@ import pandas as pd
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import mixed_kv_s, tp_s
 from planner.models.tables import COLUMNS, Step, StepTable

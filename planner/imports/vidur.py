@@ -21,8 +21,8 @@ from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.io.tables import column, read_csv
-from planner.llm import Llm
 from planner.models.latency import Array
+from planner.models.llm import Llm
 from planner.models.tables import COLUMNS, NOT_INCLUDED, StepTable
 
 OPS = (

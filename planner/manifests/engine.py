@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
-from planner.llm import Llm
 from planner.models.engine import DEPLOYED_VERSION
+from planner.models.llm import Llm
 from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
 
 VLLM_VERSION = DEPLOYED_VERSION

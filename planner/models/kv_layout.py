@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import CatalogError
-from planner.llm import GroupedAttention, LatentAttention, Llm, StateAttention
+from planner.models.llm import GroupedAttention, LatentAttention, Llm, StateAttention
 
 FEW_MORE = 1.5
 

@@ -27,9 +27,9 @@ import numpy as np
 
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
-from planner.llm import FeedForward, Llm
 from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
+from planner.models.llm import FeedForward, Llm
 
 # CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation, per GPU; the NCCL buffers of a TP group.
 # Both from AIConfigurator 0.12.0, systems/{a100,h100,h200}_sxm.yaml (other_mem, nccl_mem).

@@ -25,8 +25,8 @@ import numpy as np
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.llm import Llm
 from planner.models.latency import Array, StepLatency
+from planner.models.llm import Llm
 from planner.models.memory import stage_layers
 
 Algorithm = Literal["ring", "one-shot", "fastest"]

@@ -24,8 +24,8 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import CatalogError, ExtrapolationError, InputError
 from planner.io.files import read_yaml, repository_dir
-from planner.llm import Llm
 from planner.models.latency import Array
+from planner.models.llm import Llm
 from planner.models.memory import active_weight_bytes
 
 BASIS = (

@@ -29,8 +29,8 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import read_yaml, repository_dir
-from planner.llm import GroupedAttention, LatentAttention, Llm, StateAttention
 from planner.models.latency import Array, StepLatency
+from planner.models.llm import GroupedAttention, LatentAttention, Llm, StateAttention
 from planner.models.memory import touched_experts
 from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
 

@@ -33,8 +33,8 @@ from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.llm import Llm
 from planner.models.forms import DistServeSteps
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.papers.goodput import Rule, Steady, Traffic, goodput

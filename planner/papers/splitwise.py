@@ -29,7 +29,7 @@ from planner.documents.slo import Slowdown
 from planner.domain import Metric
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 

@@ -26,7 +26,7 @@ from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Metric
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Policies, Pool, WorkerType
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.papers.goodput import Rule, Traffic, goodput

@@ -10,7 +10,7 @@ from dataclasses import replace
 from planner.documents.task import Objective
 from planner.domain import COST, Limit
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.search.beyond import Beyond, search_beyond
 from planner.search.fleets import Counts
 from planner.search.level0 import Level0, search_level0

@@ -16,9 +16,9 @@ from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import Gpu, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, WorkerType
-from planner.llm import Llm
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
 from planner.models.spread import Z

@@ -20,8 +20,8 @@ from scipy.special import bdtr
 from planner.documents.task import Spot
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.search.fleets import Counts, Named, named
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate

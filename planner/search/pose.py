@@ -11,7 +11,7 @@ from planner.documents.task import Task
 from planner.domain import SPOT, Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.search.asked import Asked
 from planner.search.infeasible import no_room, out_of_reach

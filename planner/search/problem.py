@@ -11,7 +11,7 @@ from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
 from planner.domain import Gpu, Slo
 from planner.fleet import Policies, WorkerType
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.search.options import Left
 from planner.search.oracle import Answers, Oracle
 from planner.search.prefix_hits import PrefixHits

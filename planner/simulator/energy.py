@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, WorkerType
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.power import Power, shipped_power
 from planner.simulator.replay import Simulation
 

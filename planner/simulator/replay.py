@@ -12,7 +12,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.policies import (
     ADMISSION,

@@ -11,7 +11,7 @@ import pytest
 from planner.documents.catalog import read_catalog
 from planner.documents.llm import llm_from_config
 from planner.errors import CatalogError
-from planner.llm import Llm
+from planner.models.llm import Llm
 
 LLAMA = {
     "model_type": "llama",

@@ -11,7 +11,7 @@ from plans import CATALOG
 
 from planner.errors import InputError
 from planner.imports.silicon import Kernels, _expert_split, _experts_ms, silicon_table
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.tables import Step
 
 HAS_TABLES = importlib.util.find_spec("aiconfigurator_core") is not None

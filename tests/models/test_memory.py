@@ -7,7 +7,7 @@ import pytest
 
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.memory import (
     NCCL_BYTES,
     RUNTIME_BYTES,

@@ -9,8 +9,8 @@ import pytest
 
 from planner.domain import AllReduce, Gpu
 from planner.errors import CatalogError, InputError
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.models.parallel import (
     SEND_RECV_S,
     Algorithm,

@@ -25,7 +25,7 @@ from planner.calibrate.power_fit import (
 from planner.domain import Gpu
 from planner.errors import CatalogError, ExtrapolationError, InputError
 from planner.fleet import Fleet
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.power import Power, cap_slowdowns, capped, shipped_power, utilisations
 from planner.simulator import layout
 from planner.simulator.energy import ExpectedPower, expected_power

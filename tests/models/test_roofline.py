@@ -7,7 +7,7 @@ import pytest
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.llm import Llm
+from planner.models.llm import Llm
 from planner.models.roofline import Efficiency, calibration, roofline, transferred
 
 # 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.

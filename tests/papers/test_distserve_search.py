@@ -15,8 +15,8 @@ from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.io.files import read_json, read_yaml
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.papers import distserve
 from planner.papers.goodput import FirstRequests, goodput, highest_on_grid, poisson
 from planner.simulator.replay import Simulation

@@ -10,8 +10,8 @@ import pytest
 from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.papers.goodput import (
     FirstRequests,
     Steady,

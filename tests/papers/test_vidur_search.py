@@ -13,8 +13,8 @@ from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.papers.goodput import Steady, goodput, poisson
 from planner.papers.vidur import (
     SchedulingDelay,

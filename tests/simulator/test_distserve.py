@@ -19,9 +19,9 @@ from planner.domain import Gpu, Limit
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import read_json
-from planner.llm import Llm
 from planner.models.forms import DistServeSteps
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.simulator.metrics import gaps_s
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace

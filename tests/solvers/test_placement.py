@@ -13,8 +13,8 @@ import pytest
 from planner.domain import Gpu
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Pool, Role, WorkerType
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.solvers.backend import Engine, run
 from planner.solvers.placement import Affinity, FailureDomain, Placement, place
 

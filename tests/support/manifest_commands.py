@@ -19,7 +19,7 @@ from plans import LLM, a_pool, mixed, pairs
 
 from planner import manifests
 from planner.fleet import Fleet, Policies, Pool
-from planner.llm import Llm
+from planner.models.llm import Llm
 
 Document = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

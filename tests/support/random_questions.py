@@ -20,8 +20,8 @@ from planner.documents.slo import parse_slo
 from planner.documents.task import Task, parse_task
 from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Pool, Role, WorkerType
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES
 from planner.search.fleets import Counts

@@ -11,8 +11,8 @@ from simulator_reference import Reference
 
 from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.llm import Llm
 from planner.models.latency import StepLatency
+from planner.models.llm import Llm
 from planner.simulator.metrics import gaps_s
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
