@@ -11,7 +11,7 @@ file there replaces the shipped one; fits there come before the shipped ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,7 +96,7 @@ class Catalog:
     engines: Mapping[str, EngineRow] = field(default_factory=dict)
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
-    _fits: dict[tuple[str, str], dict[int, StepLatency]] = field(
+    _fits: dict[tuple[str, str], dict[tuple[int, bool], StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -119,19 +119,19 @@ class Catalog:
             "LLM", name, self.llms, self.llm_aliases, "llms.yaml", "; or give a path to its config.json"
         )
 
-    def latency(self, llm: Llm, gpu: Gpu, tp: int) -> StepLatency:
+    def latency(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
         A fit of the capped GPU itself comes before its base's. An LLM without fits of its own has those of a
-        row of the same shape and format of weights.
+        row of the same shape and format of weights. `ep`: every GPU has whole experts; without, each has a
+        slice of all, where there is a fit of that.
         """
         gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
         names = self._same_shape(llm)
-        for name in names:
-            if tp in (own := self._fits_of(name, gpu.name)):
-                return self.spread(own[tp], llm)
+        if own := self._fit_of(names, gpu.name, tp, ep and llm.is_mixture and tp > 1):
+            return self.spread(own, llm)
         base = self.gpus.get(gpu.base, gpu)
-        latency = next((fits[tp] for name in names if tp in (fits := self._fits_of(name, base.name))), None)
+        latency = self._fit_of(names, base.name, tp, ep and llm.is_mixture and tp > 1)
         if latency is None:
             from planner.models.roofline import roofline
 
@@ -140,6 +140,16 @@ class Catalog:
         if base.name == gpu.name:
             return latency
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+
+    def _fit_of(self, names: Sequence[str], gpu: str, tp: int, ep: bool) -> StepLatency | None:
+        """Of the first LLM that has one; whole experts come in where nobody asks for slices of which there is
+        no fit, and never the other way round.
+        """
+        for name in names:
+            fits = self._fits_of(name, gpu)
+            if found := fits.get((tp, ep)) or fits.get((tp, True)):
+                return found
+        return None
 
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same with the spread that such step times of such LLMs have, where one is known."""
@@ -155,8 +165,8 @@ class Catalog:
         ]
         return [llm.name, *twins]
 
-    def _fits_of(self, llm: str, gpu: str) -> dict[int, StepLatency]:
-        """Fits by tensor parallelism; opens the files of this pair only, and each once."""
+    def _fits_of(self, llm: str, gpu: str) -> dict[tuple[int, bool], StepLatency]:
+        """Fits by the two parallelisms; opens the files of this pair only, and each once."""
         if not self._headers:
             headers: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
@@ -169,7 +179,7 @@ class Catalog:
                 headers.setdefault(pair, []).append(path)
             self._headers.update(headers)  # at once: a UI reads one catalog from several threads
         if (llm, gpu) not in self._fits:
-            fits: dict[int, StepLatency] = {}
+            fits: dict[tuple[int, bool], StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
                 with errors_as(CatalogError, path):
                     fits = {**read_fits(path, WORDING), **fits}  # the first file wins: a user's before ours
