@@ -44,6 +44,8 @@ Operation = dict[str, Any]
 OF_TOKENS = ("Gemm", "Elementwise", "Embedding", "Mhc")
 REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
 MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
+PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
+LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")  # what a module has in it
 MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}  # formats of dense matrices: whose times are taken instead
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
@@ -128,6 +130,9 @@ class ConfigKernels:
     def _sort(self, spec: Operation) -> list[Operation]:
         """Puts the operations of `spec` into our order, remembers which are what, and returns the experts."""
         context, decodes = spec["context_ops"], spec["generation_ops"]
+        in_parts = _is_latent(self._llm) and any(_kind(each) in PLAIN for each in decodes)
+        if in_parts:
+            context = [each for each in context if not _name(each).endswith(LATENT_PARTS)]
         tokens = [_graphed(each) for each in context if _kind(each) in OF_TOKENS and not _is_head(each)]
         prompts = [_measured(each, self._llm) for each in context if _is_of_sequences(each)]
         states = [_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
@@ -142,7 +147,8 @@ class ConfigKernels:
         is_module = [_kind(each).startswith(MODULES) for each in states]
         self._modules = [n for n, module in enumerate(is_module, start=1) if module]
         self._apart = [n for n, module in enumerate(is_module, start=1) if not module]
-        spec["context_ops"], spec["generation_ops"] = tokens + prompts, heads + states
+        spec["context_ops"] = [_numbered(n, each) for n, each in enumerate(tokens)] + prompts
+        spec["generation_ops"] = heads + states
         return [each for each in context if _kind(each) == "Moe"]
 
     def _tokens_ms_anew(self, tokens: int) -> float:
@@ -264,17 +270,41 @@ def _graphed(operation: Operation) -> Operation:
     )
 
 
+def _numbered(n: int, operation: Operation) -> Operation:
+    """With a name of its own: times of operations of one name come as their sum."""
+    kind = _kind(operation)
+    return {kind: operation[kind] | {"name": f"{n} {_name(operation)}"}}
+
+
+def _is_latent(llm: Llm) -> bool:
+    return any(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
+
+
 def _measured(operation: Operation, llm: Llm) -> Operation:
-    """Latent attention as it was measured: what AIConfigurator falls back on has keys and values for each
-    head, which vLLM does not cache.
+    """Attention as it was measured. Latent: as a whole, in 16 bits where its projections have several
+    formats; what AIConfigurator has else are keys and values for each head, which vLLM does not cache.
+    DeepSeek-V4's: with the 8 bits in which vLLM caches it always.
     """
-    if _kind(operation) == "Fallback":
-        primary: Operation = operation["Fallback"]["primary"]
+    kind = _kind(operation)
+    fields = operation[kind]
+    if kind == "Fallback":
+        primary: Operation = fields["primary"]
         return primary
-    latent = any(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
-    if latent and _kind(operation) in ("ContextAttention", "GenerationAttention"):
-        raise ValueError("none of latent attention with projections in several formats")
-    return operation
+    if kind.startswith("Dsv4"):
+        return {kind: fields | {"kv_cache_dtype": "fp8"}}
+    if kind not in PLAIN or not _is_latent(llm):
+        return operation
+    return {
+        PLAIN[kind]: {
+            "name": fields["name"],
+            "scale_factor": fields["scale_factor"],
+            "num_heads": fields["n"],
+            "kv_cache_dtype": fields["kv_cache_dtype"],
+            "fmha_quant_mode": "bfloat16",
+            "gemm_quant_mode": "bfloat16",
+            "native_num_heads": llm.heads,
+        }
+    }
 
 
 def _all_reduces(llm: Llm, tp: int) -> Operation:
