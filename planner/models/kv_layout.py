@@ -32,18 +32,32 @@ FEW_MORE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayout:
-    """Bytes of a block on one GPU, and what a sequence takes beside the blocks of its tokens."""
+class KvBeside:
+    """KV blocks that a sequence takes beside those of its tokens."""
 
-    block_bytes: float
     constant_blocks: int = 0
     window_ratio: float = 0.0
     window_blocks: int = 0
 
-    def extra_blocks(self, tokens: int) -> int:
-        """Of a sequence of so many tokens, beside ceil(tokens / 16)."""
-        blocks = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
-        return self.constant_blocks + math.ceil(self.window_ratio * blocks)
+    @property
+    def is_any(self) -> bool:
+        return self.constant_blocks > 0 or self.window_ratio > 0
+
+    def blocks(self, tokens: int) -> int:
+        """Of a sequence of so many tokens, beside its ceil(tokens / 16)."""
+        own = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
+        return self.constant_blocks + math.ceil(self.window_ratio * own)
+
+
+BESIDE_NOTHING = KvBeside()
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Bytes of a KV block on one GPU, and what a sequence takes beside the blocks of its tokens."""
+
+    block_bytes: float
+    beside: KvBeside = BESIDE_NOTHING
 
 
 def kv_layout(llm: Llm, tp: int) -> KvLayout:
@@ -85,12 +99,12 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     if windows:
         ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
         window_blocks = math.ceil((max(filter(None, windows)) - 1) / KV_BLOCK_TOKENS) + 1
-    return KvLayout(
-        block_bytes=page_bytes / page_blocks,
+    beside = KvBeside(
         constant_blocks=math.ceil(page_blocks * groups["state"] / groups["full"] + page_blocks - 1),
         window_ratio=ratio,
         window_blocks=window_blocks,
     )
+    return KvLayout(page_bytes / page_blocks, beside)
 
 
 def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:

@@ -17,6 +17,7 @@ from planner.domain import Gpu, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.engine import Engine
+from planner.models.kv_layout import kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
@@ -151,9 +152,17 @@ def worker_types(
                             basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
                             latency = replace(latency.longer(engines.longer_frac), basis=basis)
                     worker = WorkerType(
-                        gpu, tp, latency, kv_tokens, budget, most_seqs, pp, engine=engines.simulated
+                        gpu,
+                        tp,
+                        latency,
+                        kv_tokens,
+                        budget,
+                        most_seqs,
+                        pp,
+                        engine=engines.simulated,
+                        kv_beside=kv_layout(llm, tp).beside,
                     )
-                    (types if kv_tokens >= longest_tokens else small).append(worker)
+                    (types if worker.holds(longest_tokens) else small).append(worker)
                 if len(no_room) == len(settings):
                     left.append(Left(name, facts.WeightsTooLarge(llm.weight_bytes)))
                 elif no_room:
