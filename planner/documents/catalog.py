@@ -10,8 +10,9 @@ file there replaces the shipped one; fits there come before the shipped ones.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,13 +134,28 @@ class Catalog:
         base = self.gpus.get(gpu.base, gpu)
         latency = next((fits[tp] for name in names if tp in (fits := self._fits_of(name, base.name))), None)
         if latency is None:
-            from planner.models.roofline import roofline
-
-            latency = roofline(llm, base, tp)
+            latency = self._calculated(llm, base, tp, names)
         latency = self.spread(latency, llm)
         if base.name == gpu.name:
             return latency
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+
+    def _calculated(self, llm: Llm, gpu: Gpu, tp: int, names: Sequence[str]) -> StepLatency:
+        """By the roofline; of a TP between powers of two, which nobody measures, from the fit of the nearest
+        one by the ratio of both rooflines.
+        """
+        from planner.models.roofline import roofline, transferred
+
+        asked = roofline(llm, gpu, tp)
+        if tp & (tp - 1) == 0:
+            return asked
+        fits = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
+        nearest_tp = min(fits, key=lambda of: abs(math.log(of / tp)), default=None)
+        if nearest_tp is None:
+            return asked
+        basis = f"roofline from the fit of tp {nearest_tp} ({fits[nearest_tp].basis})"
+        moved = transferred(fits[nearest_tp], roofline(llm, gpu, nearest_tp), asked, basis=basis)
+        return replace(moved, kind="roofline")
 
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same with the spread that such step times of such LLMs have, where one is known."""

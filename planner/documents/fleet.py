@@ -308,12 +308,13 @@ def _pool(
 
 def _tp(row: Section, llm: Llm, gpu: Gpu) -> int:
     tp = row.whole("tp", 1, most=MOST)
-    if tp & (tp - 1):
-        raise InputError(f"{row.at('tp')}: must be a power of two (1, 2, 4, 8), found {tp}")
     if tp > gpu.gpus_per_node:
         raise InputError(f"{row.at('tp')}: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
-    if llm.heads % tp:
-        raise InputError(f"{row.at('tp')}: must divide the {llm.heads} heads of {llm.name}, found {tp}")
+    if not llm.splits_over(tp):
+        raise InputError(
+            f"{row.at('tp')}: must divide the {llm.heads} heads of {llm.name}, and its {llm.kv_heads} KV "
+            f"heads or be a multiple of them, found {tp}"
+        )
     return tp
 
 

@@ -345,6 +345,20 @@ class Llm:
             if isinstance(group.attention, StateAttention)
         )
 
+    def splits_over(self, tp: int) -> bool:
+        """Whether the heads of every layer can be dealt out to so many GPUs; those of keys and values are
+        copied where there are fewer.
+        """
+        for group in self.layer_groups:
+            match group.attention:
+                case GroupedAttention(heads=heads, kv_heads=kv_heads):
+                    if heads % tp or (kv_heads % tp and tp % kv_heads):
+                        return False
+                case LatentAttention(heads=heads) | StateAttention(heads=heads):
+                    if heads % tp:
+                        return False
+        return True
+
     @property
     def is_mixture(self) -> bool:
         return self.experts > 1
