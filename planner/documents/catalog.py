@@ -10,6 +10,7 @@ file there replaces the shipped one; fits there come before the shipped ones.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -128,14 +129,13 @@ class Catalog:
         """
         gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
         names = self._same_shape(llm)
-        if own := self._fit_of(names, gpu.name, tp, ep and llm.is_mixture and tp > 1):
+        ep = ep and llm.is_mixture and tp > 1
+        if own := self._fit_of(names, gpu.name, tp, ep):
             return self.spread(own, llm)
         base = self.gpus.get(gpu.base, gpu)
-        latency = self._fit_of(names, base.name, tp, ep and llm.is_mixture and tp > 1)
+        latency = self._fit_of(names, base.name, tp, ep)
         if latency is None:
-            from planner.models.roofline import roofline
-
-            latency = roofline(llm, base, tp)
+            latency = self._calculated(llm, base, tp, names, ep)
         latency = self.spread(latency, llm)
         if base.name == gpu.name:
             return latency
@@ -150,6 +150,24 @@ class Catalog:
             if found := fits.get((tp, ep)) or fits.get((tp, True)):
                 return found
         return None
+
+    def _calculated(self, llm: Llm, gpu: Gpu, tp: int, names: Sequence[str], ep: bool) -> StepLatency:
+        """By the roofline; of a TP between powers of two, which nobody measures, from the fit of the nearest
+        one by the ratio of both rooflines.
+        """
+        from planner.models.roofline import roofline, transferred
+
+        asked = roofline(llm, gpu, tp)
+        if tp & (tp - 1) == 0:
+            return asked
+        found = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
+        nearest_tp = min({of for of, _ in found}, key=lambda of: abs(math.log(of / tp)), default=None)
+        fit = None if nearest_tp is None else self._fit_of(names, gpu.name, nearest_tp, ep)
+        if nearest_tp is None or fit is None:
+            return asked
+        basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"
+        moved = transferred(fit, roofline(llm, gpu, nearest_tp), asked, basis=basis)
+        return replace(moved, kind="roofline")
 
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same with the spread that such step times of such LLMs have, where one is known."""
