@@ -133,6 +133,7 @@ def plan_several(wish: Wish) -> None:
 
 
 def _print_plan(found: Plan, *, explain: bool) -> None:
+    from planner.documents.facts import UncheckedLeftOut
     from planner.reports.facts import alternative_note, sentence, sentences
     from planner.reports.words import answer, excluded_text, level0_proof, promise, unpriced
 
@@ -161,6 +162,9 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
             f"({alternative_note(alternative, certificate.value)})"
         )
         console.print(f"  {alternative.label}: {value}", markup=False)
+    for fact in certificate.assumptions:
+        if isinstance(fact, UncheckedLeftOut):
+            console.print(sentence(fact), markup=False)
     for pool in found.prefixes:
         hits = (pool.simulated_hit_frac, pool.plan.hit_frac, pool.possible_hit_frac)
         simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)

@@ -50,6 +50,8 @@ GPU_KEYS = (
     "price_date",
     "node_selector",
     "fp8_tflops",
+    "fp4_tflops",
+    "unchecked",
     "all_reduce",
     "mixed_kv_bandwidth",
 )
@@ -140,6 +142,14 @@ class Catalog:
         if base.name == gpu.name:
             return latency
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+
+    def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
+        """Whether somebody measured what step times of this LLM on this GPU rest on: kernels of GPUs of this
+        kind (its row is not `unchecked`), or this pair, of which there is a fit.
+        """
+        return not gpu.unchecked or any(
+            self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base)
+        )
 
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same with the spread that such step times of such LLMs have, where one is known."""
@@ -277,6 +287,8 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
         decode_slowdown=row.number("decode_slowdown", 1.0),
         uncapped_w=uncapped_w,
         fp8_flops_per_s=row.number("fp8_tflops") * 1e12 if "fp8_tflops" in row else None,
+        fp4_flops_per_s=row.number("fp4_tflops") * 1e12 if "fp4_tflops" in row else None,
+        unchecked=row.written("unchecked") if "unchecked" in row else "",
         all_reduce=tuple(_all_reduce(row)),
         mixed_kv_bytes_per_s=(
             row.quantity("mixed_kv_bandwidth", "bytes_per_s") if "mixed_kv_bandwidth" in row else None

@@ -379,6 +379,13 @@ class SmallCaches:
 
 
 @dataclass(frozen=True, slots=True)
+class UncheckedLeftOut:
+    """GPUs of the catalog that were not considered: nobody measured what their step times rest on."""
+
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SloInSeconds:
     """A relative SLO was turned into seconds, by an idle worker of this kind."""
 
@@ -732,6 +739,7 @@ Assuming = (
     | MeasuredWindow
     | ObligedWork
     | SmallCaches
+    | UncheckedLeftOut
     | SloInSeconds
     | OthersLeave
 )

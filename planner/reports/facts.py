@@ -10,7 +10,7 @@ from planner.documents import facts
 from planner.documents.certificate import Alternative
 from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING
-from planner.search.reasons import reason_text
+from planner.search.reasons import left_out_text, reason_text
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
 from planner.units import show_s
 
@@ -447,6 +447,11 @@ def _(fact: facts.SmallCaches) -> str:
         f"longest request ({fact.longest_tokens} tokens) with some or all settings, as a fleet may turn away "
         "what a percentile lets go; the search is over workers that hold it: a plan turns no request away"
     )
+
+
+@sentence.register
+def _(fact: facts.UncheckedLeftOut) -> str:
+    return left_out_text(fact.gpus)
 
 
 @sentence.register
