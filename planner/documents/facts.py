@@ -676,7 +676,15 @@ class Refuted:
 
 # -- what is said of alternatives --------------------------------------------------------------------------
 
-Remark = Literal["not-searched", "fails-on-other-draw", "perhaps-not-cheapest", "effort-ended", "all-too-few"]
+Remark = Literal[
+    "not-searched",
+    "fails-on-other-draw",
+    "perhaps-not-cheapest",
+    "effort-ended",
+    "all-too-few",
+    "is-the-plan",
+    "cheaper-alone",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -701,7 +709,16 @@ class LongestTtft:
     planned_s: float | None = None
 
 
-Note = Remarked | NoneUpTo | LongestTtft
+@dataclass(frozen=True, slots=True)
+class NoneAlone:
+    """No fleet of this GPU type alone keeps the SLO, by these limits; or none was found in time."""
+
+    kind: Literal["latency", "capacity"]
+    limits: tuple[str, ...]
+    is_proved: bool
+
+
+Note = Remarked | NoneUpTo | NoneAlone | LongestTtft
 
 Binding = (
     LimitBinds

@@ -72,6 +72,7 @@ MOST_TOKENS = 2**20  # of a step
 _FLEET_KEYS = (
     "gpus",
     "unchecked",
+    "per_gpu",
     "pp",
     "max_num_batched_tokens",
     "max_num_seqs",
@@ -124,6 +125,7 @@ class Task:
     slo: Slo
     stock: Mapping[str, int | None]
     left_out: tuple[str, ...] = ()
+    per_gpu: bool | None = None  # whether to plan on each GPU type alone too; None: where that costs little
     slowdowns: Slowdowns | None = None
     preset: str | None = None
     rate_rps: float | None = None  # None: the trace as it is
@@ -259,6 +261,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
         stock=stock,
         left_out=left_out,
+        per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
         preset=preset.name if preset else None,
         rate_rps=traffic.positive("rate", "rps", None),

@@ -98,6 +98,11 @@ _REMARKS: dict[facts.Remark, str] = {
     "perhaps-not-cheapest": "perhaps not the cheapest, as not all of its settings were tried",
     "effort-ended": "the effort ended",
     "all-too-few": "all that are in stock or within the limits are too few",
+    "is-the-plan": "the plan",
+    "cheaper-alone": (
+        "cheaper than the plan, whose search over all types did not find it: name this GPU alone under "
+        "fleet: gpus"
+    ),
 }
 
 
@@ -593,6 +598,13 @@ def _(fact: facts.Remarked) -> str:
 @sentence.register
 def _(fact: facts.NoneUpTo) -> str:
     return f"none holds up to {fact.times:g} times the plan"
+
+
+@sentence.register
+def _(fact: facts.NoneAlone) -> str:
+    if not fact.is_proved:
+        return "no fleet was found, and nothing proves that there is none"
+    return f"no fleet of it keeps the SLO ({fact.kind}: {', '.join(fact.limits)})"
 
 
 @sentence.register

@@ -491,5 +491,5 @@ def test_what_no_image_serves_is_refused_in_one_line() -> None:
     found = manifests.render(fleet, 5000)
     assert set(found.files) == {"README.md"} and set(found.refused) == set(manifests.TARGETS)
     assert len(set(found.refused.values())) == 1 and "Nothing here deploys it" in found.files["README.md"]
-    with pytest.raises(InputError, match="^kubernetes: gaudi3-128g: no manifest is written"):
+    with pytest.raises(InputError, match=r"^kubernetes: gaudi3-128g: no manifest is written"):
         manifests.render(fleet, 5000, "kubernetes")
