@@ -163,6 +163,13 @@ def plan(
             "--prove", help="Simulate every cheaper fleet of one worker type per pool, however many."
         ),
     ] = False,
+    per_gpu: Annotated[
+        bool | None,
+        typer.Option(
+            "--per-gpu/--no-per-gpu",
+            help="Plan on each GPU type alone too: how many of each? Default: where there are 2 to 4 types.",
+        ),
+    ] = None,
     drop_invalid: DropOption = False,
     png: PngOption = False,
     json_output: JsonOption = False,
@@ -186,7 +193,9 @@ def plan(
     if slo is None or out is None or (trace is None and not is_shared):
         typer.echo("plan: a plan needs all of --slo FILE, --trace FILE and -o DIR; see plan --help", err=True)
         raise typer.Exit(2)
-    wish = Wish(slo, trace, out, catalog, seed, time_limit, explain, prove, drop_invalid, png, json_output)
+    wish = Wish(
+        slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
+    )
     if is_shared:
         plan_several(wish)
     else:

@@ -51,6 +51,8 @@ GPU_KEYS = (
     "price_date",
     "node_selector",
     "fp8_tflops",
+    "fp4_tflops",
+    "unchecked",
     "all_reduce",
     "mixed_kv_bandwidth",
 )
@@ -169,17 +171,25 @@ class Catalog:
         moved = transferred(fit, roofline(llm, gpu, nearest_tp), asked, basis=basis)
         return replace(moved, kind="roofline")
 
+    def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
+        """Whether somebody measured what step times of this LLM on this GPU rest on: kernels of GPUs of this
+        kind (its row is not `unchecked`), or this pair, of which there is a fit.
+        """
+        return not gpu.unchecked or any(
+            self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base)
+        )
+
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same with the spread that such step times of such LLMs have, where one is known."""
         return replace(latency, spread=spread_of(latency, llm, self.spreads.values()))
 
     def _same_shape(self, llm: Llm) -> list[str]:
-        """The row of this name, then all rows of the same shape and format of weights."""
-        anonymous = replace(llm, name="", context_tokens=1)
+        """The row of this name, then all rows of the same shape and format of weights. What turns images into
+        tokens, and layers for speculative decoding, are no part of a step.
+        """
+        anonymous = _step_shape(llm)
         twins = [
-            name
-            for name, row in self.llms.items()
-            if name != llm.name and replace(row, name="", context_tokens=1) == anonymous
+            name for name, row in self.llms.items() if name != llm.name and _step_shape(row) == anonymous
         ]
         return [llm.name, *twins]
 
@@ -203,6 +213,10 @@ class Catalog:
                     fits = {**read_fits(path, WORDING), **fits}  # the first file wins: a user's before ours
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
+
+
+def _step_shape(llm: Llm) -> Llm:
+    return replace(llm, name="", context_tokens=1, encoder_parameters=0.0, draft_parameters=0.0)
 
 
 def read_catalog(directory: Path | None = None) -> Catalog:
@@ -305,6 +319,8 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
         decode_slowdown=row.number("decode_slowdown", 1.0),
         uncapped_w=uncapped_w,
         fp8_flops_per_s=row.number("fp8_tflops") * 1e12 if "fp8_tflops" in row else None,
+        fp4_flops_per_s=row.number("fp4_tflops") * 1e12 if "fp4_tflops" in row else None,
+        unchecked=row.written("unchecked") if "unchecked" in row else "",
         all_reduce=tuple(_all_reduce(row)),
         mixed_kv_bytes_per_s=(
             row.quantity("mixed_kv_bandwidth", "bytes_per_s") if "mixed_kv_bandwidth" in row else None

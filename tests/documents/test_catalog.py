@@ -80,6 +80,23 @@ def test_kv_bytes_of_llama_3_1_70b(catalog: Catalog) -> None:
     assert catalog.llm("bloom").kv_bytes_per_token == 4_014_080
 
 
+@pytest.mark.parametrize(
+    ("name", "fp4_flops_per_s", "memory_bytes"),
+    [("b200", 9e15, 183359 * 2**20), ("b300", 14e15, 275040 * 2**20), ("gb200", 10e15, 189471 * 2**20)],
+)
+def test_fp4_and_memory_of_blackwell(
+    catalog: Catalog, name: str, fp4_flops_per_s: float, memory_bytes: int
+) -> None:
+    """Dense fp4 of the data sheets, memory as nvidia-smi reports it (AIConfigurator's system files)."""
+    gpu = catalog.gpu(name)
+    assert (gpu.fp4_flops_per_s, gpu.memory_bytes) == (fp4_flops_per_s, memory_bytes)
+    assert gpu.fp8_flops_per_s == 2 * gpu.dense_flops_per_s and not gpu.unchecked
+
+
+def test_a_gpu_without_fp4_has_no_rate_of_it(catalog: Catalog) -> None:
+    assert catalog.gpu("h100").fp4_flops_per_s is None
+
+
 def test_units_of_an_h100(catalog: Catalog) -> None:
     """81,559 MiB x 2^20, 3.35 TB/s, 989.4 TFLOP/s dense, 450 GB/s each way, 700 W."""
     gpu = catalog.gpu("h100-80g")
