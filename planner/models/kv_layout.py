@@ -124,7 +124,7 @@ def _compressed(llm: Llm) -> KvLayout:
     )
     if not block_bytes:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
-    return KvLayout(block_bytes, constant_blocks=math.ceil(beside_bytes / block_bytes))
+    return KvLayout(block_bytes, KvBeside(math.ceil(beside_bytes / block_bytes)))
 
 
 def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:
