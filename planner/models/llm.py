@@ -456,7 +456,11 @@ class Llm:
                 case GroupedAttention(heads=heads, kv_heads=kv_heads):
                     if heads % tp or (kv_heads % tp and tp % kv_heads):
                         return False
-                case LatentAttention(heads=heads) | StateAttention(heads=heads):
+                case (
+                    LatentAttention(heads=heads)
+                    | StateAttention(heads=heads)
+                    | CompressedAttention(heads=heads)
+                ):
                     if heads % tp:
                         return False
         return True
