@@ -262,6 +262,13 @@ def test_what_the_tables_lack_of_unlike_layers_is_one_line() -> None:
         silicon_table(unknown, CATALOG.gpu("h200"), 8)
     with pytest.raises(InputError, match="lacks kernels of fp8-block weights"):
         silicon_table(DEEPSEEK, CATALOG.gpu("a100"), 8)
+    eight_bits = dataclasses.replace(
+        GPT_OSS,
+        name="nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8",
+        groups=(LayerGroup(36, WINDOWS[1].attention, FeedForward(2880, True, 128, 4, weights="fp8")),),
+    )
+    with pytest.raises(InputError, match="measured experts in fp8 untuned on this GPU"):
+        silicon_table(eight_bits, CATALOG.gpu("h200"), 8)
     with pytest.raises(InputError, match=r"AIConfigurator lacks kernels: .*nvfp4"):
         silicon_table(four_bits, CATALOG.gpu("h200"), 8)
 
