@@ -21,8 +21,8 @@ Where the tables cannot be meant as they stand:
                   independent even choices touch, E (1 - (1 - k/E)^N): read from the latter table.
   mixed steps     attention of prefills and of decodes was measured apart. Where the GPU's row says that one
                   launch serves both, the decodes take what `mixed_kv_s` says, if that is longer.
-  unlike layers   LLMs with `groups` are summed in `planner/imports/silicon_config.py`, by AIConfigurator's own
-                  reading of their config.json.
+  unlike layers   LLMs with `groups` are summed in `planner/imports/silicon_config.py`, as AIConfigurator
+                  itself reads their config.json.
   other nodes     on PCIe all-reduces depend on the server: those of ROW_REDUCES are the GPU's row's.
 """
 
