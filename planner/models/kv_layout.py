@@ -124,12 +124,19 @@ def _compressed(llm: Llm) -> KvLayout:
     )
     if not block_bytes:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
-    return KvLayout(block_bytes, constant_blocks=math.ceil(beside_bytes / block_bytes))
+    return KvLayout(block_bytes, KvBeside(math.ceil(beside_bytes / block_bytes)))
 
 
 def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:
     """What tells the caches of two kinds apart."""
     if isinstance(attention, LatentAttention):
         return attention
-    heads, window = attention.kv_heads, attention.window_tokens
-    return GroupedAttention(heads, heads, attention.head_dim, attention.value_dim, window)
+    return GroupedAttention(
+        attention.kv_heads,
+        attention.kv_heads,
+        attention.head_dim,
+        attention.value_dim,
+        attention.window_tokens,
+        index_heads=attention.index_heads,
+        index_dim=attention.index_dim,
+    )
