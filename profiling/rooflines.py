@@ -1,6 +1,7 @@
 """Fits the roofline's efficiencies (catalogs/roofline.yaml) to kernel times, and says how far off they are.
 
     python -m profiling.rooflines            prints the file, and the errors as a Markdown table
+    python -m profiling.rooflines --rows nvfp4   only of these formats
     python -m profiling.rooflines --llms     also with every LLM left out in turn (minutes)
 
 One set per format of weights: least squares of log errors over the tables of AIConfigurator
@@ -22,7 +23,7 @@ from scipy.optimize import least_squares
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.imports.silicon import SYSTEMS, silicon_table
+from planner.imports.silicon import silicon_table
 from planner.io.files import to_yaml
 from planner.models.latency import Array
 from planner.models.llm import Llm
@@ -48,7 +49,28 @@ LLMS = (
     "Qwen/Qwen3-30B-A3B-FP8",
     "Qwen/Qwen3-235B-A22B-FP8",
     "MiniMaxAI/MiniMax-M2.5",
+    "openai/gpt-oss-20b",
+    "openai/gpt-oss-120b",
+    "moonshotai/Kimi-K2.5",
+    "nvidia/Gemma-4-31B-IT-NVFP4",
+    "nvidia/Qwen3-235B-A22B-NVFP4",
+    "nvidia/MiniMax-M2.5-NVFP4",
+    "nvidia/Kimi-K2.5-NVFP4",
 )
+ROWS = {
+    "bf16": ("bf16",),
+    "fp8": ("fp8", "fp8-block"),
+    "w4a16": ("int4", "int4-g32", "mxfp4"),
+    "nvfp4": ("nvfp4",),
+}
+GPUS = (
+    "a100-80g",
+    "h100-80g",
+    "h200-141g",
+    "b200-180g",
+    "l40s-48g",
+    "rtx-pro-6000",
+)  # others are the B200's chip
 SISTERS = {"h200-141g": "h100-80g"}  # the same chip: seen and unseen together
 STEPS_PER_TABLE = 250
 FITTED = tuple(field.name for field in fields(Efficiency) if field.name not in ("link_frac", "all_reduce_s"))
@@ -78,10 +100,11 @@ class Table:
         return roofline(self.llm, self.gpu, self.tp, efficiency=efficiency).step_s(*self.X.T)
 
 
-def tables(catalog: Catalog) -> Iterator[Table]:
+def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
     rng = np.random.default_rng(0)
-    for llm, gpu, tp in product(map(catalog.llm, LLMS), map(catalog.gpu, SYSTEMS), (1, 2, 4, 8)):
-        if llm.heads % tp or not fits(llm, gpu, tp, least_kv_tokens=4096):
+    llms = [llm for llm in map(catalog.llm, LLMS) if llm.weights in formats]
+    for llm, gpu, tp in product(llms, map(catalog.gpu, GPUS), (1, 2, 4, 8)):
+        if not llm.splits_over(tp) or not fits(llm, gpu, tp, least_kv_tokens=4096):
             continue
         try:
             table = silicon_table(llm, gpu, tp)
@@ -137,11 +160,9 @@ def line(title: str, found: dict[tuple[str, str], list[float]]) -> str:
     return f"| {title} | {' | '.join(cells)} |\n"
 
 
-def report(formats: tuple[str, ...], some: Sequence[Table], *, by_llm: bool) -> tuple[dict[str, object], str]:
+def report(title: str, mine: Sequence[Table], *, by_llm: bool) -> tuple[dict[str, object], str]:
     """The row of catalogs/roofline.yaml, and lines of errors: seen, and with each GPU (LLM) left out."""
-    mine = [table for table in some if table.llm.weights in formats]
     efficiency = nearest(mine)
-    title = formats[0]
     text = line(f"{title}, all", errors(mine, lambda _: efficiency))
     for name in dict.fromkeys(table.gpu.name for table in mine):
         text += line(
@@ -157,6 +178,7 @@ def report(formats: tuple[str, ...], some: Sequence[Table], *, by_llm: bool) -> 
     off = {
         of: {kind: round(float(np.mean(unseen[of, kind])), 3) for kind in ("prefill", "decode")}
         for of in ("dense", "mixture")
+        if (of, "prefill") in unseen
     }
     return {name: getattr(efficiency, name) for name in FITTED} | {"errors": off}, text
 
@@ -164,11 +186,11 @@ def report(formats: tuple[str, ...], some: Sequence[Table], *, by_llm: bool) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the roofline to kernel times.")
     parser.add_argument("--llms", action="store_true", help="leave out every LLM in turn, too")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="of these formats alone")
     args = parser.parse_args()
-    some = list(tables(read_catalog()))
-    rows, lines = {}, ""
-    for name, formats in (("bf16", ("bf16",)), ("fp8", ("fp8", "fp8-block"))):
-        rows[name], text = report(formats, some, by_llm=args.llms)
+    catalog, rows, lines = read_catalog(), {}, ""
+    for name in args.rows:
+        rows[name], text = report(name, list(tables(catalog, ROWS[name])), by_llm=args.llms)
         lines += text
     sys.stdout.write(f"{to_yaml(rows)}\n{lines}")
     return 0

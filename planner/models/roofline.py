@@ -14,12 +14,13 @@ p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie
 experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in k of them each: a term of
 their own like the first, with shares of the peaks, a time per layer and activations of their own.
 
-fp8 weights are multiplied at the GPU's fp8 rate, and in 16 bits where it has none.
+fp8 weights are multiplied at the fp8 rate, nvfp4 at that of 4 bits, and in 16 bits where the GPU has none;
+int4 and mxfp4 are read as 4 bits and multiplied in 16 (vLLM's Marlin and Triton kernels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -30,7 +31,14 @@ from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import read_yaml, repository_dir
 from planner.models.latency import Array, StepLatency
-from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
+from planner.models.llm import (
+    WEIGHT_BYTES,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Llm,
+    StateAttention,
+)
 from planner.models.memory import touched_experts
 from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
 
@@ -59,6 +67,11 @@ class Efficiency:
     expert_activations: float = 0.0
 
 
+ROWS = ("bf16", "fp8", "w4a16", "nvfp4")
+IN_8_BITS = ("fp8", "fp8-block", "int8")
+IN_4_BITS = ("nvfp4",)
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """A row of catalogs/roofline.yaml: the efficiencies nearest to kernel times, and how far off prefills and
@@ -72,7 +85,12 @@ class Calibration:
 
 def calibration(llm: Llm, gpu: Gpu) -> Calibration:
     """Of the format in which this GPU multiplies this LLM's weights."""
-    return _calibrations()["bf16" if _in_16_bits(llm, gpu) else "fp8"]
+    rate, row = _rate(llm.weights, gpu), "bf16"
+    if WEIGHT_BYTES[llm.weights] < 1:
+        row = "nvfp4" if rate == gpu.fp4_flops_per_s else "w4a16"
+    elif rate != gpu.dense_flops_per_s:
+        row = "fp8"
+    return _calibrations()[row]
 
 
 @cache
@@ -90,13 +108,30 @@ def _calibrations() -> dict[str, Calibration]:
 
     document = read_yaml(path)
     try:
-        return {name: row(document[name]) for name in ("bf16", "fp8")}
+        return {name: row(document[name]) for name in ROWS}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CatalogError(f"{path}: {error!r}; expected rows bf16 and fp8 of numbers, with errors") from None
+        raise CatalogError(
+            f"{path}: {error!r}; expected rows {', '.join(ROWS)} of numbers, with errors"
+        ) from None
 
 
-def _in_16_bits(llm: Llm, gpu: Gpu) -> bool:
-    return llm.weights == "bf16" or gpu.fp8_flops_per_s is None
+def _rate(weights: str, gpu: Gpu) -> float:
+    """FLOP/s at which a GPU multiplies weights of this format."""
+    if weights in IN_8_BITS:
+        return gpu.fp8_flops_per_s or gpu.dense_flops_per_s
+    if weights in IN_4_BITS:
+        return gpu.fp4_flops_per_s or gpu.dense_flops_per_s
+    return gpu.dense_flops_per_s
+
+
+def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
+    """Of parts of several formats, each with its parameters."""
+    rates = {_rate(weights, gpu) for weights, _ in parts}
+    if len(rates) == 1:
+        return rates.pop()
+    return sum(parameters for _, parameters in parts) / sum(
+        parameters / _rate(weights, gpu) for weights, parameters in parts
+    )
 
 
 def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None) -> StepLatency:
@@ -109,6 +144,8 @@ def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = Non
     if efficiency is None:
         known, of = calibration(llm, gpu), "dense" if llm.experts == 1 else "mixture"
         efficiency = known.efficiency
+        if of not in known.prefill_mape_frac:  # of dense LLMs in 4 bits with 16-bit arithmetic nobody knows
+            of = "mixture"
         prefill, decode = known.prefill_mape_frac[of], known.decode_mape_frac[of]
         basis += f"; like LLMs and GPUs: prefill {100 * prefill:.0f} %, decode {100 * decode:.0f} %"
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.gemm_frac
@@ -205,14 +242,14 @@ def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attentio
 
 def _weights_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
     """Reading and multiplying with all weights, and the fixed times per layer."""
-    peak_flops_per_s = tp * (
-        gpu.dense_flops_per_s if _in_16_bits(llm, gpu) else gpu.fp8_flops_per_s or gpu.dense_flops_per_s
-    )
     peak_bytes_per_s = tp * gpu.bandwidth_bytes_per_s
 
-    def both_s(read: float | Array, multiplied: float, bandwidth_frac: float, gemm_frac: float) -> Array:
+    def both_s(
+        read: float | Array, multiplied: Sequence[tuple[str, float]], bandwidth_frac: float, gemm_frac: float
+    ) -> Array:
         read_s = read / (peak_bytes_per_s * bandwidth_frac)
-        multiplied_s = 2 * tokens * multiplied / (peak_flops_per_s * gemm_frac)
+        parameters = sum(each for _, each in multiplied)
+        multiplied_s = 2 * tokens * parameters / (tp * _joint_rate(multiplied, gpu) * gemm_frac)
         return np.asarray(
             (read_s**efficiency.overlap + multiplied_s**efficiency.overlap) ** (1 / efficiency.overlap)
         )
@@ -220,12 +257,7 @@ def _weights_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficienc
     every_token = [(weights, active) for part, weights, _, active in llm.parts() if part != "experts"]
     dense_bytes = sum(parameters * llm.bytes_per_weight(weights) for weights, parameters in every_token)
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
-    time_s = both_s(
-        dense_bytes + head_bytes,
-        sum(parameters for _, parameters in every_token),
-        efficiency.bandwidth_frac,
-        efficiency.gemm_frac,
-    )
+    time_s = both_s(dense_bytes + head_bytes, every_token, efficiency.bandwidth_frac, efficiency.gemm_frac)
     time_s += llm.layers * efficiency.layer_s
     for group in llm.layer_groups:
         if (block := group.feed_forward) is None or block.experts == 1:
@@ -233,7 +265,7 @@ def _weights_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficienc
         parameters = group.count * block.expert_parameters(llm.hidden)
         time_s += both_s(
             touched_experts(block, tokens) * parameters * llm.bytes_per_weight(block.weights),
-            block.experts_per_token * parameters,
+            [(block.weights, block.experts_per_token * parameters)],
             efficiency.expert_bandwidth_frac,
             efficiency.expert_gemm_frac,
         )
