@@ -20,6 +20,7 @@ from planner import __version__
 from planner.commands import facts, measurements
 from planner.commands import validate as validation
 from planner.commands.allocate import allocate
+from planner.commands.catalog import commands as catalog_commands
 from planner.commands.common import (
     CatalogOption,
     DropOption,
@@ -71,7 +72,6 @@ for _name, _command in (
     ("schedule", schedule),
     ("trace", facts.describe_trace),
     ("prefixes", plan_prefixes),
-    ("catalog", facts.show_catalog),
     ("import", measurements.import_measurements),
     ("fit", measurements.fit),
     ("calibrate", measurements.calibrate),
@@ -81,6 +81,7 @@ for _name, _command in (
     ("ui", show_ui),
 ):
     app.command(_name)(_command)
+app.add_typer(catalog_commands, name="catalog")
 
 
 def main() -> None:
@@ -162,6 +163,13 @@ def plan(
             "--prove", help="Simulate every cheaper fleet of one worker type per pool, however many."
         ),
     ] = False,
+    per_gpu: Annotated[
+        bool | None,
+        typer.Option(
+            "--per-gpu/--no-per-gpu",
+            help="Plan on each GPU type alone too: how many of each? Default: where there are 2 to 4 types.",
+        ),
+    ] = None,
     drop_invalid: DropOption = False,
     png: PngOption = False,
     json_output: JsonOption = False,
@@ -185,7 +193,9 @@ def plan(
     if slo is None or out is None or (trace is None and not is_shared):
         typer.echo("plan: a plan needs all of --slo FILE, --trace FILE and -o DIR; see plan --help", err=True)
         raise typer.Exit(2)
-    wish = Wish(slo, trace, out, catalog, seed, time_limit, explain, prove, drop_invalid, png, json_output)
+    wish = Wish(
+        slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
+    )
     if is_shared:
         plan_several(wish)
     else:

@@ -35,11 +35,12 @@ class AllReduce:
 class Gpu:
     """An accelerator we can rent: one row of catalogs/gpus.yaml.
 
-    `dense_flops_per_s` is 16-bit dense, `fp8_flops_per_s` of 8 bits (None: no such units, or nothing is known
-    of them); `link_bytes_per_s` is what one GPU sends to its neighbours in the
+    `dense_flops_per_s` is 16-bit dense, `fp8_flops_per_s` of 8 bits, `fp4_flops_per_s` of 4 (None: no such
+    units, or nothing is known of them); `link_bytes_per_s` is what one GPU sends to its neighbours in the
     node, one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
     `board_w` what the board may draw without it, and the slowdowns (>= 1) multiply the compute-bound and the
-    memory-bound part of a step.
+    memory-bound part of a step. `unchecked` says why nobody can tell how far its step times are from the
+    truth; a plan takes such a GPU only where that is asked for.
     """
 
     name: str
@@ -59,6 +60,8 @@ class Gpu:
     fp8_flops_per_s: float | None = None
     all_reduce: tuple[AllReduce, ...] = ()  # measured; for other TPs the link's bandwidth counts
     mixed_kv_bytes_per_s: float | None = None  # of decodes' KV beside prefills, read once per query head
+    fp4_flops_per_s: float | None = None
+    unchecked: str = ""
 
     def __post_init__(self) -> None:
         for quantity in (
@@ -75,11 +78,9 @@ class Gpu:
             raise CatalogError(f"GPU {self.name}: price_usd_per_h is {self.price_usd_per_h}, must be >= 0")
         if min(self.prefill_slowdown, self.decode_slowdown) < 1:
             raise CatalogError(f"GPU {self.name}: a slowdown is below 1")
-        if self.fp8_flops_per_s is not None and not self.fp8_flops_per_s > 0:
-            raise CatalogError(f"GPU {self.name}: fp8_flops_per_s is {self.fp8_flops_per_s}, must be > 0")
-        if self.mixed_kv_bytes_per_s is not None and not self.mixed_kv_bytes_per_s > 0:
-            rate = self.mixed_kv_bytes_per_s
-            raise CatalogError(f"GPU {self.name}: mixed_kv_bytes_per_s is {rate}, must be > 0")
+        for quantity in ("fp8_flops_per_s", "fp4_flops_per_s", "mixed_kv_bytes_per_s"):
+            if (rate := getattr(self, quantity)) is not None and not rate > 0:
+                raise CatalogError(f"GPU {self.name}: {quantity} is {rate}, must be > 0")
 
     @property
     def board_w(self) -> float:

@@ -30,7 +30,7 @@ from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import PlannerError
 from planner.face import simulating
-from planner.face.planning import plan, planned
+from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import schedule
 from planner.io import files
@@ -151,7 +151,7 @@ def _curves(simulation: Simulation) -> Document:
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    return planned(study, task, watch=lambda standing: tell({"standing": asdict(standing)}))
+    return beside_each_gpu(study, task, watch=lambda standing: tell({"standing": asdict(standing)}))
 
 
 def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:

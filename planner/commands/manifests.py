@@ -46,7 +46,7 @@ def write_manifests(
         print_json({"directory": str(out), **found})
         return
     console = stdout_console()
-    for why in rendered.refused.values():
+    for why in dict.fromkeys(rendered.refused.values()):
         console.print(f"not written: {why}", markup=False)
     for note in dict.fromkeys(note for said in rendered.notes.values() for note in said):
         console.print(f"note: {note}", markup=False)

@@ -39,22 +39,23 @@ class Wish:
     time_limit_s: float
     explain: bool
     prove: bool
+    per_gpu: bool | None
     drop_invalid: bool
     png: bool
     json_output: bool
 
     def command(self) -> str:
-        from planner.reports.words import command_line
+        from planner.reports.words import command_line, flags
 
-        return command_line(
-            self.slo,
-            self.trace,
-            self.catalog,
-            seed=self.seed,
-            time_limit_s=self.time_limit_s,
+        asked = flags(
             explain=self.explain,
             prove=self.prove,
+            per_gpu=self.per_gpu,
+            no_per_gpu=self.per_gpu is False,
             drop_invalid=self.drop_invalid,
+        )
+        return command_line(
+            self.slo, self.trace, self.catalog, seed=self.seed, time_limit_s=self.time_limit_s, flags=asked
         )
 
 
@@ -72,6 +73,8 @@ def plan_one(wish: Wish) -> None:
     keep_inputs([wish.out / name for name in output.NAMES], wish.slo, wish.trace)
     with Progress() as progress:
         question = read_task(wish.slo, read_catalog(wish.catalog))
+        if wish.per_gpu is not None:
+            question = question.replace({"fleet.per_gpu": wish.per_gpu})
         requests = read_requests(wish.trace, drop_invalid=wish.drop_invalid)
         progress(f"read {len(requests)} requests from {wish.trace.name}")
         found = plan(
@@ -108,6 +111,8 @@ def plan_several(wish: Wish) -> None:
         raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
     if wish.prove:
         raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
+    if wish.per_gpu:
+        raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
     check_output_directory(wish.out)
     with Progress() as progress:
         known = read_catalog(wish.catalog)
@@ -133,8 +138,9 @@ def plan_several(wish: Wish) -> None:
 
 
 def _print_plan(found: Plan, *, explain: bool) -> None:
+    from planner.documents.facts import UncheckedLeftOut
     from planner.reports.facts import alternative_note, sentence, sentences
-    from planner.reports.words import answer, excluded_text, level0_proof, promise, unpriced
+    from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -160,7 +166,12 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
             f"{alternative.objective:.6g} {certificate.unit} "
             f"({alternative_note(alternative, certificate.value)})"
         )
+        if alternative.fleet is not None and alternative.label.startswith("only "):
+            value += f": {describe(alternative.fleet)}"
         console.print(f"  {alternative.label}: {value}", markup=False)
+    for fact in certificate.assumptions:
+        if isinstance(fact, UncheckedLeftOut):
+            console.print(sentence(fact), markup=False)
     for pool in found.prefixes:
         hits = (pool.simulated_hit_frac, pool.plan.hit_frac, pool.possible_hit_frac)
         simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)

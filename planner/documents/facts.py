@@ -379,6 +379,13 @@ class SmallCaches:
 
 
 @dataclass(frozen=True, slots=True)
+class UncheckedLeftOut:
+    """GPUs of the catalog that were not considered: nobody measured what their step times rest on."""
+
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SloInSeconds:
     """A relative SLO was turned into seconds, by an idle worker of this kind."""
 
@@ -669,7 +676,15 @@ class Refuted:
 
 # -- what is said of alternatives --------------------------------------------------------------------------
 
-Remark = Literal["not-searched", "fails-on-other-draw", "perhaps-not-cheapest", "effort-ended", "all-too-few"]
+Remark = Literal[
+    "not-searched",
+    "fails-on-other-draw",
+    "perhaps-not-cheapest",
+    "effort-ended",
+    "all-too-few",
+    "is-the-plan",
+    "cheaper-alone",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -694,7 +709,16 @@ class LongestTtft:
     planned_s: float | None = None
 
 
-Note = Remarked | NoneUpTo | LongestTtft
+@dataclass(frozen=True, slots=True)
+class NoneAlone:
+    """No fleet of this GPU type alone keeps the SLO, by these limits; or none was found in time."""
+
+    kind: Literal["latency", "capacity"]
+    limits: tuple[str, ...]
+    is_proved: bool
+
+
+Note = Remarked | NoneUpTo | NoneAlone | LongestTtft
 
 Binding = (
     LimitBinds
@@ -732,6 +756,7 @@ Assuming = (
     | MeasuredWindow
     | ObligedWork
     | SmallCaches
+    | UncheckedLeftOut
     | SloInSeconds
     | OthersLeave
 )

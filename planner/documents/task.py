@@ -4,7 +4,7 @@
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
     traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}
     fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s},
-            host_overhead: 2 ms}
+            host_overhead: 2 ms}                                    # or, for all GPUs: {unchecked: true}
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
@@ -47,6 +47,7 @@ from planner.io.values import (
     whole,
 )
 from planner.models.engine import Engine
+from planner.models.llm import Llm
 from planner.policies import (
     PLANNED_QUEUES,
     PLANNED_ROUTINGS,
@@ -68,7 +69,17 @@ _USUAL = Policies()
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
-_FLEET_KEYS = ("gpus", "pp", "max_num_batched_tokens", "max_num_seqs", "network", "prices", "host_overhead")
+_FLEET_KEYS = (
+    "gpus",
+    "unchecked",
+    "per_gpu",
+    "pp",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "network",
+    "prices",
+    "host_overhead",
+)
 _PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
 
 
@@ -105,13 +116,16 @@ class Task:
     """What is asked: one LLM, one promise, the traffic and the machines we may use.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None meaning as
-    many as it takes. With `slowdowns` the limits of `slo` are still to be derived from the reference worker.
-    A plan runs around the clock, so `prices_usd_per_h` holds the reserved price where there is one.
+    many as it takes; `left_out` are those that nobody checked and nobody asked for. With `slowdowns` the
+    limits of `slo` are still to be derived from the reference worker. A plan runs around the clock, so
+    `prices_usd_per_h` holds the reserved price where there is one.
     """
 
     llm: str
     slo: Slo
     stock: Mapping[str, int | None]
+    left_out: tuple[str, ...] = ()
+    per_gpu: bool | None = None  # whether to plan on each GPU type alone too; None: where that costs little
     slowdowns: Slowdowns | None = None
     preset: str | None = None
     rate_rps: float | None = None  # None: the trace as it is
@@ -236,16 +250,18 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if window is not None and not isinstance(window, str):
         raise refused(traffic.at("window"), "expected text such as 'busiest 10 min'", window)
     try:
-        llm = catalog.llm(document["llm"]).name
-        stock = _stock(fleet.get("gpus"), catalog, fleet.at("gpus"))
+        llm = catalog.llm(document["llm"])
+        stock, left_out = _stock(fleet, llm, catalog)
         prices, reserved, spot = _prices(fleet.part("prices"), catalog)
     except CatalogError as error:
         raise CatalogError(placed(error, where)) from None
     spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
     task = Task(
-        llm=llm,
+        llm=llm.name,
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
         stock=stock,
+        left_out=left_out,
+        per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
         preset=preset.name if preset else None,
         rate_rps=traffic.positive("rate", "rps", None),
@@ -298,9 +314,30 @@ def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
     return catalog.slos[name]
 
 
-def _stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]:
+def _stock(fleet: Section, llm: Llm, catalog: Catalog) -> tuple[dict[str, int | None], tuple[str, ...]]:
+    """What may be used, and what is left out because nobody checked it; who names a GPU wants it."""
+    document, where = fleet.get("gpus"), fleet.at("gpus")
     if document is None:
-        return dict.fromkeys(catalog.gpus)
+        allowed = fleet.flag("unchecked", False)
+        left = tuple(
+            gpu.name for gpu in catalog.gpus.values() if not (allowed or catalog.is_checked(llm, gpu))
+        )
+        if len(left) == len(catalog.gpus):
+            raise InputError(
+                f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left)}); name "
+                "those that may be used, or add fleet: {unchecked: true}"
+            )
+        return {name: None for name in catalog.gpus if name not in left}, left
+    stock = _named_stock(document, catalog, where)
+    unchecked = [name for name in stock if not catalog.is_checked(llm, catalog.gpus[name])]
+    if unchecked and not fleet.flag("unchecked", True):
+        raise InputError(
+            f"{fleet.at('unchecked')}: is false, and gpus names {', '.join(unchecked)}; drop one"
+        )
+    return stock, ()
+
+
+def _named_stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]:
     if isinstance(document, list):
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}

@@ -108,6 +108,8 @@ def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[E
             f"{path}: objective: throughput raises the rate of one LLM; with llms give each its rate"
         )
     shared = {key: document[key] for key in SHARED if key in document}
+    if isinstance(fleet := shared.get("fleet"), Mapping) and "per_gpu" in fleet:
+        raise InputError(f"{path}: fleet: per_gpu: is for one LLM; leave it out, or plan each LLM by itself")
     # alone with some LLM first, so that what is wrong with it is not said of an entry
     parse_task(
         {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}, **shared}, catalog, where=str(path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
@@ -14,13 +15,14 @@ from planner.errors import InputError
 from planner.face.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import PlanResult, SharedPlanResult
-from planner.reports.words import command_line
+from planner.reports.words import command_line, flags
 from planner.search import certify, written_plan
 from planner.search.oracle import Answers
 from planner.search.plan import Plan
 from planner.search.problem import Conditions, Progress, Watch, silent, unwatched
 from planner.search.together import plan_together
 from planner.studies import whatif
+from planner.studies.per_gpu import MOST_UNASKED, gpu_types, with_each_gpu
 from planner.studies.whatif import Study
 from planner.traffic.trace import Trace
 
@@ -57,11 +59,10 @@ def plan(
         )
         return SharedPlanResult(shared)
     question = read_task(slo, catalog, **keys)
-    run = {"seed": seed, "time_limit_s": time_limit_s, "explain": explain, "prove": prove}
-    command = _command(question, trace, catalog, run)
+    command = _command(question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove))
     if question.has_several_llms:
-        for name in ("explain", "prove"):
-            if run[name]:
+        for name, is_set in (("explain", explain), ("prove", prove)):
+            if is_set:
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
         asked = _together(question, trace)
         shared = plan_together(
@@ -72,7 +73,7 @@ def plan(
     if trace is None or isinstance(trace, Mapping):
         raise InputError("trace: missing; give the traffic, a file or a DataFrame")
     study = Study(read_trace(trace), question.catalog, seed, time_limit_s, progress)
-    found = planned(study, task, prove=prove)
+    found = beside_each_gpu(study, task, prove=prove)
     return PlanResult(explained(found, study, task) if explain else found, question, command)
 
 
@@ -91,6 +92,24 @@ def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unw
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,
     )
+
+
+def beside_each_gpu(
+    study: Study, task: Task, *, prove: bool = False, per_gpu: bool | None = None, watch: Watch = unwatched
+) -> Plan:
+    """The plan, with the best fleet of each GPU type alone where that is asked for (`fleet: per_gpu`), or
+    costs little: for two to four types, in what is left of the time.
+    """
+    began = time.monotonic()
+    found = planned(study, task, prove=prove, watch=watch)
+    left_s = study.time_limit_s - (time.monotonic() - began)
+    if (per_gpu := task.per_gpu) is None:
+        per_gpu = (
+            1 < len(gpu_types(task, study)) <= MOST_UNASKED and found.status == "certified" and left_s > 0
+        )
+    elif per_gpu:
+        left_s = study.time_limit_s
+    return with_each_gpu(study, task, found, seconds=left_s) if per_gpu else found
 
 
 def explained(found: Plan, study: Study, task: Task) -> Plan:
@@ -125,7 +144,14 @@ def _together(question: TaskDocument, trace: TracesLike) -> Question:
     return question_of(document, question.path, common, question.catalog, own=own)
 
 
-def _command(question: TaskDocument, trace: TracesLike, catalog: CatalogLike, run: Mapping[str, Any]) -> str:
+def _command(
+    question: TaskDocument,
+    trace: TracesLike,
+    catalog: CatalogLike,
+    seed: int,
+    time_limit_s: float,
+    options: Sequence[str],
+) -> str:
     """The command that makes the same files; none where the question or the traffic is in no file."""
     if not question.is_as_read or not isinstance(trace, str | Path | None) or isinstance(catalog, Catalog):
         return ""
@@ -133,5 +159,7 @@ def _command(question: TaskDocument, trace: TracesLike, catalog: CatalogLike, ru
         question.path,
         None if trace is None else Path(trace),
         None if catalog is None else Path(catalog),
-        **run,
+        seed=seed,
+        time_limit_s=time_limit_s,
+        flags=options,
     )

@@ -80,6 +80,11 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all") -> Rendered:
     """
     if target not in (*TARGETS, "all"):
         raise InputError(f"target: must be one of all, {', '.join(TARGETS)}, found {target[:200]!r}")
+    if why := engine.undeployable(fleet):
+        if target != "all":
+            raise InputError(f"{target}: {why}")
+        text = f"# Deploying {engine.one_line(fleet.llm.name)}\n\nNothing here deploys it: {why}.\n"
+        return Rendered({"README.md": text}, dict.fromkeys(TARGETS, why), {})
     files: dict[str, str] = {}
     refused: dict[str, str] = {}
     notes: dict[str, list[str]] = {}

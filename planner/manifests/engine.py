@@ -17,6 +17,7 @@ from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
 VLLM_VERSION = DEPLOYED_VERSION
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
 FIRST_ASYNC = (0, 10)  # with --async-scheduling
+OTHER_LABELS = ("habana.ai/",)  # of accelerators that neither of these images serves
 ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
 ROUTER_IMAGE = "python:3.12-slim"
 ROUTER_PACKAGE = "vllm-router==0.1.17"
@@ -293,6 +294,21 @@ def router_command(args: Iterable[str]) -> list[str]:
 
 def is_rocm(gpu: Gpu) -> bool:
     return gpu.node_selector.startswith("amd.com/")
+
+
+def undeployable(fleet: Fleet) -> str:
+    """Why no manifest here deploys this fleet; empty where one may."""
+    if others := sorted({pool.type.gpu.name for pool in fleet.running if _is_other(pool.type.gpu)}):
+        return (
+            f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "
+            "vLLM for NVIDIA and AMD do not run there"
+        )
+    return ""
+
+
+def _is_other(gpu: Gpu) -> bool:
+    """Neither NVIDIA's nor AMD's, by the label of its nodes."""
+    return gpu.node_selector.startswith(OTHER_LABELS)
 
 
 def image(kind: WorkerType) -> str:

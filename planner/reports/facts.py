@@ -10,7 +10,7 @@ from planner.documents import facts
 from planner.documents.certificate import Alternative
 from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING
-from planner.search.reasons import reason_text
+from planner.search.reasons import left_out_text, reason_text
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
 from planner.units import show_s
 
@@ -98,6 +98,11 @@ _REMARKS: dict[facts.Remark, str] = {
     "perhaps-not-cheapest": "perhaps not the cheapest, as not all of its settings were tried",
     "effort-ended": "the effort ended",
     "all-too-few": "all that are in stock or within the limits are too few",
+    "is-the-plan": "the plan",
+    "cheaper-alone": (
+        "cheaper than the plan, whose search over all types did not find it: name this GPU alone under "
+        "fleet: gpus"
+    ),
 }
 
 
@@ -450,6 +455,11 @@ def _(fact: facts.SmallCaches) -> str:
 
 
 @sentence.register
+def _(fact: facts.UncheckedLeftOut) -> str:
+    return left_out_text(fact.gpus)
+
+
+@sentence.register
 def _(fact: facts.SloInSeconds) -> str:
     return (
         f"the relative SLO was turned into seconds: each factor times that percentile of an idle {fact.gpu} "
@@ -588,6 +598,13 @@ def _(fact: facts.Remarked) -> str:
 @sentence.register
 def _(fact: facts.NoneUpTo) -> str:
     return f"none holds up to {fact.times:g} times the plan"
+
+
+@sentence.register
+def _(fact: facts.NoneAlone) -> str:
+    if not fact.is_proved:
+        return "no fleet was found, and nothing proves that there is none"
+    return f"no fleet of it keeps the SLO ({fact.kind}: {', '.join(fact.limits)})"
 
 
 @sentence.register

@@ -48,6 +48,11 @@ def promise(plan: Plan) -> str:
     return f"In the simulation of {plan.traffic_note}, it does NOT keep the promise: {limits}."
 
 
+def flags(**asked: bool | None) -> list[str]:
+    """Options without a value: `explain=True` is --explain; None and False leave one out."""
+    return [f"--{name.replace('_', '-')}" for name, is_set in asked.items() if is_set]
+
+
 def command_line(
     slo: Path,
     trace: Path | None,
@@ -55,16 +60,11 @@ def command_line(
     *,
     seed: int,
     time_limit_s: float,
-    explain: bool = False,
-    prove: bool = False,
-    drop_invalid: bool = False,
+    flags: Sequence[str] = (),
 ) -> str:
     """What makes the same plan where these files are at hand; their folders are nobody's business."""
     line = ["plan", "--slo", slo.name, *(["--trace", trace.name] if trace else []), "-o", "out/"]
-    line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}"]
-    line += ["--explain"] if explain else []
-    line += ["--prove"] if prove else []
-    line += ["--drop-invalid"] if drop_invalid else []
+    line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}", *flags]
     return shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
 
 

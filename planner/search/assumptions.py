@@ -15,6 +15,7 @@ from planner.documents.facts import (
     SmallCaches,
     StepSpread,
     StepTimes,
+    UncheckedLeftOut,
 )
 from planner.fleet import Fleet
 from planner.search.findings import window_of
@@ -56,6 +57,8 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
         for pool in fleet.running
         if (spread := pool.type.latency.spread) is not None
     ]
+    if task.left_out:
+        found.append(UncheckedLeftOut(task.left_out))
     if task.engine is not None:
         found.append(EngineModelled(task.engine.title, task.engine.basis))
     if problem.hits is not None:

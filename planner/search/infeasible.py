@@ -16,7 +16,7 @@ from planner.search.fleets import Counts
 from planner.search.level0 import Level0, search_level0
 from planner.search.options import Left, floor_s
 from planner.search.problem import Problem, on_all_draws, with_policies
-from planner.search.reasons import reason_text
+from planner.search.reasons import left_out_text, reason_text
 from planner.solvers.master import Limits
 from planner.solvers.required_work import obliged
 from planner.units import show_s
@@ -26,11 +26,17 @@ RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below
 RELAX_S = 20.0  # for so long at most
 
 
-def no_room(llm: Llm, left: Sequence[Left]) -> InfeasibleError:
+def _also(left_out: Sequence[str]) -> str:
+    """What ends the message where GPUs were left out that might cure it."""
+    return f". {left_out_text(left_out)}" if left_out else ""
+
+
+def no_room(llm: Llm, left: Sequence[Left], left_out: Sequence[str] = ()) -> InfeasibleError:
     reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left[-4:])
     return InfeasibleError(
         f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
-        "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)",
+        "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)"
+        f"{_also(left_out)}",
         kind="capacity",
         constraint="memory of one worker",
         relaxation="a GPU with more memory",
@@ -63,7 +69,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     changes = [Change(other, asked_s[other], limit_s, "s") for other, limit_s in found_s.items()]
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
-        "or add a faster GPU",
+        f"or add a faster GPU{_also(problem.task.left_out)}",
         kind="latency",
         constraint=limit.name,
         relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
@@ -146,7 +152,8 @@ def infeasible(problem: Problem, level0: Level0, beyond: Beyond) -> InfeasibleEr
         "pool and of several"
     )
     return InfeasibleError(
-        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {ways_text(ways)}",
+        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {ways_text(ways)}"
+        f"{_also(problem.task.left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
         ways=ways,
@@ -165,7 +172,7 @@ def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     return InfeasibleError(
         f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
-        f"{why}; {help_}",
+        f"{why}; {help_}{_also(problem.task.left_out)}",
         kind="capacity" if names else "latency",
         constraint=[limit.name for limit, _ in problem.limits.rows()]
         or [limit.name for limit in problem.slo.limits],

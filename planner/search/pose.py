@@ -106,7 +106,7 @@ def _workers(
         left += others
         if types:
             return types, left
-    raise no_room(llm, left)
+    raise no_room(llm, left, task.left_out)
 
 
 def _prefix_hits(task: Task, trace: Trace) -> PrefixHits | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import singledispatch
 
 from planner.documents import facts
@@ -91,3 +92,11 @@ def _(because: facts.LinkTooSlow) -> str:
 @reason_text.register
 def _(because: facts.SmallerHolds) -> str:
     return "a fleet holds although a larger one of its kind does not"
+
+
+def left_out_text(gpus: Sequence[str]) -> str:
+    """Which GPUs nobody asked for by name and nobody checked, and how they are allowed."""
+    return (
+        f"not considered, as nobody measured kernels of such GPUs: {', '.join(gpus)}; allow them all with "
+        "fleet: {unchecked: true}, or some by naming them under fleet: gpus"
+    )

@@ -142,6 +142,23 @@ def test_kv_bytes_of_llama_3_1_70b(catalog: Catalog) -> None:
     assert catalog.llm("bloom").kv_bytes_per_token == 4_014_080
 
 
+@pytest.mark.parametrize(
+    ("name", "fp4_flops_per_s", "memory_bytes"),
+    [("b200", 9e15, 183359 * 2**20), ("b300", 14e15, 275040 * 2**20), ("gb200", 10e15, 189471 * 2**20)],
+)
+def test_fp4_and_memory_of_blackwell(
+    catalog: Catalog, name: str, fp4_flops_per_s: float, memory_bytes: int
+) -> None:
+    """Dense fp4 of the data sheets, memory as nvidia-smi reports it (AIConfigurator's system files)."""
+    gpu = catalog.gpu(name)
+    assert (gpu.fp4_flops_per_s, gpu.memory_bytes) == (fp4_flops_per_s, memory_bytes)
+    assert gpu.fp8_flops_per_s == 2 * gpu.dense_flops_per_s and not gpu.unchecked
+
+
+def test_a_gpu_without_fp4_has_no_rate_of_it(catalog: Catalog) -> None:
+    assert catalog.gpu("h100").fp4_flops_per_s is None
+
+
 def test_units_of_an_h100(catalog: Catalog) -> None:
     """81,559 MiB x 2^20, 3.35 TB/s, 989.4 TFLOP/s dense, 450 GB/s each way, 700 W."""
     gpu = catalog.gpu("h100-80g")
@@ -450,6 +467,26 @@ def test_an_llm_without_fits_has_those_of_its_shape_and_format(catalog: Catalog)
     assert catalog.latency(replace(quantised, weights="fp8"), h100, 1).kind == "roofline"
 
 
+def test_whole_experts_have_a_fit_of_their_own(tmp_path: Path) -> None:
+    """f(1) + h = 11 ms with slices, 21 ms with whole experts; of TP 2 there are whole ones alone, of TP 8
+    slices alone: the roofline knows neither.
+    """
+    whole = {**FIT, "ep": True, "f_s": [0.02, 0.1]}
+    own = with_fits(tmp_path, FIT, whole, {**whole, "tp": 2}, {**FIT, "tp": 8}, llm="qwen3-30b-a3b", gpu="l4")
+    llm, gpu = own.llm("qwen3-30b-a3b"), own.gpu("l4")
+    assert own.latency(llm, gpu, 4).step_s(1) == pytest.approx(0.011)
+    assert own.latency(llm, gpu, 4, ep=True).step_s(1) == pytest.approx(0.021)
+    assert own.latency(llm, gpu, 2).step_s(1) == pytest.approx(0.021)
+    assert own.latency(llm, gpu, 8).step_s(1) == pytest.approx(0.011)
+    assert own.latency(llm, gpu, 8, ep=True).kind == "roofline"
+
+
+def test_a_dense_llm_has_no_experts_to_ask_for(tmp_path: Path) -> None:
+    own = with_fits(tmp_path, FIT)
+    llm, gpu = own.llm("llama-3.1-70b"), own.gpu("h100")
+    assert own.latency(llm, gpu, 4, ep=True) == own.latency(llm, gpu, 4)
+
+
 def test_a_capped_gpu_has_its_bases_fit_slowed(tmp_path: Path) -> None:
     """At 350 W the 100 ms that grow with tokens take 130 ms, the floor of 10 ms and 1 ms of host stay."""
     own = with_fits(tmp_path, FIT)
@@ -480,7 +517,7 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
     own = with_fits(tmp_path, FIT)
     parsed: list[Path] = []
 
-    def counted(path: Path, wording: Wording) -> dict[int, StepLatency]:
+    def counted(path: Path, wording: Wording) -> dict[tuple[int, bool], StepLatency]:
         parsed.append(path)
         return read_fits(path, wording)
 
@@ -498,6 +535,7 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
         ({"f_s": 0.1}, r"tp 4: f_s: expected a list of numbers, found 0.1"),
         ({"d_s": None}, r"tp 4: d_s is missing"),
         ({"d_s": -1.0}, r"must be >= 0"),
+        ({"ep": "yes"}, r"fits\[0\]: ep: expected true or false, found 'yes'"),
         ({"tp": "four"}, r"fits\[0\]: tp: expected a whole number > 0, found 'four'"),
         ({"mape": 0.1}, r"tp 4: unknown key 'mape'; did you mean 'mape_frac'"),
     ],
@@ -521,8 +559,9 @@ def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> Non
 def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
     for path in catalog.fit_files:
         llm, gpu = read_header(path)
-        for tp in read_fits(path):
-            assert catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp).step_s(1) > 0
+        for (tp, ep), fit in read_fits(path).items():
+            latency = catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep)
+            assert replace(latency, spread=None) == fit
 
 
 def test_a_row_may_say_how_wide_its_kv_cache_is(tmp_path: Path) -> None:

@@ -53,9 +53,10 @@ def test_every_example_is_read(catalog: Catalog, name: str) -> None:
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    """Any GPU of the catalog without limit, the trace as it is, least cost, no spare."""
+    """Any GPU with measured kernels without limit, the trace as it is, least cost, no spare."""
     least = task()
-    assert least.stock == dict.fromkeys(CATALOG.gpus) and least.network == Network()
+    checked = [name for name, gpu in CATALOG.gpus.items() if not gpu.unchecked]
+    assert least.stock == dict.fromkeys(checked) and least.network == Network()
     assert (least.rate_rps, least.scale, least.window, least.objective, least.spare_workers) == (
         None,
         "superpose",
@@ -67,6 +68,39 @@ def test_what_is_left_out_has_its_default() -> None:
         None,
     ) * 4
     assert task(traffic=None, limits={"power": None}, fleet={}, spare=None) == least
+
+
+def test_gpus_that_nobody_checked_are_asked_for() -> None:
+    """The catalog's MI300X has no kernels: left out by default, in by `unchecked` or by its name."""
+    unchecked = {name for name, gpu in CATALOG.gpus.items() if gpu.unchecked}
+    assert {"mi300x-192g", "l4-24g", "gaudi3-128g"} <= unchecked
+    assert not unchecked & {"a100-80g", "h100-80g@350W", "b300-288g", "rtx-pro-6000"}
+    assert set(task().left_out) == unchecked
+    everything = task(fleet={"unchecked": True})
+    assert everything.stock == dict.fromkeys(CATALOG.gpus) and everything.left_out == ()
+    named = task(fleet={"gpus": {"mi300x": 8}})
+    assert (named.stock, named.left_out) == ({"mi300x-192g": 8}, ())
+    with pytest.raises(InputError, match=r"fleet: unchecked: is false, and gpus names mi300x-192g; drop one"):
+        task(fleet={"gpus": ["mi300x"], "unchecked": False})
+
+
+def test_a_fit_of_ones_own_checks_a_gpu(tmp_path: Path) -> None:
+    """With a fit of this LLM on MI300X its steps are known; those of L4 are as unknown as before."""
+    shipped = repository_dir("catalogs") / "latency" / "llama-3.1-70b--h100-80g.yaml"
+    (tmp_path / "latency").mkdir()
+    (tmp_path / "latency" / "mine.yaml").write_text(shipped.read_text().replace("h100-80g", "mi300x-192g"))
+    mine = read_catalog(tmp_path)
+    assert "mi300x-192g" in parse_task(LEAST, mine).stock
+    assert "l4-24g" in parse_task(LEAST, mine).left_out
+    other = parse_task({**LEAST, "llm": "qwen3-32b"}, mine)
+    assert "mi300x-192g" in other.left_out
+
+
+def test_a_catalog_that_nobody_checked_says_so(tmp_path: Path) -> None:
+    rows = yaml.safe_load((repository_dir("catalogs") / "gpus.yaml").read_text())
+    (tmp_path / "gpus.yaml").write_text(yaml.safe_dump({"l4-24g": rows["l4-24g"]}))
+    with pytest.raises(InputError, match=r"nobody checked step times of any GPU of this catalog \(l4-24g\)"):
+        parse_task(LEAST, read_catalog(tmp_path))
 
 
 def test_everything_at_once() -> None:
