@@ -386,6 +386,13 @@ class UncheckedLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class NotOffered:
+    """GPUs of the catalog that were not considered: the provider asked for has no such price of them."""
+
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SloInSeconds:
     """A relative SLO was turned into seconds, by an idle worker of this kind."""
 
@@ -489,6 +496,16 @@ LeftOut = Literal[
     "more-draws",
     "histories",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class OldPrices:
+    """Prices that were listed more than `enough_days` ago; the oldest on `date`, `days` ago at most."""
+
+    gpus: tuple[str, ...]
+    date: str
+    days: int
+    enough_days: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -757,6 +774,7 @@ Assuming = (
     | ObligedWork
     | SmallCaches
     | UncheckedLeftOut
+    | NotOffered
     | SloInSeconds
     | OthersLeave
 )
@@ -769,6 +787,7 @@ Warned = (
     | ShortTrace
     | GuessedSteps
     | NearestEngine
+    | OldPrices
     | NotSimulated
     | LongerSteps
     | UpperEnds

@@ -460,6 +460,11 @@ def _(fact: facts.UncheckedLeftOut) -> str:
 
 
 @sentence.register
+def _(fact: facts.NotOffered) -> str:
+    return f"not considered, as this provider has no such price of them: {', '.join(fact.gpus)}"
+
+
+@sentence.register
 def _(fact: facts.SloInSeconds) -> str:
     return (
         f"the relative SLO was turned into seconds: each factor times that percentile of an idle {fact.gpu} "
@@ -526,6 +531,15 @@ def _(fact: facts.GuessedSteps) -> str:
 @sentence.register
 def _(fact: facts.NearestEngine) -> str:
     return f"engine {fact.engine}: {fact.basis}"
+
+
+@sentence.register
+def _(fact: facts.OldPrices) -> str:
+    named = ", ".join(fact.gpus) if len(fact.gpus) <= 4 else f"{len(fact.gpus)} GPUs"
+    return (
+        f"prices of {named} were listed more than {fact.enough_days} days ago, the oldest {fact.date}: look "
+        "them up and give them in fleet: prices, or read a list with `plan catalog prices`"
+    )
 
 
 @sentence.register

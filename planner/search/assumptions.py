@@ -11,6 +11,7 @@ from planner.documents.facts import (
     EngineSettings,
     HostOverheads,
     KvLink,
+    NotOffered,
     ObligedWork,
     SmallCaches,
     StepSpread,
@@ -59,6 +60,8 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
     ]
     if task.left_out:
         found.append(UncheckedLeftOut(task.left_out))
+    if task.not_offered:
+        found.append(NotOffered(task.not_offered))
     if task.engine is not None:
         found.append(EngineModelled(task.engine.title, task.engine.basis))
     if problem.hits is not None:
