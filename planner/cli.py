@@ -20,6 +20,7 @@ from planner import __version__
 from planner.commands import facts, measurements
 from planner.commands import validate as validation
 from planner.commands.allocate import allocate
+from planner.commands.catalog import commands as catalog_commands
 from planner.commands.common import (
     CatalogOption,
     DropOption,
@@ -71,7 +72,6 @@ for _name, _command in (
     ("schedule", schedule),
     ("trace", facts.describe_trace),
     ("prefixes", plan_prefixes),
-    ("catalog", facts.show_catalog),
     ("import", measurements.import_measurements),
     ("fit", measurements.fit),
     ("calibrate", measurements.calibrate),
@@ -81,6 +81,7 @@ for _name, _command in (
     ("ui", show_ui),
 ):
     app.command(_name)(_command)
+app.add_typer(catalog_commands, name="catalog")
 
 
 def main() -> None:

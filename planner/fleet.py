@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from planner.domain import Gpu
+from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
+from planner.models.kv_layout import BESIDE_NOTHING, KvBeside
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 
@@ -24,8 +25,9 @@ class WorkerType:
     """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
 
     One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
-    multiple of the block. `form` are the step times of another program, which the simulator takes instead of
-    `latency`. `engine` adds what its host takes to the step times; None: they are taken as they are.
+    multiple of the block; `kv_beside` is what a sequence takes of it beside its tokens. `form` are the step
+    times of another program, which the simulator takes instead of `latency`. `engine` adds what its host
+    takes to the step times; None: they are taken as they are.
     """
 
     gpu: Gpu
@@ -37,6 +39,7 @@ class WorkerType:
     pp: int = 1
     form: StepForm | None = None
     engine: Engine | None = None
+    kv_beside: KvBeside = BESIDE_NOTHING
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -53,6 +56,10 @@ class WorkerType:
         stages = f" pp{self.pp}" if self.pp > 1 else ""
         seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
         return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}{seats}"
+
+    def holds(self, tokens: int) -> bool:
+        """Whether a request of so many tokens has room."""
+        return tokens + KV_BLOCK_TOKENS * self.kv_beside.blocks(tokens) <= self.kv_tokens
 
     @property
     def gpus(self) -> int:

@@ -12,7 +12,6 @@ LLM and GPU finds them: a fleet names the file.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import sys
 from itertools import product
@@ -25,17 +24,16 @@ from scipy.optimize import least_squares
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu
-from planner.errors import InputError, PlannerError
-from planner.imports.silicon import SYSTEMS, VERSION, Kernels, random_steps, silicon_table
+from planner.errors import PlannerError
+from planner.imports.silicon import SYSTEMS, Kernels
+from planner.imports.silicon_fits import LEAST_KV_TOKENS, TPS, file_name, fit, silicon_fits
 from planner.imports.splitwise import HARDWARE, splitwise_table
 from planner.io.files import to_yaml, write_files
-from planner.models.latency import Array, Kind, StepLatency
+from planner.models.latency import Array
 from planner.models.llm import Llm
 from planner.models.memory import fits
 from planner.models.parallel import ACTIVATION_BYTES
 from planner.models.roofline import roofline, transferred
-from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out_errors
-from planner.models.tables import StepTable
 
 SILICON_LLMS = (
     "meta-llama/Llama-3.1-8B",
@@ -69,45 +67,7 @@ SILICON_LLMS = (
 # heads, such as Llama-2-7B (the tables' attention of decodes is 1.2 times as long as measured; the roofline's
 # is right).
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")  # as of 2026-11-20
-TPS = (1, 2, 4, 8)
-LEAST_KV_TOKENS = 4096  # a worker that holds fewer serves nobody
-OFF_GRID_STEPS = 900
-WORST_MAPE_FRAC = 0.08  # a fit that misses its own table by more is not shipped: the roofline is as good
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
-
-
-def fit(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatency, dict[str, Errors]]:
-    """Fitted to all rows; the errors are those on cells held out in turn."""
-    model = PiecewiseLinearStepLatency(basis=basis)
-    errors = held_out_errors(model, table.X, table.y)
-    latency: StepLatency = model.fit(table.X, table.y).latency_
-    return dataclasses.replace(latency, mape_frac=errors["all"].mape_frac, kind=kind), errors
-
-
-def silicon_file(llm: Llm, gpu: Gpu, *, date: str) -> dict[str, Any] | None:
-    """One fit per TP that fits into memory, has kernels and follows them, None without any; "off_grid" is its
-    error on random steps.
-    """
-    entries = []
-    for tp in TPS:
-        if llm.heads % tp or not fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
-            continue
-        basis = f"silicon: AIConfigurator {VERSION} kernel times, without host overhead"
-        try:
-            table = silicon_table(llm, gpu, tp)
-        except InputError:  # no such kernels
-            continue
-        latency, errors = fit(table, basis=basis, kind="kernels")
-        if errors["all"].mape_frac > WORST_MAPE_FRAC:
-            continue
-        unseen = silicon_table(llm, gpu, tp, random_steps(np.random.default_rng(tp), OFF_GRID_STEPS))
-        error = np.abs(latency.step_s(*unseen.X.T) / unseen.y - 1)
-        off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
-        entries.append(fit_row(tp, latency, {"all": errors["all"], "off_grid": off_grid}))
-    if not entries:
-        return None
-    source = f"vLLM kernel times in aiconfigurator-core {VERSION} (NVIDIA, Apache-2.0); docs/models.md"
-    return _document(llm, gpu, source, date, entries)
 
 
 def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, ...]) -> dict[str, Any]:
@@ -150,8 +110,9 @@ def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str,
     for llm, gpu in product(map(catalog.llm, SILICON_LLMS), map(catalog.gpu, SYSTEMS)):
         if llm.name in KEPT_LLMS and gpu.name in KEPT_GPUS:
             continue
-        if (document := silicon_file(llm, gpu, date=date)) is not None:
-            documents[f"{llm.name.split('/')[-1].lower()}--{gpu.name}.yaml"] = document
+        fitted = silicon_fits(llm, gpu, date=date, command=COMMAND)
+        if fitted.document is not None:
+            documents[file_name(llm, gpu)] = fitted.document
     if splitwise is not None:
         bloom, llama = catalog.llm("bigscience/bloom"), catalog.llm("meta-llama/Llama-2-70b-hf")
         for gpu in map(catalog.gpu, HARDWARE):

@@ -134,7 +134,7 @@ def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
     rows = []
     for llm in known.llms.values():
         for gpu in known.gpus.values():
-            for tp in (tp for tp in (1, 2, 4, 8) if tp <= gpu.gpus_per_node and llm.heads % tp == 0):
+            for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
                 latency = known.latency(llm, gpu, tp)
                 if gpu.name != gpu.base or latency.kind == "roofline":
                     continue

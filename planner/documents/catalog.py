@@ -10,8 +10,9 @@ latency/*.yaml. A file there replaces the shipped one; fits there come before th
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,7 +103,7 @@ class Catalog:
     engines: Mapping[str, EngineRow] = field(default_factory=dict)
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
-    _fits: dict[tuple[str, str], dict[int, StepLatency]] = field(
+    _fits: dict[tuple[str, str], dict[tuple[int, bool], StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -125,27 +126,54 @@ class Catalog:
             "LLM", name, self.llms, self.llm_aliases, "llms.yaml", "; or give a path to its config.json"
         )
 
-    def latency(self, llm: Llm, gpu: Gpu, tp: int) -> StepLatency:
+    def latency(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
         A fit of the capped GPU itself comes before its base's. An LLM without fits of its own has those of a
-        row of the same shape and format of weights.
+        row of the same shape and format of weights. `ep`: every GPU has whole experts; without, each has a
+        slice of all, where there is a fit of that.
         """
         gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
         names = self._same_shape(llm)
-        for name in names:
-            if tp in (own := self._fits_of(name, gpu.name)):
-                return self.spread(own[tp], llm)
+        ep = ep and llm.is_mixture and tp > 1
+        if own := self._fit_of(names, gpu.name, tp, ep):
+            return self.spread(own, llm)
         base = self.gpus.get(gpu.base, gpu)
-        latency = next((fits[tp] for name in names if tp in (fits := self._fits_of(name, base.name))), None)
+        latency = self._fit_of(names, base.name, tp, ep)
         if latency is None:
-            from planner.models.roofline import roofline
-
-            latency = roofline(llm, base, tp)
+            latency = self._calculated(llm, base, tp, names, ep)
         latency = self.spread(latency, llm)
         if base.name == gpu.name:
             return latency
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+
+    def _fit_of(self, names: Sequence[str], gpu: str, tp: int, ep: bool) -> StepLatency | None:
+        """Of the first LLM that has one; whole experts come in where nobody asks for slices of which there is
+        no fit, and never the other way round.
+        """
+        for name in names:
+            fits = self._fits_of(name, gpu)
+            if found := fits.get((tp, ep)) or fits.get((tp, True)):
+                return found
+        return None
+
+    def _calculated(self, llm: Llm, gpu: Gpu, tp: int, names: Sequence[str], ep: bool) -> StepLatency:
+        """By the roofline; of a TP between powers of two, which nobody measures, from the fit of the nearest
+        one by the ratio of both rooflines.
+        """
+        from planner.models.roofline import roofline, transferred
+
+        asked = roofline(llm, gpu, tp)
+        if tp & (tp - 1) == 0:
+            return asked
+        found = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
+        nearest_tp = min({of for of, _ in found}, key=lambda of: abs(math.log(of / tp)), default=None)
+        fit = None if nearest_tp is None else self._fit_of(names, gpu.name, nearest_tp, ep)
+        if nearest_tp is None or fit is None:
+            return asked
+        basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"
+        moved = transferred(fit, roofline(llm, gpu, nearest_tp), asked, basis=basis)
+        return replace(moved, kind="roofline")
 
     def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
         """Whether somebody measured what step times of this LLM on this GPU rest on: kernels of GPUs of this
@@ -160,17 +188,17 @@ class Catalog:
         return replace(latency, spread=spread_of(latency, llm, self.spreads.values()))
 
     def _same_shape(self, llm: Llm) -> list[str]:
-        """The row of this name, then all rows of the same shape and format of weights."""
-        anonymous = replace(llm, name="", context_tokens=1)
+        """The row of this name, then all rows of the same shape and format of weights. What turns images into
+        tokens, and layers for speculative decoding, are no part of a step.
+        """
+        anonymous = _step_shape(llm)
         twins = [
-            name
-            for name, row in self.llms.items()
-            if name != llm.name and replace(row, name="", context_tokens=1) == anonymous
+            name for name, row in self.llms.items() if name != llm.name and _step_shape(row) == anonymous
         ]
         return [llm.name, *twins]
 
-    def _fits_of(self, llm: str, gpu: str) -> dict[int, StepLatency]:
-        """Fits by tensor parallelism; opens the files of this pair only, and each once."""
+    def _fits_of(self, llm: str, gpu: str) -> dict[tuple[int, bool], StepLatency]:
+        """Fits by the two parallelisms; opens the files of this pair only, and each once."""
         if not self._headers:
             headers: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
@@ -183,12 +211,16 @@ class Catalog:
                 headers.setdefault(pair, []).append(path)
             self._headers.update(headers)  # at once: a UI reads one catalog from several threads
         if (llm, gpu) not in self._fits:
-            fits: dict[int, StepLatency] = {}
+            fits: dict[tuple[int, bool], StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
                 with errors_as(CatalogError, path):
                     fits = {**read_fits(path, WORDING), **fits}  # the first file wins: a user's before ours
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
+
+
+def _step_shape(llm: Llm) -> Llm:
+    return replace(llm, name="", context_tokens=1, encoder_parameters=0.0, draft_parameters=0.0)
 
 
 def read_catalog(directory: Path | None = None) -> Catalog:

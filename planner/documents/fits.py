@@ -9,7 +9,8 @@
       - {tp: 4, knots_tokens: [1, 8192], f_s: [0.01, 0.11], a_s: 1e-9, b_s: 0, d_s: 1e-7, e_s: 0, h_s: 0.001,
          basis: "measured", mape_frac: 0.02, max_context_tokens: 9000, simulated: {form: corrected, ...}}
 
-`planner.models.latency` says what the numbers mean, `planner.models.forms` and `correction` the forms.
+`planner.models.latency` says what the numbers mean, `planner.models.forms` and `correction` the forms. A fit
+with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
 MIXED = "m_s"  # 0 where a file does not say
+EP = "ep"  # false where a file does not say
 FIT_KEYS = (
     "tp",
+    EP,
     "knots_tokens",
     "f_s",
     *NUMBERS,
@@ -89,25 +92,30 @@ def read_header(path: Path) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def read_fits(path: Path, wording: Wording = PLAIN) -> dict[int, StepLatency]:
-    """The fits of a file of a catalog, by tensor parallelism."""
+def read_fits(path: Path, wording: Wording = PLAIN) -> dict[tuple[int, bool], StepLatency]:
+    """The fits of a file of a catalog, by tensor parallelism, and whether each GPU has whole experts."""
     file = Section.of(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
-    fits: dict[int, StepLatency] = {}
+    fits: dict[tuple[int, bool], StepLatency] = {}
     for n, row in enumerate(rows(file.get("fits"), file.at("fits"), "fits")):
-        tp = Section.of(row, f"{path}: fits[{n}]", wording=wording).whole("tp")
-        where = f"{path}: tp {tp}"
-        if tp in fits:
+        fit = Section.of(row, f"{path}: fits[{n}]", wording=wording)
+        split = fit.whole("tp"), fit.flag(EP, False)
+        where = f"{path}: tp {split[0]}" + (" with ep" if split[1] else "")
+        if split in fits:
             raise InputError(f"{where}: is given twice; keep one")
-        fits[tp] = parse_latency(Section.of(row, where, FIT_KEYS, wording=wording))
+        fits[split] = parse_latency(Section.of(row, where, FIT_KEYS, wording=wording))
     return fits
 
 
 def read_fit(path: Path, tp: int, wording: Wording = PLAIN) -> tuple[Section, Section]:
-    """What a file says of its fits, and its one fit of `tp` GPUs: of `fits`, or what the file itself is."""
+    """What a file says of its fits, and its one fit of `tp` GPUs: of `fits`, or what the file itself is. Of
+    two it is the one without whole experts per GPU.
+    """
     file = Section.of(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = rows(file.get("fits", [dict(file.values)]), file.at("fits"), "fits")
     found = [Section.of(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
     match = [row for row in found if row.get("tp", tp) == tp]
+    if len(match) > 1:
+        match = [row for row in match if not row.flag(EP, False)]
     if len(match) != 1:
         known = ", ".join(str(row.get("tp")) for row in found)
         raise InputError(f"{path} has {len(match)} fits for tp {tp}, need one; found tp {known}")
@@ -194,11 +202,17 @@ def fit_document(
 
 
 def fit_row(
-    tp: int, latency: StepLatency, errors: Mapping[str, Errors], form: CorrectedFormula | None = None
+    tp: int,
+    latency: StepLatency,
+    errors: Mapping[str, Errors],
+    form: CorrectedFormula | None = None,
+    *,
+    ep: bool = False,
 ) -> dict[str, Any]:
     """One item of `fits:`. Seven digits are more than any of it is known to."""
     row: dict[str, Any] = {
         "tp": tp,
+        **({EP: True} if ep else {}),
         "knots_tokens": _digits(latency.knots_tokens),
         "f_s": _digits(latency.f_s),
         **{key: _digits(getattr(latency, key)) for key in NUMBERS},

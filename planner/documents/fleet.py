@@ -38,6 +38,7 @@ from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Policies, Pool, Role, WorkerType
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, errors_as, mapping, refuse_unknown, refused, rows
+from planner.models.kv_layout import kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import memory
@@ -297,7 +298,9 @@ def _pool(
             f"{shortest_s:.3g} s, must be > 0 and never fall with the context"
         )
     try:
-        worker_type = WorkerType(gpu, tp, latency, kv_tokens, tokens, seats, pp, form)
+        worker_type = WorkerType(
+            gpu, tp, latency, kv_tokens, tokens, seats, pp, form, kv_beside=kv_layout(llm, tp).beside
+        )
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
     return Pool(name, role, worker_type, count)
@@ -305,12 +308,13 @@ def _pool(
 
 def _tp(row: Section, llm: Llm, gpu: Gpu) -> int:
     tp = row.whole("tp", 1, most=MOST)
-    if tp & (tp - 1):
-        raise InputError(f"{row.at('tp')}: must be a power of two (1, 2, 4, 8), found {tp}")
     if tp > gpu.gpus_per_node:
         raise InputError(f"{row.at('tp')}: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
-    if llm.heads % tp:
-        raise InputError(f"{row.at('tp')}: must divide the {llm.heads} heads of {llm.name}, found {tp}")
+    if not llm.splits_over(tp):
+        raise InputError(
+            f"{row.at('tp')}: must divide the {llm.heads} heads of {llm.name}, and its {llm.kv_heads} KV "
+            f"heads or be a multiple of them, found {tp}"
+        )
     return tp
 
 

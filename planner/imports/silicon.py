@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ import pandas as pd
 
 from planner.domain import Gpu
 from planner.errors import InputError
+from planner.imports.silicon_config import INSTALL, ConfigKernels, config_folder, experts_format
+from planner.imports.silicon_experts import Milliseconds, expert_split, operation_ms
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import mixed_kv_s, tp_s
@@ -63,13 +65,10 @@ SYSTEMS = {
 REDUCES = ("ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch")  # after attention, and after the rest
 ROW_REDUCES = ("rtx-pro-6000",)
 WITHOUT_FP8 = ("a100-80g",)
-BLOCK = 128  # a side of fp8-block's blocks: no GPU may hold a part of one
-ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
 BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}  # with a scale per tensor: measured untuned
 MOST_STEP_TOKENS = 32768
-MOST_DECODES = 512
 TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))  # whose times bound those of fewer
 
 
@@ -148,9 +147,20 @@ def random_steps(rng: np.random.Generator, steps: int) -> Iterator[Step]:
             yield Step(1, between(32, 8192), cached, between(1, 256), between(128, 16384))
 
 
-def silicon_table(llm: Llm, gpu: Gpu, tp: int, steps: Iterable[Step] | None = None) -> StepTable:
-    """The kernel times of `steps` (default: the grid), of those that context and KV cache allow."""
-    if why := _uncovered(llm, gpu):
+def silicon_table(
+    llm: Llm,
+    gpu: Gpu,
+    tp: int,
+    steps: Iterable[Step] | None = None,
+    *,
+    ep: bool | None = None,
+    folder: Path | None = None,
+) -> StepTable:
+    """The kernel times of `steps` (default: the grid), of those that context and KV cache allow. `ep`: every
+    GPU has whole experts (`is_whole` says what None means). `folder`: of config.json, where AIConfigurator
+    lacks a copy of the LLM's.
+    """
+    if why := uncovered(llm, gpu, folder):
         raise InputError(f"{llm.name} on {gpu.name}: {why}")
     kv_tokens = kv_cache_tokens(llm, gpu, tp)
     fitting = [
@@ -160,26 +170,60 @@ def silicon_table(llm: Llm, gpu: Gpu, tp: int, steps: Iterable[Step] | None = No
     ]
     if not fitting:
         raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
-    kernels = Kernels(llm, gpu, tp)
+    kernels = _kernels(llm, gpu, tp, ep, folder)
     rows = [_row(step, kernels.step_ms(step)) for step in fitting]
+    system = SYSTEMS[gpu.name]
+    experts = "whole experts per GPU; " if is_whole(llm, tp, ep) else ""
     about = {
         "llm": llm.name,
         "gpu": gpu.name,
         "tp": str(tp),
-        "source": f"AIConfigurator {VERSION} kernel times, vLLM, {SYSTEMS[gpu.name]}; no host overhead",
+        "source": f"AIConfigurator {VERSION} kernel times, vLLM, {system}; {experts}no host overhead",
     }
     return StepTable(pd.DataFrame(rows, columns=list(COLUMNS)), about)
 
 
-def _uncovered(llm: Llm, gpu: Gpu) -> str:
+def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
+    """Whether the GPUs have whole experts. Unsaid: only where slices would cut through blocks of fp8, as
+    engines of 2025 refuse to.
+    """
+    if llm.experts == 1 or tp == 1:
+        return False
+    return expert_split(llm.ffn, experts_format(llm), tp, whole=ep)["moe_ep_size"] > 1
+
+
+def _kernels(llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None) -> Kernels | ConfigKernels:
+    if not _is_plain(llm):
+        place = folder or config_folder(llm)
+        if place is None:
+            raise InputError(INSTALL)
+        return ConfigKernels(
+            llm, gpu, SYSTEMS[gpu.name], tp, place, whole_experts=ep, reduces_by_row=gpu.name in ROW_REDUCES
+        )
+    return Kernels(llm, gpu, tp, ep=ep)
+
+
+def _is_plain(llm: Llm) -> bool:
+    """Layers alike, in a format whose kernels are found without the LLM's own config."""
+    return not llm.groups and llm.gated_ffn and llm.weights in BYTES
+
+
+def uncovered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
     """Why there are no kernel times of this LLM on this GPU; empty if there may be."""
     if gpu.name not in SYSTEMS:
         return f"AIConfigurator lacks kernels of this GPU; use one of {', '.join(SYSTEMS)}"
-    if not llm.gated_ffn:
+    formats = {weights for _, weights, *_ in llm.parts()}
+    if gpu.name in WITHOUT_FP8 and (eight := sorted(formats & {"fp8", "fp8-block", "nvfp4"})):
+        return f"AIConfigurator lacks kernels of {eight[0]} weights on this GPU"
+    if llm.kv_dtype_bytes not in (1, 2):
+        return f"AIConfigurator lacks kernels of {llm.kv_dtype_bytes:g} bytes per KV value"
+    if not llm.groups and not llm.gated_ffn:
         return "AIConfigurator's feed-forward blocks are all gated, those of this LLM are not"
-    if llm.weights != "bf16" and gpu.name in WITHOUT_FP8:
-        return f"AIConfigurator lacks kernels of {llm.weights} weights on this GPU"
-    if llm.dtype_bytes != BYTES[llm.weights] or llm.kv_dtype_bytes not in (1, 2):
+    if not _is_plain(llm):
+        if folder is None and config_folder(llm) is None and find_spec("aiconfigurator_core") is not None:
+            return "AIConfigurator has no config.json of this LLM; give the folder of its own"
+        return ""
+    if llm.dtype_bytes != BYTES[llm.weights]:
         return f"AIConfigurator lacks kernels of {llm.dtype_bytes:g} bytes per weight"
     if llm.experts > 1 and llm.weights not in EXPERTS:
         return f"AIConfigurator measured experts in {llm.weights} untuned"
@@ -191,10 +235,10 @@ class Kernels:
     silence.
     """
 
-    def __init__(self, llm: Llm, gpu: Gpu, tp: int) -> None:
+    def __init__(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool | None = None) -> None:
         self._llm, self._gpu, self._tp, system = llm, gpu, tp, SYSTEMS[gpu.name]
         self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
-        self._engine, self._experts_ms = _compiled(llm, system, tp)
+        self._engine, self._experts_ms = _compiled(llm, system, tp, ep)
         try:
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
             self._experts_ms(1)
@@ -261,16 +305,14 @@ def _row(step: Step, t_ms: float) -> tuple[float, ...]:
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3
 
 
-def _compiled(llm: Llm, system: str, tp: int) -> tuple[Any, Callable[[int], float]]:
+def _compiled(llm: Llm, system: str, tp: int, ep: bool | None) -> tuple[Any, Milliseconds]:
     """AIConfigurator's engine, and milliseconds that all layers' experts take for N tokens."""
     try:
         from aiconfigurator_core.sdk import EngineHandle
     except ImportError:
-        raise InputError(
-            "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
-        ) from None
+        raise InputError(INSTALL) from None
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
-    split = _expert_split(llm, tp)
+    split = expert_split(llm.ffn, llm.weights, tp, whole=ep)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_config(llm)))
         engine = EngineHandle.compile(
@@ -286,42 +328,10 @@ def _compiled(llm: Llm, system: str, tp: int) -> tuple[Any, Callable[[int], floa
         )
     if llm.experts == 1:
         return engine, lambda tokens: 0.0
-    drawn_ms, even_ms = (
-        partial(_drawn_ms, engine, json.dumps([_experts_operation(llm, split, routing)]))
-        for routing in ("power_law_1.01", "balanced")
-    )
-    return engine, drawn_ms if system in ONE_ROUTING else partial(_experts_ms, llm, even_ms, drawn_ms)
+    return engine, operation_ms(engine, _experts_operation(llm, split), system)
 
 
-def _drawn_ms(engine: Any, operation: str, tokens: int) -> float:
-    return float(engine.evaluate_ops_json(operation, is_context=False, batch_size=tokens, s=1)[0][1])
-
-
-def _experts_ms(
-    llm: Llm, even_ms: Callable[[int], float], drawn_ms: Callable[[int], float], tokens: int
-) -> float:
-    """Of all experts. Tokens of many sequences choose k of E evenly: they read those that they touch and
-    compute as many tokens on all of them, out of a table in which no two tokens share an expert before all
-    are taken. More tokens than MOST_DECODES are of prompts, which prefer some: the table of a power law.
-    """
-    share = llm.experts_per_token / llm.experts
-    touched = (1 - (1 - share) ** tokens) / share
-    low = max(int(touched), 1)
-    ms = float(np.interp(touched, (low, low + 1), (even_ms(low), even_ms(low + 1))))
-    all_touched = math.ceil(1 / share)
-    if tokens > all_touched:
-        ms += max(even_ms(tokens) - even_ms(all_touched), 0.0)
-    return max(ms, drawn_ms(tokens)) if tokens > MOST_DECODES else ms
-
-
-def _expert_split(llm: Llm, tp: int) -> dict[str, int]:
-    """Every GPU has a slice of all experts, or whole ones where slices would cut through blocks of fp8."""
-    if llm.weights == "fp8-block" and (llm.ffn // tp) % BLOCK:
-        return {"moe_tp_size": 1, "moe_ep_size": tp}
-    return {"moe_tp_size": tp, "moe_ep_size": 1}
-
-
-def _experts_operation(llm: Llm, split: Mapping[str, int], routing: str) -> dict[str, Any]:
+def _experts_operation(llm: Llm, split: Mapping[str, int]) -> dict[str, Any]:
     """AIConfigurator's description of the experts of all layers."""
     return {
         "Moe": {
@@ -334,7 +344,7 @@ def _experts_operation(llm: Llm, split: Mapping[str, int], routing: str) -> dict
             **split,
             "attention_dp_size": 1,
             "quant_mode": EXPERTS[llm.weights],
-            "workload_distribution": routing,
+            "workload_distribution": "power_law_1.01",
             "is_gated": True,
             "moe_backend": None,
             "enable_eplb": False,

@@ -26,34 +26,53 @@ from dataclasses import dataclass
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import CatalogError
-from planner.models.llm import GroupedAttention, LatentAttention, Llm, StateAttention
+from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 
 FEW_MORE = 1.5
+PAGE_TOKENS = 64  # of vectors of compressed attention, as vLLM lays them out
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayout:
-    """Bytes of a block on one GPU, and what a sequence takes beside the blocks of its tokens."""
+class KvBeside:
+    """KV blocks that a sequence takes beside those of its tokens."""
 
-    block_bytes: float
     constant_blocks: int = 0
     window_ratio: float = 0.0
     window_blocks: int = 0
 
-    def extra_blocks(self, tokens: int) -> int:
-        """Of a sequence of so many tokens, beside ceil(tokens / 16)."""
-        blocks = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
-        return self.constant_blocks + math.ceil(self.window_ratio * blocks)
+    @property
+    def is_any(self) -> bool:
+        return self.constant_blocks > 0 or self.window_ratio > 0
+
+    def blocks(self, tokens: int) -> int:
+        """Of a sequence of so many tokens, beside its ceil(tokens / 16)."""
+        own = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
+        return self.constant_blocks + math.ceil(self.window_ratio * own)
+
+
+BESIDE_NOTHING = KvBeside()
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Bytes of a KV block on one GPU, and what a sequence takes beside the blocks of its tokens."""
+
+    block_bytes: float
+    beside: KvBeside = BESIDE_NOTHING
 
 
 def kv_layout(llm: Llm, tp: int) -> KvLayout:
     """Of all layers on one GPU of a TP group."""
+    if any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups):
+        return _compressed(llm)
     states: Counter[StateAttention] = Counter()
     caches: Counter[GroupedAttention | LatentAttention] = Counter()
     for group in llm.layer_groups:
         if isinstance(group.attention, StateAttention):
             states[group.attention] += group.count
-        elif group.attention is not None and llm.kv_layer_bytes(group.attention):
+        elif isinstance(group.attention, GroupedAttention | LatentAttention) and llm.kv_layer_bytes(
+            group.attention
+        ):
             caches[_cached(group.attention)] += group.count
     if not caches:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
@@ -85,12 +104,27 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     if windows:
         ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
         window_blocks = math.ceil((max(filter(None, windows)) - 1) / KV_BLOCK_TOKENS) + 1
-    return KvLayout(
-        block_bytes=page_bytes / page_blocks,
+    beside = KvBeside(
         constant_blocks=math.ceil(page_blocks * groups["state"] / groups["full"] + page_blocks - 1),
         window_ratio=ratio,
         window_blocks=window_blocks,
     )
+    return KvLayout(page_bytes / page_blocks, beside)
+
+
+def _compressed(llm: Llm) -> KvLayout:
+    """Every GPU has all of it: one vector serves all heads. What a sequence keeps beside its compressed
+    tokens, its window and what is not yet compressed, is constant; windows take a page more than they hold.
+    """
+    block_bytes = KV_BLOCK_TOKENS * llm.kv_bytes_per_token
+    beside_bytes = sum(
+        group.count * (group.attention.sequence_bytes + PAGE_TOKENS * group.attention.vector_bytes)
+        for group in llm.layer_groups
+        if isinstance(group.attention, CompressedAttention)
+    )
+    if not block_bytes:
+        raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
+    return KvLayout(block_bytes, KvBeside(math.ceil(beside_bytes / block_bytes)))
 
 
 def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:

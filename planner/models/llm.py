@@ -9,6 +9,7 @@ Sources: the configs and modelling code of Hugging Face's transformers and of vL
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +34,9 @@ STATE_BYTES = 4.0  # of a value of a recurrent state, as vLLM keeps it; what con
 class GroupedAttention:
     """Query heads that share key and value heads. With a window a layer looks at the last `window_tokens`
     alone. `gates_output`: a gate as wide as the queries (Qwen3-Next). `values_are_keys`: one projection for
-    both; the cache holds both. `reuses_kv`: the keys and values are an earlier layer's (Gemma 3n).
+    both; the cache holds both. `reuses_kv`: the keys and values are an earlier layer's (Gemma 3n). `index_*`:
+    a small attention of its own chooses the tokens that are looked at; its keys are cached in 16 bits
+    (MiniMax-M3). `bf16_parameters` are those in 16 bits whatever `weights` says.
     """
 
     heads: int
@@ -44,7 +47,11 @@ class GroupedAttention:
     gates_output: bool = False
     values_are_keys: bool = False
     reuses_kv: bool = False
+    index_heads: int = 0
+    index_dim: int = 0
+    index_tokens: int = 0
     weights: str = "bf16"
+    bf16_parameters: float = 0.0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -54,11 +61,17 @@ class GroupedAttention:
         queries = self.heads * self.head_dim * (2 if self.gates_output else 1)
         keys = 0 if self.reuses_kv else self.kv_heads * self.head_dim
         values = 0 if self.reuses_kv or self.values_are_keys else self.kv_heads * self.value_dim
-        return float(hidden * (queries + keys + values + self.heads * self.value_dim))
+        index = self.index_dim * (self.index_heads + 1) if self.index_heads else 0
+        return float(hidden * (queries + keys + values + self.heads * self.value_dim + index))
 
     @property
     def kv_values(self) -> int:
         return 0 if self.reuses_kv else self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def index_bytes(self) -> float:
+        """Of a token's key of the index."""
+        return 2.0 * self.index_dim if self.index_heads else 0.0
 
     @property
     def kv_shares(self) -> int:
@@ -76,7 +89,9 @@ class LatentAttention:
     """Keys and values as one compressed vector per token (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     `q_rank` 0: queries are not compressed. `index_*`: a small attention of its own chooses the tokens that
-    are looked at (DeepSeek-V3.2); its keys are cached in 8 bits with a scale.
+    are looked at (DeepSeek-V3.2); its keys are cached in 8 bits with a scale. A layer with `index_tokens`
+    alone looks at those that an earlier one chose (GLM-5.2). `gates_output`: a gate as wide as the output
+    (Kimi-K3). `bf16_parameters` are those in 16 bits whatever `weights` says.
     """
 
     heads: int
@@ -89,7 +104,9 @@ class LatentAttention:
     index_dim: int = 0
     index_tokens: int = 0
     window_tokens: int | None = None
+    gates_output: bool = False
     weights: str = "bf16"
+    bf16_parameters: float = 0.0
 
     def parameters(self, hidden: int) -> float:
         query_width = self.heads * (self.nope_dim + self.rope_dim)
@@ -98,7 +115,8 @@ class LatentAttention:
         expanded = self.kv_rank * self.heads * (self.nope_dim + self.value_dim)
         index = self.index_heads * self.index_dim * (self.q_rank or hidden)
         index += hidden * (self.index_dim + self.index_heads) if self.index_heads else 0
-        return float(queries + latent + expanded + self.heads * self.value_dim * hidden + index)
+        output = self.heads * self.value_dim * hidden * (2 if self.gates_output else 1)
+        return float(queries + latent + expanded + output + index)
 
     @property
     def kv_values(self) -> int:
@@ -107,7 +125,7 @@ class LatentAttention:
     @property
     def index_bytes(self) -> float:
         """Of a token's key of the index: 8 bits each and a scale of 32 bits per 128."""
-        return self.index_dim * (1 + 4 / 128)
+        return self.index_dim * (1 + 4 / 128) if self.index_heads else 0.0
 
     @property
     def kv_shares(self) -> int:
@@ -116,6 +134,72 @@ class LatentAttention:
     @property
     def flops_per_pair(self) -> float:
         return 2.0 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """One vector that is key and value for all heads, of each of the last `window_tokens` and of every
+    `ratio` tokens before them together (DeepSeek-V4); 0: of the window alone. With an index the tokens that
+    are looked at are chosen from the latter. `output_rank` and `output_groups`: the output is projected in
+    two steps, the first by groups of heads. vLLM keeps the vectors in 8 bits, rotated dimensions in 16.
+    """
+
+    heads: int
+    head_dim: int
+    rope_dim: int
+    q_rank: int
+    output_rank: int
+    output_groups: int
+    ratio: int
+    window_tokens: int
+    index_heads: int = 0
+    index_dim: int = 0
+    index_tokens: int = 0
+    weights: str = "bf16"
+    bf16_parameters: float = 0.0
+
+    def parameters(self, hidden: int) -> float:
+        queries = (hidden + self.heads * self.head_dim) * self.q_rank
+        output = self.output_rank * (self.heads * self.head_dim + self.output_groups * hidden)
+        compressors = 2 * hidden * self.overlap * (self.head_dim + self.index_dim) if self.ratio else 0
+        index = self.index_heads * (self.index_dim * self.q_rank + hidden)
+        return float(queries + hidden * self.head_dim + output + compressors + index)
+
+    @property
+    def overlap(self) -> int:
+        """A vector is made of the tokens before its own as well where there is an index."""
+        return 2 if self.index_heads else 1
+
+    @property
+    def vector_bytes(self) -> float:
+        """8 bits each, 16 of the rotated, a scale of 8 bits per 64 and one byte to round up: 584 of 512."""
+        plain = self.head_dim - self.rope_dim
+        return plain + 2 * self.rope_dim + math.ceil(plain / 64) + 1
+
+    @property
+    def index_bytes(self) -> float:
+        """Of a key of the index: 8 bits each and a scale of 32 bits per 128."""
+        return self.index_dim * (1 + 4 / 128) if self.index_heads else 0.0
+
+    @property
+    def token_bytes(self) -> float:
+        """What a token leaves behind for good."""
+        return (self.vector_bytes + self.index_bytes) / self.ratio if self.ratio else 0.0
+
+    @property
+    def sequence_bytes(self) -> float:
+        """Of a sequence beside: vectors of the window, and in 32 bits what is not yet compressed."""
+        waiting = self.overlap**2 * self.ratio * 2 * (self.head_dim + self.index_dim) * 4.0
+        return self.window_tokens * self.vector_bytes + waiting
+
+    @property
+    def kv_shares(self) -> int:
+        return 1
+
+    @property
+    def flops_per_pair(self) -> float:
+        """Of a query with one token, as if all vectors were looked at."""
+        return 4.0 * self.heads * self.head_dim / self.ratio if self.ratio else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +218,7 @@ class StateAttention:
     heads: int
     state_value_bytes: float = STATE_BYTES
     weights: str = "bf16"
+    bf16_parameters: float = 0.0
 
     def parameters(self, hidden: int) -> float:
         return float(hidden * (self.projected + self.output) + self.conv_width * self.conv_tokens)
@@ -174,7 +259,7 @@ class FeedForward:
         )
 
 
-Attention = GroupedAttention | LatentAttention | StateAttention
+Attention = GroupedAttention | LatentAttention | CompressedAttention | StateAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +291,8 @@ class Llm:
     `kv_dtype_bytes` is of keys and values, which engines keep in 16 bits whatever the weights are, unless
     they are told otherwise (vLLM's --kv-cache-dtype auto). `encoder_parameters` are of what turns images or
     sound into tokens, in 16 bits and whole on every GPU; `draft_parameters` of the layers that the
-    checkpoint has for speculative decoding, which engines load only to use them.
+    checkpoint has for speculative decoding, which engines load only to use them. `head_weights` is the format
+    of the output head where the layers are in `groups`.
     """
 
     name: str
@@ -228,12 +314,14 @@ class Llm:
     groups: tuple[LayerGroup, ...] = ()
     encoder_parameters: float = 0.0
     draft_parameters: float = 0.0
+    head_weights: str = "bf16"
 
     def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            raise CatalogError(
-                f"LLM {self.name}: weights: expected one of {', '.join(WEIGHTS)}, found {self.weights!r}"
-            )
+        for key, weights in (("weights", self.weights), ("head_weights", self.head_weights)):
+            if weights not in WEIGHTS:
+                raise CatalogError(
+                    f"LLM {self.name}: {key}: expected one of {', '.join(WEIGHTS)}, found {weights!r}"
+                )
         for count in (
             "layers",
             "hidden",
@@ -275,8 +363,11 @@ class Llm:
         """Of all layers: what it is, its format, its parameters, and those that one token visits."""
         for group in self.layer_groups:
             if group.attention is not None:
-                all_of_it = group.count * group.attention.parameters(self.hidden)
-                yield "attention", group.attention.weights, all_of_it, all_of_it
+                wide = group.count * group.attention.bf16_parameters
+                rest = group.count * group.attention.parameters(self.hidden) - wide
+                yield "attention", group.attention.weights, rest, rest
+                if wide:
+                    yield "attention", "bf16", wide, wide
             if (block := group.feed_forward) is None:
                 continue
             one = group.count * block.expert_parameters(self.hidden)
@@ -307,7 +398,13 @@ class Llm:
 
     @property
     def head_dtype_bytes(self) -> float:
-        """Of embeddings and output head: who quantises, quantises the layers alone."""
+        """Of the output head, and of embeddings where they are one: most who quantise, quantise the layers
+        alone.
+        """
+        return WEIGHT_BYTES[self.head_weights] if self.groups else self.embedding_dtype_bytes
+
+    @property
+    def embedding_dtype_bytes(self) -> float:
         return 2.0 if self.groups else max(self.dtype_bytes, 2.0)
 
     @property
@@ -320,7 +417,9 @@ class Llm:
 
     @property
     def weight_bytes(self) -> float:
-        return self.layers_bytes + self.embedding_parameters * self.head_dtype_bytes + self.encoder_bytes
+        embeddings_bytes = 0.0 if self.tied_embeddings else self.embedding_dtype_bytes
+        head_bytes = self.vocab * self.hidden * (self.head_dtype_bytes + embeddings_bytes)
+        return self.layers_bytes + head_bytes + self.encoder_bytes
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -331,10 +430,13 @@ class Llm:
 
     def kv_layer_bytes(self, attention: Attention | None) -> float:
         """Of one token in one layer."""
-        if attention is None or isinstance(attention, StateAttention):
-            return 0.0
-        index_bytes = attention.index_bytes if isinstance(attention, LatentAttention) else 0.0
-        return attention.kv_values * self.kv_dtype_bytes + index_bytes
+        match attention:
+            case None | StateAttention():
+                return 0.0
+            case CompressedAttention():
+                return attention.token_bytes
+            case _:
+                return attention.kv_values * self.kv_dtype_bytes + attention.index_bytes
 
     @property
     def state_bytes(self) -> float:
@@ -344,6 +446,24 @@ class Llm:
             for group in self.layer_groups
             if isinstance(group.attention, StateAttention)
         )
+
+    def splits_over(self, tp: int) -> bool:
+        """Whether the heads of every layer can be dealt out to so many GPUs; those of keys and values are
+        copied where there are fewer.
+        """
+        for group in self.layer_groups:
+            match group.attention:
+                case GroupedAttention(heads=heads, kv_heads=kv_heads):
+                    if heads % tp or (kv_heads % tp and tp % kv_heads):
+                        return False
+                case (
+                    LatentAttention(heads=heads)
+                    | StateAttention(heads=heads)
+                    | CompressedAttention(heads=heads)
+                ):
+                    if heads % tp:
+                        return False
+        return True
 
     @property
     def is_mixture(self) -> bool:

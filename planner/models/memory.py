@@ -110,8 +110,9 @@ def stage_memory(
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
-        copies = is_first + is_last - (is_first and is_last and llm.tied_embeddings)
-        weight_bytes = layers / llm.layers * llm.layers_bytes + copies * head * llm.head_dtype_bytes
+        has_embeddings = is_first and not (is_last and llm.tied_embeddings)
+        copies_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
+        weight_bytes = layers / llm.layers * llm.layers_bytes + head * copies_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
@@ -167,7 +168,9 @@ def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
     for group in llm.layer_groups:
         attention, block = group.attention, group.feed_forward
         if attention is not None:
-            read += group.count * attention.parameters(llm.hidden) * llm.bytes_per_weight(attention.weights)
+            wide = attention.bf16_parameters
+            rest = attention.parameters(llm.hidden) - wide
+            read += group.count * (rest * llm.bytes_per_weight(attention.weights) + 2.0 * wide)
         if block is not None:
             experts = touched_experts(block, tokens) * block.expert_parameters(llm.hidden)
             read += group.count * experts * llm.bytes_per_weight(block.weights)

@@ -26,7 +26,7 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models.latency import Array, StepLatency
-from planner.models.llm import Llm
+from planner.models.llm import GroupedAttention, Llm
 from planner.models.memory import stage_layers
 
 Algorithm = Literal["ring", "one-shot", "fastest"]
@@ -59,11 +59,18 @@ def all_reduce_s(
 
 def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
     """Seconds per KV token of decodes in steps with prefills, where attention serves both in one launch and
-    so reads keys and values once per query head; 0 where it does not.
+    so reads keys and values once per query head; 0 where it does not. Layers with a window read little.
     """
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
     read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim
+    if llm.groups:
+        values = sum(
+            group.count * group.attention.heads * (group.attention.head_dim + group.attention.value_dim)
+            for group in llm.groups
+            if isinstance(group.attention, GroupedAttention) and not group.attention.window_tokens
+        )
+        read_bytes = llm.kv_dtype_bytes * values / tp
     return read_bytes / gpu.mixed_kv_bytes_per_s
 
 

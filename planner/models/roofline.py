@@ -30,7 +30,7 @@ from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import read_yaml, repository_dir
 from planner.models.latency import Array, StepLatency
-from planner.models.llm import GroupedAttention, LatentAttention, Llm, StateAttention
+from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 from planner.models.memory import touched_experts
 from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
 
@@ -176,6 +176,14 @@ def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attentio
                 continue
             case StateAttention() as attention:
                 sequence_bytes += 2 * group.count * attention.state_bytes
+            case CompressedAttention() as attention:
+                kv_bytes += group.count * attention.token_bytes * tp
+                pair_flops += group.count * attention.flops_per_pair
+                window_bytes = attention.window_tokens * attention.vector_bytes
+                sequence_bytes += group.count * window_bytes * tp
+                token_flops += (
+                    group.count * 4.0 * attention.heads * attention.head_dim * attention.window_tokens
+                )
             case GroupedAttention() | LatentAttention() as attention:
                 layers_bytes = (
                     group.count * llm.kv_layer_bytes(attention) * max(1.0, tp / attention.kv_shares)

@@ -27,7 +27,7 @@ from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import settle
 from planner.simulator.routing import choose, set_pools
-from planner.simulator.slots import assign, blocks_of, load, request_blocks
+from planner.simulator.slots import assign, blocks_of, load, request_blocks, seat_blocks
 
 # how far a request is; of none, or of one that is only remembered, is the seat
 FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
@@ -84,6 +84,7 @@ def _admit(state, r, time_s):
     request.status, request.scheduled_s = ADMITTED, time_s
     hit = _take_prefix(state, w, r, time_s)
     worker.used_blocks += request_blocks(state, w, request.length_tokens) - hit // BLOCK
+    worker.used_blocks += seat_blocks(state, w, r)
     evict(state, w, ZERO, time_s)
     if worker.used_blocks <= state.types[worker.type].kv_blocks:
         request.computed_tokens = request.length_tokens
@@ -121,7 +122,8 @@ def _hand_off(state, r, time_s):
         request = state.requests[r]
         request.decode_worker, request.status, request.epoch = v, DECODING, state.workers[v].epoch
         assign(state, v, r, 1.0)
-        state.workers[v].used_blocks += request_blocks(state, v, request.length_tokens)
+        blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
+        state.workers[v].used_blocks += blocks
     return v
 
 
@@ -176,7 +178,8 @@ def _leave(state, r, tokens):
             load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         assign(state, w, r, -1.0)
         if request.status != ROUTED:
-            state.workers[w].used_blocks -= request_blocks(state, w, request.length_tokens)
+            blocks = request_blocks(state, w, request.length_tokens) + seat_blocks(state, w, r)
+            state.workers[w].used_blocks -= blocks
         if request.status == ADMITTED or request.status == COMPUTED:
             release_prefix(state, w, r, _cached_tokens(request, tokens))
     request.status, request.length_tokens, request.computed_tokens = ASKED, request.input_tokens, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from planner.domain import Gpu, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.engine import Engine
+from planner.models.kv_layout import kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
@@ -121,54 +122,69 @@ def worker_types(
         dict.fromkeys((budget, min(n, budget)) for budget in engines.budgets for n in engines.seats)
     )
     for gpu, pp in itertools.product(gpus, engines.stages):
-        tp = 1
-        while tp <= gpu.gpus_per_node:
+        for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
-            if llm.heads % tp:
-                left.append(Left(name, facts.HeadsNotShared(llm.heads, tp)))
+            if not llm.splits_over(tp):
+                if tp & (tp - 1) == 0:  # who asks for others knows why
+                    left.append(Left(name, facts.HeadsNotShared(llm.heads, tp)))
             elif pp > llm.layers:
                 left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
             else:
-                between = engines.node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
-                latency: StepLatency | None = None
-                small: list[WorkerType] = []
-                no_room: list[int] = []
-                for budget, most_seqs in settings:
-                    kv_tokens = kv_cache_tokens(
-                        llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most_seqs
-                    )
-                    if kv_tokens == 0:
-                        no_room.append(budget)
-                        continue
-                    if latency is None:
-                        latency = pipelined(
-                            catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between
-                        )
-                        latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
-                        if engines.at_spread:
-                            latency = _at_spread(latency, name)
-                        if engines.longer_frac:
-                            basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
-                            latency = replace(latency.longer(engines.longer_frac), basis=basis)
-                    worker = WorkerType(
-                        gpu, tp, latency, kv_tokens, budget, most_seqs, pp, engine=engines.simulated
-                    )
-                    (types if kv_tokens >= longest_tokens else small).append(worker)
-                if len(no_room) == len(settings):
-                    left.append(Left(name, facts.WeightsTooLarge(llm.weight_bytes)))
-                elif no_room:
-                    left.append(Left(f"{name} {min(no_room)}", facts.NoRoomForKv()))
-                if small:
-                    most = max(small, key=lambda worker: worker.kv_tokens)
-                    left.append(
-                        Left(
-                            f"{name} {most.max_num_batched_tokens}",
-                            facts.RequestTooLong(most.kv_tokens, longest_tokens),
-                            tuple(small),
-                        )
-                    )
-            tp *= 2
+                found = _of_degree(name, llm, gpu, tp, pp, settings, catalog, engines)
+                large = [worker for worker in found if worker.holds(longest_tokens)]
+                types += large
+                left += _left_of(name, llm, found, settings, longest_tokens)
     return tuple(types), tuple(left)
+
+
+def _of_degree(
+    name: str,
+    llm: Llm,
+    gpu: Gpu,
+    tp: int,
+    pp: int,
+    settings: Sequence[tuple[int, int]],
+    catalog: Catalog,
+    engines: Engines,
+) -> list[WorkerType]:
+    """Those of one GPU, TP and PP that hold the weights, by their settings."""
+    between = engines.node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
+    beside, latency = kv_layout(llm, tp).beside, None
+    found = []
+    for budget, most_seqs in settings:
+        kv_tokens = kv_cache_tokens(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most_seqs)
+        if kv_tokens == 0:
+            continue
+        if latency is None:
+            latency = pipelined(catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between)
+            latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
+            if engines.at_spread:
+                latency = _at_spread(latency, name)
+            if engines.longer_frac:
+                basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
+                latency = replace(latency.longer(engines.longer_frac), basis=basis)
+        found.append(
+            WorkerType(
+                gpu, tp, latency, kv_tokens, budget, most_seqs, pp, engine=engines.simulated, kv_beside=beside
+            )
+        )
+    return found
+
+
+def _left_of(
+    name: str, llm: Llm, found: list[WorkerType], settings: Sequence[tuple[int, int]], longest_tokens: int
+) -> Iterator[Left]:
+    """What was left out of one GPU, TP and PP."""
+    with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs) for worker in found}
+    no_room = [setting[0] for setting in settings if setting not in with_room]
+    if not found:
+        yield Left(name, facts.WeightsTooLarge(llm.weight_bytes))
+    elif no_room:
+        yield Left(f"{name} {min(no_room)}", facts.NoRoomForKv())
+    if small := tuple(worker for worker in found if not worker.holds(longest_tokens)):
+        most = max(small, key=lambda worker: worker.kv_tokens)
+        because = facts.RequestTooLong(most.kv_tokens, longest_tokens)
+        yield Left(f"{name} {most.max_num_batched_tokens}", because, small)
 
 
 def weight(worker: WorkerType, objective: str) -> float:

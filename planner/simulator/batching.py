@@ -68,6 +68,7 @@ from planner.simulator.slots import (
     preempt_waiting,
     request_blocks,
     rest,
+    seat_blocks,
     steps_with_blocks,
     take_out,
 )
@@ -192,7 +193,7 @@ def admits(state, l, r, step_blocks, time_s):
     kind = state.types[worker.type]
     if kind.reserved_blocks > 0:
         return worker.used_blocks + kind.reserved_blocks <= kind.kv_blocks
-    blocks = blocks_of(state.requests[r].length_tokens)
+    blocks = blocks_of(state.requests[r].length_tokens) + seat_blocks(state, w, r)
     free = kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks - kind.watermark_blocks
     if blocks > free and blocks - shared_blocks(state, w, r) > free:
         return False
@@ -222,6 +223,7 @@ def admit(state, w, r, time_s):
         worker.used_blocks += (
             request_blocks(state, w, request.length_tokens) - request.computed_tokens // BLOCK
         )
+    worker.used_blocks += seat_blocks(state, w, r)
     worker.running += 1
     state.counters[ADMITTED] += 1
     request.admission_number = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]

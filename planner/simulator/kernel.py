@@ -90,6 +90,7 @@ from planner.simulator.slots import (
     reject,
     release,
     request_blocks,
+    seat_blocks,
     take_out,
 )
 from planner.simulator.transfer import cut, end_transfer, known_s, receive, wake, wake_for_kv
@@ -347,7 +348,8 @@ def arrived(state, r, time_s):
     is_received = state.workers[v].epoch == request.epoch_back
     if _is_lost(state, r) or not is_received:
         if is_received:
-            state.workers[v].used_blocks -= request_blocks(state, v, request.length_tokens)
+            blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
+            state.workers[v].used_blocks -= blocks
             assign(state, v, r, -1.0)
             receive(state, v, time_s, link)
             if state.workers[v].first_waiting != NONE:

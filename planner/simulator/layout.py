@@ -56,6 +56,10 @@ TYPE = np.dtype(
         ("decode_batch_tokens", "i8"),  # distserve: context of a batch of decodes
         ("watermark_blocks", "i8"),  # left free when a prompt is admitted
         ("reserved_blocks", "i8"),  # that every request takes at once and keeps; 0: blocks as they are needed
+        # beside the blocks of its tokens a sequence takes so many, and window_ratio times those of a window
+        ("constant_blocks", "i8"),
+        ("window_ratio", "f8"),
+        ("window_blocks", "i8"),
         ("patience_steps", "i8"),  # lightllm: decode steps until new prompts are tried again
         ("vidur_restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does
         ("pp", "i8"),

@@ -420,6 +420,11 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
     reserves = batching.is_reserving and policies.reserve_tokens > 0
     reserved = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0
     watermark = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
+    if batching.engine != STEPWISE and worker_type.kv_beside.is_any:
+        raise InputError(
+            f"batching {policies.batching}: counts KV by tokens alone, and {fleet.llm.name} has layers with "
+            "windows or states; choose vllm-v1"
+        )
     longest_blocks = blocks - watermark if not reserves else reserved if reserved <= blocks else 0
     for name, value in (
         ("batching", batching.code),
@@ -434,6 +439,9 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
         ("kv_blocks", blocks),
         ("kv_capacity_tokens", worker_type.kv_tokens),
         ("longest_blocks", longest_blocks),
+        ("constant_blocks", worker_type.kv_beside.constant_blocks),
+        ("window_ratio", worker_type.kv_beside.window_ratio),
+        ("window_blocks", worker_type.kv_beside.window_blocks),
         ("watermark_blocks", watermark),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
         ("reserved_blocks", 1 if batching.engine == OF_SPLITWISE else reserved),

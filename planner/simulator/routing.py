@@ -22,7 +22,7 @@ from planner.simulator.layout import (
     TTFT_S,
     TURN,
 )
-from planner.simulator.slots import blocks_for, blocks_of, steps_done
+from planner.simulator.slots import beside, blocks_for, blocks_of, steps_done
 
 
 @kernel_jit
@@ -54,7 +54,8 @@ def _drawn(state, n):
 @small_jit
 def fits(state, w, need):
     """Whether worker w, when it has nothing else, takes a request of so many blocks to its end."""
-    return need <= state.types[state.workers[w].type].longest_blocks
+    kind = state.types[state.workers[w].type]
+    return need + beside(kind, need) <= kind.longest_blocks
 
 
 @kernel_jit
@@ -133,7 +134,7 @@ def _is_candidate(state, w, need, blocks, is_strict, time_s):
     kind, lane = state.types[worker.type], state.lanes[worker.first_lane]
     free = (
         kind.kv_blocks - worker.used_blocks - (kind.reserved_blocks if kind.reserved_blocks > 0 else blocks)
-    )
+    ) - beside(kind, need)
     # what the run has taken since it began is looked up only where it matters
     if free < 0 or lane.run_steps <= 1 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
         return free >= 0

@@ -159,12 +159,29 @@ def request_blocks(state, w, tokens):
     return reserved if reserved > 0 else blocks_of(tokens)
 
 
+@small_jit
+def beside(kind, blocks):
+    """KV blocks that a sequence takes, from its first token on, beside those of its tokens, which are
+    `blocks` in the end: its states, and its windows (planner/models/kv_layout.py).
+    """
+    if kind.window_ratio == 0.0:
+        return kind.constant_blocks
+    return kind.constant_blocks + np.int64(np.ceil(kind.window_ratio * min(blocks, kind.window_blocks)))
+
+
+@small_jit
+def seat_blocks(state, w, r):
+    """... request r on worker w."""
+    request = state.requests[r]
+    return beside(state.types[state.workers[w].type], blocks_of(request.input_tokens + request.output_tokens))
+
+
 @kernel_jit
 def release(state, w, r, tokens, cached_tokens):
     """Request r, which is in no slot, gives its blocks on worker w back, those of so many tokens; the first
     `cached_tokens` of them stay where there is a cache.
     """
-    state.workers[w].used_blocks -= request_blocks(state, w, tokens)
+    state.workers[w].used_blocks -= request_blocks(state, w, tokens) + seat_blocks(state, w, r)
     release_prefix(state, w, r, cached_tokens)
 
 
@@ -428,7 +445,7 @@ def foreseen_blocks(state, w, r, time_s):
                     request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
                 )
                 left = min(left, max(request.predicted_tokens - generated, ONE))
-    total = worker.used_blocks + blocks_of(new.length_tokens + left)
+    total = worker.used_blocks + blocks_of(new.length_tokens + left) + seat_blocks(state, w, r)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         steps = steps_done(lane, time_s)

@@ -10,7 +10,7 @@ from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import INBOUND, NONE, PARTIAL, ZERO
 from planner.simulator.queues import pop, put, without_root
-from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks
+from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks, seat_blocks
 
 
 @kernel_jit
@@ -105,10 +105,8 @@ def _has_room(state, w, r, time_s):
         partial = request.next
     if kind.batching != VLLM_V1 and kind.reserved_blocks == 0:
         coming += worker.running + kind.watermark_blocks
-    if (
-        worker.used_blocks + coming + request_blocks(state, w, state.requests[r].length_tokens)
-        > kind.kv_blocks
-    ):
+    coming += request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
+    if worker.used_blocks + coming > kind.kv_blocks:
         return False
     return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.kv_blocks
 
@@ -126,7 +124,7 @@ def receive(state, w, time_s, cause):
             if not _has_room(state, w, r, time_s):
                 return
         pop(state.requests, worker, INBOUND)
-        blocks = request_blocks(state, w, state.requests[r].length_tokens)
+        blocks = request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
         worker.used_blocks += blocks
         worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
         state.requests[r].epoch_back = worker.epoch

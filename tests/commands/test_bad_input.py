@@ -424,7 +424,7 @@ FLEETS = [
     a_fleet(
         "half a worker", "count: 1", "count: 1.5", r"fleet.yaml: workers\[0\] \(w\): count: .*whole number"
     ),
-    a_fleet("tp 3", W, W + ", tp: 3", r"fleet.yaml: workers\[0\] \(w\): tp: must be a power of two"),
+    a_fleet("tp 3", W, W + ", tp: 3", r"fleet.yaml: workers\[0\] \(w\): tp: must divide the 64 heads of"),
     a_fleet("tp 16", W, W + ", tp: 16", r"fleet.yaml: workers\[0\] \(w\): tp: a node has 8"),
     a_fleet("prefill, no decode", "name: w", "name: w, role: prefill", r"fleet.yaml: workers: .*decode"),
     a_fleet("decode, no prefill", "name: w", "name: w, role: decode", r"fleet.yaml: workers: .*prefill"),

@@ -405,6 +405,26 @@ def test_an_llm_without_fits_has_those_of_its_shape_and_format(catalog: Catalog)
     assert catalog.latency(replace(quantised, weights="fp8"), h100, 1).kind == "roofline"
 
 
+def test_whole_experts_have_a_fit_of_their_own(tmp_path: Path) -> None:
+    """f(1) + h = 11 ms with slices, 21 ms with whole experts; of TP 2 there are whole ones alone, of TP 8
+    slices alone: the roofline knows neither.
+    """
+    whole = {**FIT, "ep": True, "f_s": [0.02, 0.1]}
+    own = with_fits(tmp_path, FIT, whole, {**whole, "tp": 2}, {**FIT, "tp": 8}, llm="qwen3-30b-a3b", gpu="l4")
+    llm, gpu = own.llm("qwen3-30b-a3b"), own.gpu("l4")
+    assert own.latency(llm, gpu, 4).step_s(1) == pytest.approx(0.011)
+    assert own.latency(llm, gpu, 4, ep=True).step_s(1) == pytest.approx(0.021)
+    assert own.latency(llm, gpu, 2).step_s(1) == pytest.approx(0.021)
+    assert own.latency(llm, gpu, 8).step_s(1) == pytest.approx(0.011)
+    assert own.latency(llm, gpu, 8, ep=True).kind == "roofline"
+
+
+def test_a_dense_llm_has_no_experts_to_ask_for(tmp_path: Path) -> None:
+    own = with_fits(tmp_path, FIT)
+    llm, gpu = own.llm("llama-3.1-70b"), own.gpu("h100")
+    assert own.latency(llm, gpu, 4, ep=True) == own.latency(llm, gpu, 4)
+
+
 def test_a_capped_gpu_has_its_bases_fit_slowed(tmp_path: Path) -> None:
     """At 350 W the 100 ms that grow with tokens take 130 ms, the floor of 10 ms and 1 ms of host stay."""
     own = with_fits(tmp_path, FIT)
@@ -435,7 +455,7 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
     own = with_fits(tmp_path, FIT)
     parsed: list[Path] = []
 
-    def counted(path: Path, wording: Wording) -> dict[int, StepLatency]:
+    def counted(path: Path, wording: Wording) -> dict[tuple[int, bool], StepLatency]:
         parsed.append(path)
         return read_fits(path, wording)
 
@@ -453,6 +473,7 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
         ({"f_s": 0.1}, r"tp 4: f_s: expected a list of numbers, found 0.1"),
         ({"d_s": None}, r"tp 4: d_s is missing"),
         ({"d_s": -1.0}, r"must be >= 0"),
+        ({"ep": "yes"}, r"fits\[0\]: ep: expected true or false, found 'yes'"),
         ({"tp": "four"}, r"fits\[0\]: tp: expected a whole number > 0, found 'four'"),
         ({"mape": 0.1}, r"tp 4: unknown key 'mape'; did you mean 'mape_frac'"),
     ],
@@ -476,8 +497,9 @@ def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> Non
 def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
     for path in catalog.fit_files:
         llm, gpu = read_header(path)
-        for tp in read_fits(path):
-            assert catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp).step_s(1) > 0
+        for (tp, ep), fit in read_fits(path).items():
+            latency = catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep)
+            assert replace(latency, spread=None) == fit
 
 
 def test_a_row_may_say_how_wide_its_kv_cache_is(tmp_path: Path) -> None:

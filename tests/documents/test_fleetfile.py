@@ -100,7 +100,7 @@ def test_a_list_of_fits_is_searched_for_the_workers_tp_and_slowed_for_its_cap(tm
         (("count: 2", "count: 2.5"), "count: must be a whole number of at least 1, found 2.5"),
         (("count: 2", "count: yes"), "count: must be a whole number of at least 1, found True"),
         (("count: 2", "count: 20000"), "workers: 20000 in all, must be at most"),
-        (("tp: 4", "tp: 3"), "tp: must be a power of two"),
+        (("tp: 4", "tp: 3"), "tp: must divide the"),
         (("tp: 4", "tp: 16"), "tp: a node has 8 x h100-80g, found 16"),
         (("h100-80g", "h100-81g"), "gpu: GPU 'h100-81g' is not in catalogs/gpus.yaml; nearest: h100-80g"),
         (("tp: 4", "tp: 1"), r"does not fit 1 x h100-80g: \d+\.\d GB per GPU are missing"),

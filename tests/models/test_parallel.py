@@ -10,7 +10,7 @@ import pytest
 from planner.domain import AllReduce, Gpu
 from planner.errors import CatalogError, InputError
 from planner.models.latency import StepLatency
-from planner.models.llm import Llm
+from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
 from planner.models.parallel import (
     SEND_RECV_S,
     Algorithm,
@@ -74,6 +74,16 @@ def test_beside_prefills_kv_is_read_once_per_query_head() -> None:
     assert latency.d_s + latency.m_s == pytest.approx(3.2)
     assert roofline(LLM, dataclasses.replace(GPU, mixed_kv_bytes_per_s=1e6), 2).m_s == 0.0
     assert roofline(LLM, GPU, 2).m_s == 0.0
+
+
+def test_layers_with_a_window_read_little_of_it() -> None:
+    """Of 4 layers 3 have a window and one has not: a quarter of the 32 bytes at 10 bytes/s."""
+    fused = dataclasses.replace(GPU, mixed_kv_bytes_per_s=10.0)
+    full = GroupedAttention(LLM.heads, LLM.kv_heads, LLM.head_dim, LLM.head_dim)
+    windowed = dataclasses.replace(full, window_tokens=16)
+    block = FeedForward(LLM.ffn, LLM.gated_ffn)
+    groups = LayerGroup(1, full, block), LayerGroup(3, windowed, block)
+    assert mixed_kv_s(dataclasses.replace(LLM, groups=groups), fused, 2) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])

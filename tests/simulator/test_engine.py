@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from async_reference import AsyncReference
-from simulations import LLM, compare, make_latency, make_pool, make_trace, mixed, random_case
+from simulations import LLM, beside, compare, make_latency, make_pool, make_trace, mixed, random_case
 
 from planner.domain import Limit
 from planner.errors import InputError
@@ -191,6 +191,8 @@ def test_asynchronous_engines_agree_with_the_plain_simulator(seed: int) -> None:
     fleet = replace(fleet, pools=roomy, policies=replace(fleet.policies, routing=routing))
     fleet = with_engine(fleet, random_engine(seed, async_scheduling=True))
     compare(fleet, trace, limits, closed_loop, AsyncReference)
+    if seed % 3 == 0 and routing != "jsq":
+        compare(beside(fleet, seed), trace, limits, closed_loop, AsyncReference)
 
 
 @pytest.mark.parametrize("batching", ["sarathi", "vllm-v0", "orca", "lightllm"])

@@ -138,9 +138,10 @@ class PrefixReference(Reference):
         if left in cache.idle and len(self.shared[i]) == len(self.ids[i]) == len(matched):
             assert left is not None
             cache.idle.remove(left)
-            request.blocks = left.blocks
-            worker.free -= left.blocks
-            request.cached += left.blocks * BLOCK
+            blocks = min(left.blocks, (request.input + request.generated - 1 - request.cached) // BLOCK)
+            request.blocks = blocks
+            worker.free -= blocks
+            request.cached += blocks * BLOCK
         self.left[i] = None
         self.expected[i] = 0
         if self.first_hit[i] < 0:
@@ -208,7 +209,7 @@ class PrefixReference(Reference):
         cache = self.caches[worker.index]
         copies = [copy for node in cache.copies.values() for copy in node]
         in_use = sum(copy.users > 0 for copy in copies) * self.blocks
-        private = sum(request.blocks for request in worker.running)
+        private = sum(request.blocks + request.beside for request in worker.running)
         assert worker.free + in_use + private == worker.type.kv_tokens // BLOCK
         assert all(node[:-1] in cache.copies for node in cache.copies if len(node) > 1)
 

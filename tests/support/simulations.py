@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from simulator_reference import Reference
 
 from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.models.kv_layout import KvBeside
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.simulator.metrics import gaps_s
@@ -114,6 +116,18 @@ def random_case(seed: int, *, dyadic: bool) -> tuple[Fleet, Trace, tuple[Limit, 
         Limit(metric, float(rng.uniform(0.3, 1)), 0.02 * 500 ** rng.uniform()) for metric in metrics
     )
     return fleet, trace, limits, int(rng.integers(1, 12)) if rng.uniform() < 0.2 else 0
+
+
+def beside(fleet: Fleet, seed: int) -> Fleet:
+    """The same fleet where sequences take windows and states of the KV cache beside their tokens."""
+    rng = np.random.default_rng([seed, 5])
+
+    def drawn() -> KvBeside:
+        ratio = float(rng.choice([0.0, 0.5, 1.0, 2.6]))
+        return KvBeside(int(rng.integers(0, 4)), ratio, int(rng.integers(1, 4)) if ratio else 0)
+
+    pools = tuple(replace(pool, type=replace(pool.type, kv_beside=drawn())) for pool in fleet.pools)
+    return replace(fleet, pools=pools)
 
 
 def compare(

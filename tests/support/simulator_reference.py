@@ -35,6 +35,7 @@ class Request:
     generated: int = 0
     cached: int = 0
     blocks: int = 0
+    beside: int = 0
     is_prefilled: bool = False
     admissions: int = 0
     preemptions: int = 0
@@ -95,7 +96,13 @@ class Worker:
     tokens: int = 0
 
     def fits(self, request: Request) -> bool:
-        return blocks_of(request.input + request.output) <= self.type.kv_tokens // BLOCK
+        return (
+            blocks_of(request.input + request.output) + self.beside(request) <= self.type.kv_tokens // BLOCK
+        )
+
+    def beside(self, request: Request) -> int:
+        """Blocks that it takes beside those of its tokens."""
+        return self.type.kv_beside.blocks(request.input + request.output)
 
     def score(self) -> float:
         pending = sum(request.to_prefill + request.under_way for request in self.assigned)
@@ -318,9 +325,11 @@ class Reference:
             if not worker.waiting:
                 break
             request = self.next_waiting(worker)
-            if self.missing_blocks(worker, request) > worker.free:
+            if self.missing_blocks(worker, request) + worker.beside(request) > worker.free:
                 break
             worker.waiting.remove(request)
+            worker.free -= worker.beside(request)
+            request.beside = worker.beside(request)
             self.take(worker, request)
             if math.isnan(request.scheduled_s):
                 request.scheduled_s = now
@@ -357,8 +366,8 @@ class Reference:
         """The request is admitted."""
 
     def give_back(self, worker: Worker, request: Request) -> None:
-        worker.free += request.blocks
-        request.blocks = 0
+        worker.free += request.blocks + request.beside
+        request.blocks = request.beside = 0
 
     def computed(self, worker: Worker, request: Request) -> None:
         """A chunk of the request is."""
@@ -422,7 +431,7 @@ class Reference:
         worker.assigned.remove(request)
         target = self.choose("back", request)
         if target is None:
-            worker.free += request.blocks
+            worker.free += request.blocks + request.beside
             self.reject(request)
             return
         request.decode_worker = target.index
@@ -435,9 +444,13 @@ class Reference:
 
         Looked at when a request is handed off and when a step of the decode worker ends.
         """
-        while worker.inbound and worker.inbound[0].blocks + self.promised(worker) <= worker.free:
-            request = worker.inbound.popleft()
-            worker.free -= request.blocks  # as many as it has on its prefill worker
+        while worker.inbound:
+            request = worker.inbound[0]
+            blocks = request.blocks + worker.beside(request)  # as many of its tokens as on its prefill worker
+            if blocks + self.promised(worker) > worker.free:
+                break
+            worker.inbound.popleft()
+            worker.free -= blocks
             heapq.heappush(self.events, (self.transfer_end_s(request, now), LINK, self.transfers))
             self.transfers += 1
             self.link.append(request)
@@ -469,7 +482,8 @@ class Reference:
     def end_transfer(self, now: float) -> None:
         request = self.link.popleft()
         source, target = self.workers[request.prefill_worker], self.workers[request.decode_worker]
-        source.free += request.blocks
+        source.free += request.blocks + request.beside
+        request.beside = target.beside(request)
         target.ready.append(request)
         request.known_step = 0
         if target.step_start_s is not None:

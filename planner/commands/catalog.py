@@ -1,0 +1,102 @@
+"""`plan catalog`: what is known, and what can be made known. A word that is no command here is a table."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from planner.commands.common import CatalogOption, JsonOption, Progress, print_json, print_rows, say_first
+from planner.commands.facts import show_catalog
+from planner.documents.catalog import Catalog, read_catalog
+from planner.domain import Gpu
+from planner.errors import InputError
+
+
+class CatalogCommands(TyperGroup):
+    """`plan catalog gpus` is `plan catalog show gpus`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+commands = typer.Typer(cls=CatalogCommands, help="Print what the planner knows, or add to it.")
+commands.command("show")(show_catalog)
+
+
+@commands.command("fit")
+def fit_kernels(
+    llm: Annotated[str, typer.Argument(help="Name or alias, or the folder of its config.json.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="A catalog directory; made if need be.")
+    ],
+    gpu: Annotated[list[str] | None, typer.Option("--gpu", help="Of these GPUs; else of all.")] = None,
+    tp: Annotated[
+        list[int] | None, typer.Option("--tp", min=1, help="Of these TPs; else 1, 2, 4, 8.")
+    ] = None,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Make fits of step times from AIConfigurator's kernel tables: DIR is then given as --catalog."""
+    from planner.imports.silicon_fits import TPS, file_name, silicon_fits
+    from planner.io.files import check_output_directory, is_path, to_yaml, write_files
+
+    known = read_catalog(catalog)
+    check_output_directory(out)
+    served, gpus = known.llm(llm), _gpus(known, gpu)
+    given = Path(llm) if llm.lower() not in known.llm_aliases and is_path(llm) else None
+    folder = given.parent if given is not None and given.is_file() else given
+    command = f"plan catalog fit {served.name if folder is None else llm}"
+    documents: dict[str, dict[str, Any]] = {}
+    left_out: list[str] = []
+    with Progress() as progress:
+        for each in gpus:
+            progress(f"{served.name} on {each.name}")
+            date = datetime.date.today().isoformat()
+            fitted = silicon_fits(served, each, tp or TPS, date=date, command=command, folder=folder)
+            left_out += fitted.left_out
+            if fitted.document is not None:
+                documents[f"latency/{file_name(served, each)}"] = fitted.document
+    if not documents:
+        raise InputError(left_out[0])
+    write_files(out, {name: to_yaml(document) for name, document in documents.items()})
+    rows = [
+        {
+            "gpu": document["gpu"],
+            "tp": fit["tp"],
+            "ep": fit.get("ep", False),
+            "mape_frac": fit["mape_frac"],
+            "file": str(out / name),
+        }
+        for name, document in documents.items()
+        for fit in document["fits"]
+    ]
+    if json_output:
+        print_json({"llm": served.name, "fits": rows, "left_out": left_out})
+    else:
+        say_first(left_out)
+        print_rows([_shown(row) for row in rows], served.name)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "gpu": row["gpu"],
+        "tp": row["tp"],
+        "experts": "whole" if row["ep"] else "-",
+        "held-out error": f"{100 * row['mape_frac']:.1f} %",
+        "file": row["file"],
+    }
+
+
+def _gpus(known: Catalog, names: list[str] | None) -> list[Gpu]:
+    """Those asked for, or all of which AIConfigurator has kernels."""
+    from planner.imports.silicon import SYSTEMS
+
+    if names:
+        return [known.gpu(name) for name in names]
+    return [gpu for name, gpu in known.gpus.items() if name in SYSTEMS]

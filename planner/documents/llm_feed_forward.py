@@ -1,0 +1,248 @@
+"""The feed-forward block of each layer out of a config.json: one, or experts that tokens choose from."""
+
+from __future__ import annotations
+
+import math
+
+from planner.documents.llm_attention import BLOCKS, block_config, block_pattern, count, layer_count
+from planner.documents.llm_formats import Formats
+from planner.errors import CatalogError
+from planner.io.values import Section, nearest, refused
+from planner.models.llm import FeedForward
+
+_FFN = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "top_k_experts",
+    "moe_top_k",
+)
+_STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "moe_layer_freq")
+_OF_EXPERTS = (  # mean nothing without any
+    "n_shared_experts",
+    "num_shared_experts",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "share_expert_dim",
+    "moe_intermediate_size",
+    *_STEPS,
+    "first_k_dense_replace",
+    "mlp_only_layers",
+)
+_FFN_4X = ("bloom", "gpt2")  # leave the width out: it is four times hidden
+_UNGATED = (
+    "opt",
+    "bloom",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "gpt_neo",
+    "phi",
+    "gpt_bigcode",
+    "starcoder2",
+    "nemotron",
+)
+_GATED = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "phi3",
+    "olmo",
+    "olmo2",
+    "granite",
+    "internlm2",
+    "stablelm",
+    "cohere",
+    "cohere2",
+    "gpt_oss",
+    "deepseek_ref",
+    "step3p7",
+    "step3p5",
+)
+_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # SwiGLU in every LLM we know of
+_PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
+
+
+def expert_count(shape: Section) -> int:
+    """1 without any."""
+    experts = count(shape, *_EXPERTS, default=1)
+    if "enable_moe_block" in shape and not shape.flag("enable_moe_block"):
+        experts = 1
+    if experts == 1:
+        for key in _OF_EXPERTS:
+            if shape.get(key) and (key not in _STEPS or shape.get(key) != 1):
+                raise CatalogError(
+                    f"{shape.at(key)}: of an LLM with experts, and this has none; expected one of "
+                    f"{', '.join(_EXPERTS)} beside it"
+                )
+    return experts
+
+
+def is_gated(shape: Section) -> bool:
+    """Three matrices or two."""
+    kind = str(shape.get("model_type", ""))
+    if kind == "nemotron_h":
+        return False
+    if kind in _GATED or kind in _UNGATED:
+        return kind in _GATED
+    if any(known in str(shape.get("hidden_act", "")) for known in _GATED_ACTIVATIONS):
+        return True
+    raise CatalogError(
+        f"{shape.at('model_type')}: {kind!r} is not one we know (nearest: "
+        f"{', '.join(nearest(kind, (*_GATED, *_UNGATED))) or 'none'}); describe it in a llms.yaml of your own"
+    )
+
+
+def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward | None:
+    kind = str(shape.get("model_type", ""))
+    hidden = count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    if "block_configs" in shape:
+        return _of_block(shape, layer, hidden, formats)
+    has_experts = expert_count(shape) > 1
+    if pattern := block_pattern(shape, layer_count(shape)):
+        block = BLOCKS[pattern[layer]][1]
+        if block is None:
+            return None
+        has_experts = block == "experts"
+    elif has_experts:
+        has_experts = _is_sparse(shape, layer)
+    if has_experts:
+        return _experts(shape, layer, formats)
+    wider = ("intermediate_size_mlp", "dense_intermediate_size") if expert_count(shape) > 1 else ()
+    width = count(shape, *wider, *_FFN, default=4 * hidden if kind in _FFN_4X else None)
+    if kind == "qwen":
+        width //= 2  # the first Qwen stores gate and up as one width
+    return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
+
+
+def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> FeedForward | None:
+    """Of Llama-Nemotron: each layer has its own width, 2/3 of so many times hidden, a multiple of 256."""
+    block = block_config(shape, layer, "ffn")
+    for key in ("replace_with_linear", "sparsify", "moe"):
+        if block.get(key):
+            raise refused(block.at(key), "is not modelled; expected none", block.get(key))
+    if block.flag("no_op", False):
+        return None
+    if "ffn_mult" in block:
+        width = math.ceil(int(2 * block.number("ffn_mult", above=0) * hidden / 3) / 256) * 256
+    else:
+        width = count(block, "intermediate_size")
+    return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
+
+
+def _is_sparse(shape: Section, layer: int) -> bool:
+    """Whether this layer has experts."""
+    layers = layer_count(shape)
+    for key in ("mlp_layer_types", "moe_layer_freq"):
+        listed = shape.get(key)
+        if not isinstance(listed, list):
+            continue
+        if len(listed) != layers:
+            raise CatalogError(f"{shape.at(key)}: {len(listed)} entries for {layers} layers")
+        if listed[layer] not in ("dense", "sparse", 0, 1):
+            raise refused(shape.at(key), "expected dense and sparse, or 0 and 1", listed[layer])
+        return listed[layer] in ("sparse", 1)
+    if layer < shape.whole("first_k_dense_replace", 0, least=0):
+        return False
+    only = shape.get("mlp_only_layers", [])
+    if not isinstance(only, list):
+        raise refused(shape.at("mlp_only_layers"), "expected a list of layers", only)
+    if layer in only:
+        return False
+    if "moe_layers_enum" in shape:  # Step's: "3,4,5"
+        return str(layer) in shape.text("moe_layers_enum").replace(" ", "").split(",")
+    if isinstance(listed := shape.get("moe_layers"), list):
+        return layer in listed
+    if layer % shape.whole("moe_layer_freq", 1):
+        return False
+    return all((layer + 1) % shape.whole(key, 1) == 0 for key in _STEPS[:3])
+
+
+def _experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
+    shared_width = _shared_width(shape)
+    inner = count(shape, "moe_latent_size", "routed_expert_hidden_size", default=0)
+    return FeedForward(
+        width=count(shape, "moe_intermediate_size", *_FFN),
+        is_gated=is_gated(shape),
+        experts=expert_count(shape),
+        experts_per_token=count(shape, *_PER_TOKEN),
+        shared_width=shared_width,
+        inner=inner or None,
+        weights=_experts_format(shape, layer, formats),
+        shared_weights=_shared_format(shape, layer, formats) if shared_width or inner else "bf16",
+    )
+
+
+def _shared_width(shape: Section) -> int:
+    """Of all shared experts together."""
+    kind = str(shape.get("model_type", ""))
+    if kind.startswith("gemma4"):
+        return count(shape, *_FFN)  # the block that stands beside the experts
+    if kind.startswith("llama4"):
+        return count(shape, *_FFN)
+    if shape.get("shared_expert_intermediate_size"):
+        return shape.whole("shared_expert_intermediate_size")
+    number = shape.whole("n_shared_experts", shape.whole("num_shared_experts", 0, least=0), least=0)
+    if shape.get("shared_intermediate_size"):
+        return max(number, 1) * shape.whole("shared_intermediate_size")
+    if not number:
+        return shape.whole("share_expert_dim", 0, least=0)
+    each = count(shape, "moe_shared_expert_intermediate_size", "share_expert_dim", "moe_intermediate_size")
+    return number * each
+
+
+def _dense_format(shape: Section, layer: int, formats: Formats, below: tuple[str, ...] = ("",)) -> str:
+    """Of one block's matrices, which must be alike."""
+    found = {
+        formats.of(
+            [
+                f"layers.{layer}.{parent}.{part}{name}"
+                for parent in _PARENTS
+                for part in below
+                for name in names
+            ]
+        )
+        for names in (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",))
+    }
+    if len(found) > 1:
+        raise CatalogError(
+            f"{shape.where}: the block of layer {layer} in {' and '.join(sorted(found))}; not modelled: "
+            "expected one format"
+        )
+    return found.pop()
+
+
+def _shared_format(shape: Section, layer: int, formats: Formats) -> str:
+    if str(shape.get("model_type", "")).startswith("gemma4"):
+        return _dense_format(shape, layer, formats)
+    return _dense_format(shape, layer, formats, ("shared_experts.", "shared_expert."))
+
+
+def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
+    """Of all matrices of all routed experts, which must be alike."""
+    parents = tuple(f"{parent}.experts" for parent in _PARENTS)
+    if str(shape.get("model_type", "")).startswith("gemma4"):
+        parents = ("experts",)  # beside its `mlp`, not in it
+    found = {
+        formats.of(
+            [f"layers.{layer}.{parent}.0.{name}" for parent in parents for name in names], is_expert=True
+        )
+        for names in (("gate_proj", "w1", "up_proj"), ("up_proj", "w3"), ("down_proj", "w2"))
+    }
+    if len(found) > 1:
+        raise CatalogError(
+            f"{shape.where}: the experts of layer {layer} in {' and '.join(sorted(found))}; not modelled: "
+            "expected one format"
+        )
+    return found.pop()

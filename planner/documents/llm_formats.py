@@ -1,0 +1,358 @@
+"""Number formats of an LLM's parts, as those who quantise it write them down.
+
+formats = read_formats(file, config)
+formats.of("layers.3.mlp.experts.0.gate_proj")       # "nvfp4"
+
+It stands in `quantization_config` of config.json (fp8, AWQ, GPTQ, mxfp4, compressed-tensors, ModelOpt) or in
+hf_quant_config.json beside it (ModelOpt). Modules that are left out are named, with * or as re:..., and
+keep 16 bits; so does all that no target names.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.errors import CatalogError, InputError
+from planner.io.files import open_input
+from planner.io.values import shown
+from planner.models.llm import WEIGHT_BYTES
+
+Config = Mapping[str, Any]
+MAX_CONFIG_BYTES = 16 * 2**20  # lists of all experts take 3 MB
+QUANTISED = ("quantization_config", "compression_config", "quantization")
+MODELOPT_FILE = "hf_quant_config.json"
+INSTEAD = (
+    "name a checkpoint in 16 bits, fp8, int8, int4, mxfp4 or nvfp4, or describe this one in a llms.yaml of "
+    "your own with its weights"
+)
+_OTHER_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ
+_IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
+_FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
+_GROUPED_METHODS = ("compressed-tensors", "modelopt", "modelopt_fp4", "none", *_FP8_METHODS)
+_ALGORITHMS = {  # of ModelOpt
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8-block",
+    "FP8_PB": "fp8-block",
+    "MXFP8": "fp8-block",
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "MXFP4": "mxfp4",
+    "W4A16": "int4",
+    "W4A16_AWQ": "int4",
+    "INT4_AWQ": "int4",
+    "INT8_SQ": "int8",
+}
+_MIXED = "MIXED_PRECISION"
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
+_ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+_GLOB = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class Formats:
+    """`default` is of what no rule names, `experts` of routed experts that none names. A rule is a name, of a
+    module or of what it lies in, or a pattern.
+    """
+
+    default: str = "bf16"
+    experts: str = "bf16"
+    kv_dtype_bytes: float = 2.0
+    names: Mapping[str, str] = field(default_factory=dict)
+    patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
+
+    def of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
+        """Of a module by the names it goes by, each from "layers." or "lm_head" on."""
+        for alias in aliases:
+            if found := self._named(alias):
+                return found
+        return self.experts if is_expert else self.default
+
+    def named(self, module: str) -> str:
+        """Of a module that is quantised only where it is named, such as the output head."""
+        return self.names.get(module) or next(
+            (format for name, format in self.names.items() if name.endswith(f".{module}")), "bf16"
+        )
+
+    def _named(self, module: str) -> str | None:
+        """By the rules: of the module itself, of what it lies in, or of a part of its name."""
+        for prefix in _PREFIXES:
+            full = prefix + module
+            for pattern, format in self.patterns:
+                if pattern.match(full):
+                    return format
+            steps = _ONE_EXPERT.sub("*", full).split(".")
+            for last in range(len(steps), 0, -1):
+                for first in range(last):
+                    if found := self.names.get(".".join(steps[first:last])):
+                        return found
+        return None
+
+    @property
+    def bytes_per(self) -> tuple[float, float]:
+        """Of a weight of the narrowest format, and of a key."""
+        formats = {self.default, self.experts, *self.names.values(), *(one for _, one in self.patterns)}
+        return min(WEIGHT_BYTES[format] for format in formats), self.kv_dtype_bytes
+
+    def is_same(self, other: Formats) -> bool:
+        """Whatever the order in which the rules stand."""
+        mine, its = (
+            (each.default, each.experts, each.kv_dtype_bytes, each.names, set(each.patterns))
+            for each in (self, other)
+        )
+        return mine == its
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    try:
+        with open_input(path) as stream:
+            raw = stream.read(MAX_CONFIG_BYTES + 1)
+        config = json.loads(raw[:MAX_CONFIG_BYTES].decode("utf-8-sig"))
+    except InputError as error:
+        raise CatalogError(str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"{path}: is not JSON ({error}); expected a Hugging Face config.json") from None
+    if not isinstance(config, dict):
+        raise CatalogError(f"{path}: expected a Hugging Face config.json, found a {type(config).__name__}")
+    return config
+
+
+def read_formats(file: Path, config: Config) -> Formats:
+    """As vLLM serves them: float32 checkpoints run in 16 bits, and the KV cache keeps 16 bits unless the
+    checkpoint says otherwise. Raises CatalogError for what we do not know, and where two files disagree.
+    """
+    said = [
+        (f"{file}: {key}", _section(config[key], f"{file}: {key}", config))
+        for key in QUANTISED
+        if config.get(key) is not None
+    ]
+    if file.name == "config.json":
+        if (modelopt := file.with_name(MODELOPT_FILE)).exists():
+            where = f"{modelopt}: quantization"
+            said.append((where, _section(read_config(modelopt).get("quantization"), where, config)))
+        for name in _OTHER_FILES:
+            if not said and file.with_name(name).exists():
+                raise CatalogError(
+                    f"{file.with_name(name)}: not read; expected quantization_config in config.json, as "
+                    "vLLM wants it"
+                )
+    if len(said) > 1 and not said[0][1].is_same(said[1][1]):
+        (one, a), (other, b) = said[:2]
+        if a.bytes_per == b.bytes_per:
+            raise CatalogError(
+                f"{one} and {other} say different things of some modules; remove what is out of date"
+            )
+        raise CatalogError(
+            f"{one} counts {a.bytes_per[0]:g} byte(s) per weight and {a.bytes_per[1]:g} per key, "
+            f"{other} {b.bytes_per[0]:g} and {b.bytes_per[1]:g}; remove what is out of date"
+        )
+    if said:
+        return said[0][1]
+    dtype = str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
+    if dtype in ("float16", "bfloat16", "half", "float32", "float"):
+        return Formats()
+    if dtype.startswith("float8"):
+        return Formats("fp8", "fp8")
+    raise CatalogError(f"{file}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}")
+
+
+def _section(section: object, where: str, config: Config) -> Formats:
+    """What Hugging Face or ModelOpt wrote down."""
+    if isinstance(section, dict) and isinstance(section.get("quantization"), dict):
+        where, section = f"{where}: quantization", section["quantization"]
+    if not isinstance(section, dict):
+        raise CatalogError(
+            f"{where}: expected keys and values such as quant_method: fp8, found {section!r:.80}"
+        )
+    kv_dtype_bytes = _kv_bytes(section, where)
+    ignored = {name: "bf16" for name in _ignored(section, where)}
+    if config.get("model_type") == "deepseek_v4":
+        return _deepseek_v4(section, where, config, kv_dtype_bytes)
+    if section.get("quantized_layers"):
+        named = _quantised_layers(section["quantized_layers"], f"{where}: quantized_layers")
+        return _formats("bf16", "bf16", kv_dtype_bytes, ignored | named)
+    if (algorithm := section.get("quant_algo")) is not None:
+        if str(algorithm).upper() not in _ALGORITHMS:
+            raise CatalogError(f"{where}: quant_algo: {shown(algorithm)} is not modelled; {INSTEAD}")
+        format = _ALGORITHMS[str(algorithm).upper()]
+        if format == "int4":
+            format = _int4(section, where)
+        return _formats(format, format, kv_dtype_bytes, ignored)
+    method = str(section.get("quant_method")).lower()
+    if groups := section.get("config_groups"):
+        if method not in _GROUPED_METHODS:
+            raise _not_modelled(section, where, "quant_method")
+        return _config_groups(groups, f"{where}: config_groups", kv_dtype_bytes, ignored)
+    if section.get("quant_method") is None and "quant_algo" in section:
+        return Formats(kv_dtype_bytes=kv_dtype_bytes)  # ModelOpt, of keys and values alone
+    experts = default = _of_method(section, where, method)
+    if method in ("mxfp4", "gpt_oss_mxfp4"):
+        default = "bf16"  # of gpt-oss: experts alone
+    return _formats(default, experts, kv_dtype_bytes, ignored)
+
+
+def _of_method(section: Config, where: str, method: str) -> str:
+    match method:
+        case "fp8" | "fbgemm_fp8" | "ptpc_fp8":
+            return "fp8-block" if section.get("weight_block_size") else "fp8"
+        case "mxfp4" | "gpt_oss_mxfp4":
+            return "mxfp4"
+        case "awq" | "gptq" | "awq_marlin" | "gptq_marlin":
+            if section.get("dynamic"):
+                raise CatalogError(
+                    f"{where}: dynamic: bits that differ by module are not modelled; expected none"
+                )
+            if section.get("bits") == 8 and method.startswith("gptq"):
+                return "int8"
+            if section.get("bits") == 4:
+                return _int4(section, where)
+            raise _not_modelled(section, where, "bits")
+    name = "bits" if section.get("quant_method") is None and "bits" in section else "quant_method"
+    raise _not_modelled(section, where, name)
+
+
+def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
+    return CatalogError(f"{where}: {key}: {shown(section.get(key))} is not modelled; {INSTEAD}")
+
+
+def _int4(section: Config, where: str) -> str:
+    """By the weights that share a scale; -1 is a whole row, None what AWQ and GPTQ do without being told."""
+    size = section.get("group_size", 128)
+    if size is None or size == -1 or (isinstance(size, int) and size >= 128):
+        return "int4"
+    if isinstance(size, int) and size >= 32:
+        return "int4-g32"
+    raise CatalogError(f"{where}: group_size: expected 32 or more, found {shown(size)}")
+
+
+def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: dict[str, str]) -> Formats:
+    """Of compressed-tensors and ModelOpt: each group has targets, kinds of modules or names of them."""
+    if not isinstance(groups, dict):
+        raise CatalogError(f"{where}: expected groups of targets and weights, found {shown(groups)}")
+    default, names = "bf16", dict(ignored)
+    for key, group in groups.items():
+        at = f"{where}: {key}"
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise CatalogError(f"{at}: weights: expected num_bits and type, found {shown(weights)}")
+        format = _of_group(weights, at)
+        for target in group.get("targets") or ("Linear",):
+            if target in ("Linear", "FusedMoE", "RoutedExperts"):
+                if default not in ("bf16", format):
+                    raise CatalogError(f"{at}: targets: {target!r} is in {default} by another group already")
+                default = format
+            else:
+                names.setdefault(str(target), format)
+    return _formats(default, default, kv_dtype_bytes, names)
+
+
+def _of_group(weights: Config, where: str) -> str:
+    bits, kind, size = weights.get("num_bits"), weights.get("type", "int"), weights.get("group_size")
+    match bits, kind:
+        case 8, "float":
+            return "fp8-block" if weights.get("strategy") == "block" or size == 32 else "fp8"
+        case 8, "int":
+            return "int8"
+        case 4, "float" if size in (16, 32):
+            return "nvfp4" if size == 16 else "mxfp4"
+        case 4, "int":
+            return _int4({"group_size": size}, where)
+    raise CatalogError(
+        f"{where}: weights: {shown(kind)} of {shown(bits)} bits in groups of {shown(size)} are not modelled; "
+        f"{INSTEAD}"
+    )
+
+
+def _quantised_layers(layers: object, where: str) -> dict[str, str]:
+    """Of ModelOpt: name of a module -> {quant_algo: ...}. The experts of a layer must be alike."""
+    if not isinstance(layers, dict):
+        raise CatalogError(f"{where}: expected a format for each name, found {shown(layers)}")
+    names: dict[str, str] = {}
+    for name, said in layers.items():
+        algorithm = str(said.get("quant_algo") if isinstance(said, dict) else said).upper()
+        if algorithm not in _ALGORITHMS:
+            raise CatalogError(f"{where}: {name}: quant_algo: {algorithm!r} is not modelled; {INSTEAD}")
+        module = _ONE_EXPERT.sub("*", name)
+        if names.setdefault(module, _ALGORITHMS[algorithm]) != _ALGORITHMS[algorithm]:
+            raise CatalogError(
+                f"{where}: {name}: {algorithm}, other experts of this layer {names[module]}; not modelled"
+            )
+    return names
+
+
+def _deepseek_v4(section: Config, where: str, config: Config, kv_dtype_bytes: float) -> Formats:
+    """Blocks of fp8 for all but the routed experts, which have a key of their own; ModelOpt quantises these
+    alone, and its `ignore` speaks of that.
+    """
+    experts = {"fp4": "mxfp4", "fp8": "fp8-block"}.get(str(config.get("expert_dtype", "fp4")))
+    if experts is None:
+        raise CatalogError(f"{where}: expert_dtype: expected fp4 or fp8, found {config['expert_dtype']!r}")
+    if layers := section.get("quantized_layers"):
+        named = set(_quantised_layers(layers, f"{where}: quantized_layers").values())
+        if named != {"nvfp4"}:
+            raise CatalogError(f"{where}: quantized_layers: expected experts in NVFP4, found {sorted(named)}")
+        experts = "nvfp4"
+    elif section.get("quant_method") != "fp8":
+        raise _not_modelled(section, where, "quant_method")
+    return Formats("fp8-block", experts, kv_dtype_bytes)
+
+
+def _formats(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[str, str]) -> Formats:
+    """Names are looked up, patterns tried one by one."""
+    names: dict[str, str] = {}
+    patterns = []
+    for name, format in named.items():
+        if name.startswith("re:"):
+            patterns.append((re.compile(name.removeprefix("re:")), format))
+        elif _GLOB.search(_ONE_EXPERT.sub("", name)) and "experts.*." not in name:
+            patterns.append((re.compile(fnmatch.translate(name)), format))
+            patterns.append((re.compile(fnmatch.translate(f"{name}.*")), format))
+        else:
+            names[_ONE_EXPERT.sub("*", name)] = format
+    return Formats(default, experts, kv_dtype_bytes, names, tuple(patterns))
+
+
+def _ignored(section: Config, where: str) -> list[str]:
+    names: list[str] = []
+    for key in _IGNORED:
+        listed = section.get(key)
+        if listed is None:
+            continue
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise CatalogError(f"{where}: {key}: expected a list of names, found {shown(listed)}")
+        for name in listed:
+            try:
+                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+            except re.error as error:
+                raise CatalogError(f"{where}: {key}: {name!r} is no regular expression: {error}") from None
+            names.append(name)
+    return names
+
+
+def _kv_bytes(section: Config, where: str) -> float:
+    """Of a key: as compressed-tensors write it (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
+    (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
+    """
+    scheme, algorithm = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
+    if algorithm is not None and str(algorithm).upper() != "FP8":
+        raise CatalogError(
+            f"{where}: kv_cache_quant_algo: {algorithm!r} is not modelled; expected FP8, or none for 16 bits"
+        )
+    if scheme is None:
+        return 2.0 if algorithm is None else 1.0
+    if isinstance(scheme, str) and scheme.upper() == "FP8":
+        return 1.0
+    bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
+    if bits != 8 or isinstance(bits, bool) or (isinstance(scheme, dict) and scheme.get("type") == "int"):
+        raise CatalogError(
+            f"{where}: kv_cache_scheme: expected num_bits: 8 of floats, or none for 16 bits, found "
+            f"{scheme!r:.80}"
+        )
+    return 1.0

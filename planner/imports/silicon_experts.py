@@ -1,0 +1,57 @@
+"""Milliseconds of experts out of AIConfigurator's tables; `planner/imports/silicon.py` says why."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+Milliseconds = Callable[[int], float]  # of N tokens
+BLOCK = 128  # a side of fp8-block's blocks: no GPU may hold a part of one
+ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
+MOST_DECODES = 512
+
+
+def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None) -> dict[str, int]:
+    """How `tp` GPUs share experts: whole ones each (vLLM's --enable-expert-parallel), or a slice of every
+    one. Unsaid: slices, but where they would cut through blocks of fp8.
+    """
+    if whole is None:
+        whole = weights == "fp8-block" and (width // tp) % BLOCK != 0
+    return {"moe_tp_size": 1, "moe_ep_size": tp} if whole else {"moe_tp_size": tp, "moe_ep_size": 1}
+
+
+def operation_ms(engine: Any, operation: dict[str, Any], system: str) -> Milliseconds:
+    """Of one kind of experts, described as AIConfigurator does."""
+    kind = operation["Moe"]
+    draws = kind["workload_distribution"]
+    even_ms, drawn_ms = (
+        partial(_read_ms, engine, json.dumps([{"Moe": kind | {"workload_distribution": routing}}]))
+        for routing in ("balanced", draws)
+    )
+    if system in ONE_ROUTING:
+        return drawn_ms
+    return partial(experts_ms, kind["topk"] / kind["num_experts"], even_ms, drawn_ms)
+
+
+def _read_ms(engine: Any, operation: str, tokens: int) -> float:
+    return float(engine.evaluate_ops_json(operation, is_context=False, batch_size=tokens, s=1)[0][1])
+
+
+def experts_ms(share: float, even_ms: Milliseconds, drawn_ms: Milliseconds, tokens: int) -> float:
+    """Of all experts, of which a token visits `share`. Tokens of many sequences choose evenly: they read
+    those that they touch and compute as many tokens on all of them, out of a table in which no two tokens
+    share an expert before all are taken. More tokens than MOST_DECODES are of prompts, which prefer some: the
+    table of a power law.
+    """
+    touched = (1 - (1 - share) ** tokens) / share
+    low = max(int(touched), 1)
+    ms = float(np.interp(touched, (low, low + 1), (even_ms(low), even_ms(low + 1))))
+    all_touched = math.ceil(1 / share)
+    if tokens > all_touched:
+        ms += max(even_ms(tokens) - even_ms(all_touched), 0.0)
+    return max(ms, drawn_ms(tokens)) if tokens > MOST_DECODES else ms

@@ -1,0 +1,95 @@
+"""`plan catalog fit`: fits of kernel tables, in a folder that serves as a catalog."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner import cli
+from planner.documents.catalog import read_catalog
+
+HAS_TABLES = importlib.util.find_spec("aiconfigurator_core") is not None
+needs_tables = pytest.mark.skipif(not HAS_TABLES, reason="needs the extra 'silicon'")
+Plan = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Plan:
+    """The command in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["plan", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run
+
+
+@needs_tables
+def test_fits_are_made_and_found(plan: Plan) -> None:
+    code, out, err = plan(
+        *("catalog", "fit", "qwen3-30b-a3b", "--gpu", "b200", "--tp", "2", "-o", "own", "--json")
+    )
+    assert code == 0, err
+    rows = json.loads(out)["fits"]
+    assert [(row["gpu"], row["tp"], row["ep"]) for row in rows] == [
+        ("b200-180g", 2, False),
+        ("b200-180g", 2, True),
+    ]
+    own = read_catalog(Path("own"))
+    llm, gpu = own.llm("qwen3-30b-a3b"), own.gpu("b200")
+    for row in rows:
+        latency = own.latency(llm, gpu, 2, ep=row["ep"])
+        assert latency.kind == "kernels" and latency.mape_frac == row["mape_frac"]
+    assert own.latency(llm, gpu, 2) != own.latency(llm, gpu, 2, ep=True)
+
+
+@needs_tables
+def test_a_config_of_ones_own_is_fitted_too(plan: Plan) -> None:
+    shape = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8}
+    rest = {"intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 8192}
+    Path("mine").mkdir()
+    Path("mine/config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shape, **rest})
+    )
+    code, out, err = plan("catalog", "fit", "./mine", "--gpu", "h100", "--tp", "1", "-o", "own", "--json")
+    assert code == 0, err
+    assert [row["gpu"] for row in json.loads(out)["fits"]] == ["h100-80g"]
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("opt-66b",), "facebook/opt-66b on a100-80g: AIConfigurator's feed-forward blocks are all gated"),
+        (("qwen3-8b", "--gpu", "l4"), "Qwen/Qwen3-8B on l4-24g: AIConfigurator lacks kernels of this GPU"),
+        (("llama-3.1-70b", "--gpu", "l40s", "--tp", "1"), "tp1: does not fit"),
+        (("qwen3-8b", "--gpu", "h900"), "GPU 'h900' is not in"),
+        (("qwen-88",), "LLM 'qwen-88' is not in"),
+    ],
+)
+def test_what_cannot_be_fitted_is_one_line(plan: Plan, words: tuple[str, ...], why: str) -> None:
+    code, out, err = plan("catalog", "fit", *words, "-o", "own")
+    assert (code, out) == (1, "") and why in err and len(err.splitlines()) == 1
+    assert not Path("own").exists()
+
+
+def test_without_the_extra_it_says_how_to_get_it(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("aiconfigurator_core", "aiconfigurator_core.sdk"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, _, err = plan("catalog", "fit", "qwen3-8b", "--gpu", "h100", "-o", "own")
+    assert code == 1 and "pip install 'fleetplan[silicon]'" in err and len(err.splitlines()) == 1
+
+
+def test_what_is_no_command_is_a_table(plan: Plan) -> None:
+    assert plan("catalog", "show", "gpus") == plan("catalog", "gpus") == plan("catalog")
+    code, _, err = plan("catalog", "fits")
+    assert code == 1 and "'fits' is not one of gpus, llms, slos, latency, engines" in err

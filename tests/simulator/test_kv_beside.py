@@ -1,0 +1,48 @@
+"""What sequences take of the KV cache beside their tokens: windows and states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulations import beside, compare, make_latency, make_trace, mixed, random_case
+
+from planner.errors import InputError
+from planner.fleet import Policies
+from planner.models.kv_layout import KvBeside
+from planner.simulator.replay import simulate
+
+
+@pytest.mark.parametrize("dyadic", [False, True])
+def test_kernel_equals_the_plain_simulator(dyadic: bool) -> None:
+    for seed in range(60):
+        fleet, trace, limits, closed_loop = random_case(seed, dyadic=dyadic)
+        compare(beside(fleet, seed), trace, limits, closed_loop)
+
+
+def test_a_state_takes_the_room_of_a_sequence() -> None:
+    """Ten blocks, sequences of 16 + 16 tokens: two blocks each, five of them at once; with three blocks of
+    state two at once, so that of four the second pair waits for the first. Steps take 1 s.
+    """
+    trace = make_trace([0, 0, 0, 0], [16] * 4, [17] * 4)
+    fleet = mixed(make_latency(), kv_tokens=160)
+    assert simulate(fleet, trace).e2e_s.tolist() == [17.0] * 4
+    kind = replace(fleet.pools[0].type, kv_beside=KvBeside(3))
+    fleet = replace(fleet, pools=(replace(fleet.pools[0], type=kind),))
+    assert simulate(fleet, trace).e2e_s.tolist() == [17.0, 17.0, 34.0, 34.0]
+    assert kind.holds(112) and not kind.holds(113)
+
+
+def test_a_request_that_never_fits_is_turned_away() -> None:
+    trace = make_trace([0, 0], [16, 64], [1, 1])
+    fleet = mixed(make_latency(), kv_tokens=160)
+    kind = replace(fleet.pools[0].type, kv_beside=KvBeside(1, 2.0, 4))
+    fleet = replace(fleet, pools=(replace(fleet.pools[0], type=kind),))
+    assert simulate(fleet, trace).status.tolist() == [0, 1]  # 1 + 1 + 2 x 1 and 1 + 5 + 2 x 4 of 10 blocks
+
+
+def test_batching_that_counts_tokens_alone_refuses() -> None:
+    fleet = beside(mixed(make_latency()), 1)
+    fleet = replace(fleet, policies=Policies(batching="distserve"))
+    with pytest.raises(InputError, match="windows or states; choose vllm-v1"):
+        simulate(fleet, make_trace([0], [4], [1]))
