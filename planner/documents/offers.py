@@ -76,7 +76,7 @@ def offers_document(offers: Mapping[str, Sequence[Offer]]) -> dict[str, list[dic
             {
                 "provider": offer.provider,
                 "term": offer.term,
-                "price": exactly(offer.usd_per_h, "usd_per_h"),
+                "price": exactly(offer.usd_per_h, "usd/h"),
                 "date": offer.date,
                 "source": offer.source,
             }

@@ -1,11 +1,11 @@
-"""SkyPilot's catalog of a cloud (github.com/skypilot-org/skypilot-catalog, catalogs/vN/CLOUD/vms.csv): prices.
+"""SkyPilot's catalog of a cloud (github.com/skypilot-org/skypilot-catalog, catalogs/vN/CLOUD/vms.csv).
 
     InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
     gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,31.92,us-east-1,"{'Gpus': [{'Name': 'H100', ...",
 
-A row's price is of the whole instance. Of each GPU we take the instances with the most GPUs, as workers of any
-degree fit on them, and of these the cheapest region. SkyPilot's names are not ours: its A100 has 40 GB, and a
-name may be of two cards, which GpuInfo tells apart where it says PCIe.
+A row's price is of the whole instance. Of each GPU we take the instances with the most GPUs, as workers of
+any degree fit on them, and of these the cheapest region. SkyPilot's names are not ours: its A100 has 40 GB,
+and a name may be of two cards, which GpuInfo tells apart where it says PCIe.
 """
 
 from __future__ import annotations
