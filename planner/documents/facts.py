@@ -332,6 +332,13 @@ class EngineModelled:
 
 
 @dataclass(frozen=True, slots=True)
+class UncheckedEngine:
+    """Nobody compared this engine with what is simulated in its place."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -730,7 +737,7 @@ class LongestTtft:
 class NoneAlone:
     """No fleet of this GPU type alone keeps the SLO, by these limits; or none was found in time."""
 
-    kind: Literal["latency", "capacity"]
+    for_want_of: Literal["latency", "capacity"]
     limits: tuple[str, ...]
     is_proved: bool
 
@@ -768,6 +775,7 @@ Assuming = (
     | StepSpread
     | HostOverheads
     | EngineModelled
+    | UncheckedEngine
     | EngineSettings
     | KvLink
     | MeasuredWindow
@@ -787,6 +795,7 @@ Warned = (
     | ShortTrace
     | GuessedSteps
     | NearestEngine
+    | UncheckedEngine
     | OldPrices
     | NotSimulated
     | LongerSteps

@@ -400,6 +400,11 @@ def _(fact: facts.EngineModelled) -> str:
 
 
 @sentence.register
+def _(fact: facts.UncheckedEngine) -> str:
+    return f"nobody checked the scheduler or constants of {fact.engine} here; vLLM's are used"
+
+
+@sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"
@@ -618,7 +623,7 @@ def _(fact: facts.NoneUpTo) -> str:
 def _(fact: facts.NoneAlone) -> str:
     if not fact.is_proved:
         return "no fleet was found, and nothing proves that there is none"
-    return f"no fleet of it keeps the SLO ({fact.kind}: {', '.join(fact.limits)})"
+    return f"no fleet of it keeps the SLO ({fact.for_want_of}: {', '.join(fact.limits)})"
 
 
 @sentence.register

@@ -16,6 +16,7 @@ from planner.documents.facts import (
     SmallCaches,
     StepSpread,
     StepTimes,
+    UncheckedEngine,
     UncheckedLeftOut,
 )
 from planner.fleet import Fleet
@@ -64,6 +65,8 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
         found.append(NotOffered(task.not_offered))
     if task.engine is not None:
         found.append(EngineModelled(task.engine.title, task.engine.basis))
+        if not task.engine.is_checked:
+            found.append(UncheckedEngine(task.engine.title))
     if problem.hits is not None:
         found.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:

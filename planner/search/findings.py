@@ -407,6 +407,8 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
             found.append(facts.GuessedSteps(pool.type.gpu.name, pool.type.tp, pool.type.latency.basis))
     if (engine := fleet.engine) is not None and engine.is_nearest:
         found.append(facts.NearestEngine(engine.title, engine.basis))
+    if engine is not None and not engine.is_checked:
+        found.append(facts.UncheckedEngine(engine.title))
     return tuple(dict.fromkeys(found))
 
 
