@@ -4,8 +4,8 @@
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
-A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml and latency/*.yaml. A
-file there replaces the shipped one; fits there come before the shipped ones.
+A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml, prices.yaml and
+latency/*.yaml. A file there replaces the shipped one; fits there come before the shipped ones.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import read_fits, read_header
 from planner.documents.llm import llm_from_config
 from planner.documents.llm_row import of_groups, read_groups
+from planner.documents.offers import Offer, merged, parse_offers
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
 from planner.documents.spreads import SpreadRow, spread_of
@@ -37,6 +38,7 @@ from planner.units import quantity
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
 FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml")
+PRICES = "prices.yaml"  # of a catalog of one's own
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -54,6 +56,7 @@ GPU_KEYS = (
     "fp8_tflops",
     "fp4_tflops",
     "unchecked",
+    "prices",
     "all_reduce",
     "mixed_kv_bandwidth",
 )
@@ -76,12 +79,13 @@ WORDING = Wording(whole="expected a whole number > 0")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a row comes from; for a GPU also its price, whose date matters more."""
+    """Where a row comes from; for a GPU also its price, whose date matters more, and what providers ask."""
 
     source: str
     date: str
     price_source: str = ""
     price_date: str = ""
+    offers: tuple[Offer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,8 +235,8 @@ def read_catalog(directory: Path | None = None) -> Catalog:
             raise CatalogError(f"{directory}: no such catalog directory")
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
-        if not any((directory / name).exists() for name in (*FILES, "latency")):
-            names = ", ".join((*FILES[:3], "latency/", *FILES[3:]))
+        if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
+            names = ", ".join((*FILES[:3], "latency/", *FILES[3:], PRICES))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
     gpus_path, llms_path, slos_path, engines_path, spreads_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
@@ -243,8 +247,26 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     slos, _ = _rows(slos_path, _preset, provenance)
     engines, _ = _rows(engines_path, _engine, {})
     spreads, _ = _rows(spreads_path, _spread, {})
+    if directory is not None and (directory / PRICES).exists():
+        _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
     return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads)
+
+
+def _own_offers(
+    path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
+) -> None:
+    """What prices.yaml says comes before the offers of the rows; a cap has those of its uncapped row."""
+    own: dict[str, tuple[Offer, ...]] = {}
+    with errors_as(CatalogError, path):
+        for asked, written in read_yaml(path).items():
+            if (name := aliases.get(str(asked).lower())) is None:
+                raise _unknown("GPU", str(asked), gpus, aliases, "gpus.yaml")
+            own[name] = parse_offers(written, f"{path}: {asked}")
+    for name, gpu in gpus.items():
+        offers = own.get(name, own.get(gpu.base, ()))
+        known = provenance[name]
+        provenance[name] = replace(known, offers=merged(offers, known.offers))
 
 
 def _rows(
@@ -276,6 +298,7 @@ def _provenance(row: Section, document: Document) -> Provenance:
         date=row.written("date"),
         price_source=str(priced.get("price_source", "")),
         price_date=str(priced.get("price_date", "")),
+        offers=parse_offers(priced["prices"], row.at("prices")) if priced.get("prices") else (),
     )
 
 

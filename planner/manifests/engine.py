@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
-from planner.models.engine import DEPLOYED_VERSION
+from planner.models.engine import DEPLOYED_VERSION, NAMES
 from planner.models.llm import Llm
 from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
 
@@ -298,6 +298,10 @@ def is_rocm(gpu: Gpu) -> bool:
 
 def undeployable(fleet: Fleet) -> str:
     """Why no manifest here deploys this fleet; empty where one may."""
+    if fleet.engine is not None and fleet.engine.name != "vllm":
+        return (
+            f"the plan counts on {NAMES[fleet.engine.name]}, and what is deployed and run here is vLLM alone"
+        )
     if others := sorted({pool.type.gpu.name for pool in fleet.running if _is_other(pool.type.gpu)}):
         return (
             f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "

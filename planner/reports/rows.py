@@ -7,6 +7,7 @@ import numpy as np
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, SPOT
 from planner.fleet import Fleet, Pool
+from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence
@@ -350,7 +351,12 @@ def source_rows(plan: Plan) -> Rows:
     ]
     if plan.power is not None:
         found.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))
-    found.append(("Deployment", "rendered", f"for vLLM {vllm_version(plan.fleet)}"))
+    why = undeployable(plan.fleet)
+    found.append(
+        ("Deployment", "none", why)
+        if why
+        else ("Deployment", "rendered", f"for vLLM {vllm_version(plan.fleet)}")
+    )
     return ("Figure", "How", "From"), found
 
 

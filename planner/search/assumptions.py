@@ -11,10 +11,12 @@ from planner.documents.facts import (
     EngineSettings,
     HostOverheads,
     KvLink,
+    NotOffered,
     ObligedWork,
     SmallCaches,
     StepSpread,
     StepTimes,
+    UncheckedEngine,
     UncheckedLeftOut,
 )
 from planner.fleet import Fleet
@@ -59,8 +61,12 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
     ]
     if task.left_out:
         found.append(UncheckedLeftOut(task.left_out))
+    if task.not_offered:
+        found.append(NotOffered(task.not_offered))
     if task.engine is not None:
         found.append(EngineModelled(task.engine.title, task.engine.basis))
+        if not task.engine.is_checked:
+            found.append(UncheckedEngine(task.engine.title))
     if problem.hits is not None:
         found.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:
