@@ -13,6 +13,7 @@ from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
 MAX_PP = 16  # pipeline stages of a worker
@@ -25,7 +26,8 @@ class WorkerType:
 
     One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
     multiple of the block. `form` are the step times of another program, which the simulator takes instead of
-    `latency`. `engine` adds what its host takes to the step times; None: they are taken as they are.
+    `latency`. `engine` adds what its host takes to the step times; None: they are taken as they are. With
+    `speculation` its decodes draft tokens and check them.
     """
 
     gpu: Gpu
@@ -37,6 +39,7 @@ class WorkerType:
     pp: int = 1
     form: StepForm | None = None
     engine: Engine | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -48,11 +51,25 @@ class WorkerType:
     @property
     def name(self) -> str:
         """For instance 'h100-80g tp4 2048': GPU, TP, PP if there is any, token budget per step; then the
-        sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'.
+        sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'; then the drafts:
+        'h100-80g tp4 2048 spec2'.
         """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
         seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
-        return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}{seats}"
+        drafts = "" if self.speculation is None else f" spec{self.speculation.tokens}"
+        return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}{seats}{drafts}"
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a decode has in a step, and the most that leave: 1, or 1 and its drafts."""
+        return 1 if self.speculation is None else self.speculation.most_tokens
+
+    @property
+    def step_times(self) -> StepForm:
+        """What the simulator takes for the seconds of a step."""
+        if self.speculation is not None:
+            return SpeculativeSteps(self.latency, self.speculation)
+        return self.form or self.latency
 
     @property
     def gpus(self) -> int:

@@ -311,6 +311,7 @@ def _machine(option: Option) -> tuple[object, ...]:
         worker.max_num_seqs,
         worker.form,
         worker.engine,
+        worker.speculation,
     )
 
 
