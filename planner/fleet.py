@@ -229,8 +229,11 @@ class Fleet:
 
     @property
     def engine(self) -> Engine | None:
-        """What its workers run, as far as that is modelled."""
-        return next((pool.type.engine for pool in self.running if pool.type.engine is not None), None)
+        """What its workers run, as far as that is modelled; where some schedule synchronously because of
+        what they draft, as the others do.
+        """
+        engines = [pool.type.engine for pool in self.running if pool.type.engine is not None]
+        return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
 
     def without_engine(self) -> Fleet:
         """The same fleet, its steps as long as the fits say."""

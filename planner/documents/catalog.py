@@ -4,8 +4,8 @@
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
-A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml and latency/*.yaml. A
-file there replaces the shipped one; fits there come before the shipped ones.
+A directory of one's own may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml, slos.yaml,
+spreads.yaml and latency/*.yaml. A file there replaces the shipped one; fits there come before the shipped ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planner.documents.acceptance import ROW_KEYS as ACCEPTANCE_KEYS
+from planner.documents.acceptance import AcceptanceRow
+from planner.documents.acceptance import parse_row as parse_acceptance_row
 from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import read_fits, read_header
@@ -34,7 +37,7 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
-FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml")
+FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml")
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -95,6 +98,7 @@ class Catalog:
     fit_files: tuple[Path, ...] = ()
     engines: Mapping[str, EngineRow] = field(default_factory=dict)
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
+    acceptance: Mapping[str, AcceptanceRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[int, StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
@@ -189,7 +193,7 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         if not any((directory / name).exists() for name in (*FILES, "latency")):
             names = ", ".join((*FILES[:3], "latency/", *FILES[3:]))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
-    gpus_path, llms_path, slos_path, engines_path, spreads_path = (
+    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
@@ -198,8 +202,11 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     slos, _ = _rows(slos_path, _preset, provenance)
     engines, _ = _rows(engines_path, _engine, {})
     spreads, _ = _rows(spreads_path, _spread, {})
+    acceptance, _ = _rows(acceptance_path, _acceptance, {})
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
-    return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads)
+    return Catalog(
+        gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance
+    )
 
 
 def _rows(
@@ -330,6 +337,11 @@ def _engine(name: str, row: Section, document: Document) -> EngineRow:
 def _spread(name: str, row: Section, document: Document) -> SpreadRow:
     refuse_unknown(row.values, (*SPREAD_KEYS, *PROVENANCE), row.where)
     return parse_spread_row(row)
+
+
+def _acceptance(name: str, row: Section, document: Document) -> AcceptanceRow:
+    refuse_unknown(row.values, (*ACCEPTANCE_KEYS, *PROVENANCE), row.where)
+    return parse_acceptance_row(row)
 
 
 def _preset(name: str, row: Section, document: Document) -> SloPreset:

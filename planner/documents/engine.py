@@ -5,7 +5,7 @@
 Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by
 default. That is also what a file without the key means; `engine: none` takes step times as they are.
 Constants of one's own (`host`, `rest`, `front_end`, `tokens_per_s`) replace the row's;
-planner/models/engine.py says what they are.
+planner/models/engine.py says what they are. `speculative`: planner/documents/speculative.py.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ KEYS = (
     "basis",
     "nearest",
     "images",
+    "speculative",
 )
 ROW_KEYS = ("engine", "from", "to", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")

@@ -29,7 +29,7 @@ from planner.errors import InputError
 from planner.models.forms import SPECULATIVE, Compiled
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import active_weight_bytes
+from planner.models.memory import Memory, active_weight_bytes
 
 MOST_DRAFTS = 16  # tokens drafted per step; published curves end at 8
 
@@ -167,6 +167,14 @@ class Drafter:
     weight_bytes: float = 0.0
     kv_bytes_per_token: float = 0.0
     draft_frac: float = 0.0
+
+    def beside(self, use: Memory, llm: Llm, tp: int) -> Memory:
+        """The memory of one GPU with the drafter on it, split as the LLM is."""
+        if not self.weight_bytes:
+            return use
+        kv_bytes = use.kv_bytes_per_token * (1 + self.kv_bytes_per_token / llm.kv_bytes_per_token)
+        weight_bytes = use.weight_bytes + self.weight_bytes / tp
+        return replace(use, weight_bytes=weight_bytes, kv_bytes_per_token=kv_bytes)
 
 
 def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
