@@ -1,4 +1,4 @@
-"""Rows of catalogs/acceptance.yaml: accepted lengths by how many tokens are drafted, as somebody measured them."""
+"""Rows of catalogs/acceptance.yaml: accepted lengths by how many tokens are drafted, as measured."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def parse_row(row: Section) -> AcceptanceRow:
         raise refused(where, f"expected 1 to {MOST_DRAFTS} numbers", list(lengths))
     for drafts, length in enumerate(lengths, 1):
         if not 1 <= length <= 1 + drafts:
-            raise InputError(f"{where}: with {drafts} drafts a step yields 1 to {1 + drafts}, found {length:g}")
+            raise InputError(
+                f"{where}: with {drafts} drafts a step yields 1 to {1 + drafts}, found {length:g}"
+            )
     method = one_of(row.required("method"), METHODS, row.at("method"))
     return AcceptanceRow(method, row.written("of"), lengths, f"{row.written('of')}, {row.written('source')}")

@@ -51,7 +51,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
-from planner.models.speculation import Drafter, Speculation
+from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.policies import BY_FIELD
 from planner.units import exactly
 
@@ -309,7 +309,8 @@ def _pool(
     if pp > llm.layers:
         raise InputError(f"{row.at('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
     beside = drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
-    kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, seats, beside)
+    sampled = seats if speculation is None else SAMPLED_ROWS * seats
+    kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, sampled, beside)
     try:
         latency, form = _step_times(row.get("latency"), llm, gpu, tp, catalog, directory)
         if "latency" not in row:

@@ -3,10 +3,11 @@
     engine: {name: vllm, speculative: {method: mtp, tokens: [0, 1, 2, 3], acceptance: [0.85, 0.72, 0.6]}}
     speculative: {method: eagle3, tokens: 3, acceptance: kimi-k2.5-eagle3, model: nvidia/Kimi-K2.5-Eagle3}
 
-`acceptance` is how likely each draft token is accepted if those before it are: a list with a number for each,
-one number for all, or a row of the catalog. A list of `tokens` is a decision of the plan, 0 drafts none.
-`draft` is the share of a step of the LLM that one pass of the drafter takes (estimated by its weights where it
-is not given), `draft_step` the seconds that a pass takes on top; planner/models/speculation.py has the formula.
+`acceptance` is how likely each draft token is accepted if those before it are: a list with a number for
+each, one number for all, or a row of the catalog. A list of `tokens` is a decision of the plan, 0 drafts
+none. `draft` is the share of a step of the LLM that one pass of the drafter takes (estimated by its weights
+where it is not given), `draft_step` the seconds that a pass takes on top; planner/models/speculation.py has
+the formula.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ NOT_YET = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
 MOST_FRAC = 2.0  # of a step of the LLM that a pass of its drafter takes; beyond, it is a slip of the pen
 
 
-def parse_speculative(value: object, llm: Llm, catalog: Catalog, where: str) -> tuple[Speculation | None, ...]:
+def parse_speculative(
+    value: object, llm: Llm, catalog: Catalog, where: str
+) -> tuple[Speculation | None, ...]:
     """The drafts that may be chosen, one for each count of tokens, in order; (None,) for none at all."""
     if value is None or value == NONE:
         return (None,)
@@ -54,9 +57,7 @@ def parse_speculative(value: object, llm: Llm, catalog: Catalog, where: str) -> 
     for tokens in counts:
         try:
             choices.append(
-                Speculation(
-                    method, acceptance(tokens), frac, step_s, model, asked.text("basis", basis)
-                )
+                Speculation(method, acceptance(tokens), frac, step_s, model, asked.text("basis", basis))
                 if tokens
                 else None
             )
@@ -150,7 +151,9 @@ def _acceptance(asked: Section, method: str, most: int, catalog: Catalog) -> tup
         alike = share(value, where)
         return lambda tokens: (alike,) * tokens, "acceptance as given"
     if not isinstance(value, list):
-        raise refused(where, "expected numbers such as [0.8, 0.7], or a row of catalogs/acceptance.yaml", value)
+        raise refused(
+            where, "expected numbers such as [0.8, 0.7], or a row of catalogs/acceptance.yaml", value
+        )
     if len(value) < most:
         raise InputError(f"{where}: expected a number for each of {most} draft tokens, found {len(value)}")
     shares = tuple(share(item, where) for item in value)
@@ -160,6 +163,10 @@ def _acceptance(asked: Section, method: str, most: int, catalog: Catalog) -> tup
 def _draft(asked: Section, method: str, llm: Llm, model: str | None, catalog: Catalog) -> float:
     if method in (*WEIGHTLESS, *OWN_LAYERS) and model is not None:
         raise InputError(f"{asked.at('model')}: {method} has no model of its own, found {model!r}")
+    if method not in (*WEIGHTLESS, *OWN_LAYERS) and model is None:
+        raise InputError(
+            f"{asked.at('model')}: {method} needs the name of the drafter's checkpoint, found none"
+        )
     if "draft" in asked:
         return asked.share("draft", most=MOST_FRAC)
     try:

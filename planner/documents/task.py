@@ -8,7 +8,7 @@
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
-    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
 
@@ -31,6 +31,7 @@ from planner.documents.engine import default_engine, parse_engine
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
+from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
 from planner.domain import SPOT, Gpu, Slo
 from planner.errors import CatalogError, InputError
 from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
@@ -47,6 +48,8 @@ from planner.io.values import (
     whole,
 )
 from planner.models.engine import Engine
+from planner.models.llm import Llm
+from planner.models.speculation import Speculation
 from planner.policies import (
     PLANNED_QUEUES,
     PLANNED_ROUTINGS,
@@ -124,6 +127,7 @@ class Task:
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
     engine: Engine | None = None  # what its host adds, and how it schedules; None: nothing, at once
+    speculations: tuple[Speculation | None, ...] = (None,)  # what engines may draft; None: nothing
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
@@ -236,14 +240,14 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if window is not None and not isinstance(window, str):
         raise refused(traffic.at("window"), "expected text such as 'busiest 10 min'", window)
     try:
-        llm = catalog.llm(document["llm"]).name
+        llm = catalog.llm(document["llm"])
         stock = _stock(fleet.get("gpus"), catalog, fleet.at("gpus"))
         prices, reserved, spot = _prices(fleet.part("prices"), catalog)
     except CatalogError as error:
         raise CatalogError(placed(error, where)) from None
     spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
     task = Task(
-        llm=llm,
+        llm=llm.name,
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
         stock=stock,
         slowdowns=preset.slowdowns if preset else None,
@@ -258,6 +262,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         network=parse_network(fleet.part("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
         engine=_engine(asked, fleet, catalog),
+        speculations=_speculations(asked, fleet, llm, catalog),
         objective=_objective(document.get("objective", "cost"), asked.at("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
@@ -287,6 +292,20 @@ def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
         where = fleet.at("host_overhead")
         raise InputError(f"{where}: engine says what the host takes; drop one of the two")
     return parse_engine(asked.get("engine"), rows, asked.at("engine"))
+
+
+def _speculations(
+    asked: Section, fleet: Section, llm: Llm, catalog: Catalog
+) -> tuple[Speculation | None, ...]:
+    """What engines may draft; pipelines draft nothing."""
+    engine, where = asked.get("engine"), asked.at("engine")
+    choices = parse_speculative(asked_of_engine(engine), llm, catalog, f"{where}: speculative")
+    check_scheduling(engine, choices, where)
+    if None not in choices and any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+        raise InputError(
+            f"{where}: speculative: is not simulated in pipelines (fleet: pp); allow tokens: 0, or drop pp"
+        )
+    return choices
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:

@@ -27,14 +27,15 @@ import numpy as np
 
 from planner.errors import InputError
 from planner.models.forms import SPECULATIVE, Compiled
-from planner.models.latency import Array, StepLatency
+from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
 
 MOST_DRAFTS = 16  # tokens drafted per step; published curves end at 8
 
+SAMPLED_ROWS = 2  # per sequence, in the sampling that vLLM 0.32 profiles: a draft token and the next one
 WEIGHTLESS = ("ngram", "suffix")  # methods that look tokens up
-OWN_LAYERS = ("mtp",)  # ... that come with the LLM's checkpoint
+OWN_LAYERS = ("mtp",)  # ... whose drafter comes with the LLM's checkpoint
 METHODS = ("mtp", "eagle", "eagle3", "draft_model", *WEIGHTLESS)
 LOOK_AHEAD = ("mtp", "eagle", "eagle3", "draft_model")  # for whose drafts vLLM keeps k more KV slots
 
@@ -91,6 +92,11 @@ class Speculation:
         return self.method not in WEIGHTLESS
 
     @property
+    def drafter(self) -> tuple[str, str | None] | None:
+        """What keeps KV of its own, so that who hands over and who decodes must both have it."""
+        return (self.method, self.model) if self.has_weights else None
+
+    @property
     def lookahead_tokens(self) -> int:
         """KV slots that vLLM keeps per sequence beyond those of the tokens it checks."""
         return self.tokens if self.method in LOOK_AHEAD else 0
@@ -103,9 +109,7 @@ class SpeculativeSteps:
     latency: StepLatency
     speculation: Speculation
 
-    def step_s(
-        self, tokens: float, pairs: float, decodes: float, kv_tokens: float, prefills: float
-    ) -> float:
+    def step_s(self, tokens: float, pairs: float, decodes: float, kv_tokens: float, prefills: float) -> float:
         """Seconds of a step with prompts of so many tokens together, and A_p, D, K and P."""
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
         width, read = tokens + (1 + k) * decodes, kv_tokens + k * decodes
@@ -195,7 +199,9 @@ def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
         return Drafter(model.weight_bytes, model.kv_bytes_per_token, frac)
     if method in OWN_LAYERS:
         if not llm.draft_parameters:
-            raise InputError(f"{llm.name} has no layers for method {method}; take eagle3, draft_model or ngram")
+            raise InputError(
+                f"{llm.name} has no layers for method {method}; take eagle3, draft_model or ngram"
+            )
         layers_bytes = llm.draft_parameters * llm.bytes_per_weight(llm.weights)
         return Drafter(layers_bytes, layer_kv, (layers_bytes + head_bytes) / own_bytes)
     layer_bytes = llm.layers_bytes / llm.layers

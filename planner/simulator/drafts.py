@@ -12,7 +12,7 @@ from planner.simulator.compiled import kernel_jit
 from planner.simulator.counting import count_together
 from planner.simulator.layout import BLOCK, DECODE, ZERO
 from planner.simulator.queue_orders import charge_token
-from planner.simulator.slots import blocks_checked, blocks_of
+from planner.simulator.slots import blocks_checked
 
 
 @kernel_jit
@@ -20,7 +20,7 @@ def _unit(seed, r, tokens):
     """A number in [0, 1) of its own for each request and count of tokens (splitmix64, Steele et al. 2014)."""
     x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(r)
     for i in range(2):
-        x = (x + np.uint64(0x9E3779B97F4A7C15) + (np.uint64(tokens) if i == 1 else np.uint64(0)))
+        x = x + np.uint64(0x9E3779B97F4A7C15) + (np.uint64(tokens) if i == 1 else np.uint64(0))
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)

@@ -52,6 +52,16 @@ def check(fleet: Fleet) -> None:
 
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:
     """Whether what is simulated of speculative decoding is all that the fleet needs."""
+    drafters = {
+        pool.type.speculation and pool.type.speculation.drafter
+        for pool in fleet.running
+        if pool.role != "mixed"
+    }
+    if len(drafters) > 1:
+        raise InputError(
+            "speculative: a drafter's keys and values are handed over with the others, so prefill and decode "
+            "workers need the same drafter"
+        )
     for pool in fleet.running:
         worker = pool.type
         if worker.speculation is None:

@@ -6,7 +6,7 @@ VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
 DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage o + o' context tokens more
 CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
-SPECULATIVE       FIVE of all tokens that are checked, and the passes of a drafter  (planner.models.speculation)
+SPECULATIVE       FIVE of all tokens that are checked, and a drafter's passes  (planner.models.speculation)
 
 C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
 prompts' tokens is a setting of the form. `planner.models.forms` makes the tables, and the numbers k.
@@ -118,7 +118,7 @@ def step_seconds(state, kind, lane):
 
 @kernel_jit
 def _speculative_s(tables, kind, lane, decodes, kv_tokens):
-    """Seconds of a step in which every decode checks its drafts, and of the passes that draft the next ones."""
+    """Seconds of a step in which every decode checks its drafts, and of those that draft the next ones."""
     k, f, drafts = kind.numbers, kind.table_at[0], kind.numbers[6]
     chunks, rows = lane.prefills, decodes + lane.prefills
     read = k[2] * (kv_tokens + drafts * decodes)

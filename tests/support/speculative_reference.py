@@ -1,8 +1,8 @@
 """The plain simulators once more, of engines that draft tokens and check them.
 
-A decode computes 1 + k tokens in a step, and 1 + A of them leave. Like vLLM's scheduler it takes KV blocks for
-all that it computes, and for as many more where a drafter writes keys and values of its own; nobody gets more
-blocks than there are. Who was handed over has no drafts in the first step.
+A decode computes 1 + k tokens in a step, and 1 + A of them leave. Like vLLM's scheduler it takes KV blocks
+for all that it computes, and for as many more where a drafter writes keys and values of its own; nobody gets
+more blocks than there are. Who was handed over has no drafts in the first step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class SpeculativeReference(Reference):
     def form_step(self, worker: Worker, now: float) -> bool:
         if worker.type.speculation is None:
             return super().form_step(worker, now)
-        seats, budget, width = worker.type.max_num_seqs, worker.type.max_num_batched_tokens, self.width(worker)
+        seats, budget, width = (
+            worker.type.max_num_seqs,
+            worker.type.max_num_batched_tokens,
+            self.width(worker),
+        )
         worker.decoding, worker.chunks = [], []
         was_short, i = False, 0
         while i < len(worker.running) and budget > 0:
@@ -134,4 +138,3 @@ class SpeculativeReference(Reference):
     def end_transfer(self, now: float) -> None:
         self.handed.add(self.link[0].index)
         super().end_transfer(now)
-
