@@ -332,6 +332,21 @@ class EngineModelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What workers of a type draft and how many tokens a step is taken to yield; a pass of the drafter takes
+    `draft_frac` of a step of the LLM and `draft_s` more.
+    """
+
+    worker: str
+    method: str
+    tokens: int
+    mean_tokens: float
+    draft_frac: float
+    draft_s: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -727,6 +742,7 @@ Assuming = (
     | StepSpread
     | HostOverheads
     | EngineModelled
+    | Drafts
     | EngineSettings
     | KvLink
     | MeasuredWindow
