@@ -113,7 +113,10 @@ def drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) -> Draf
     """Its weights and KV; nothing where nothing is drafted."""
     if speculation is None:
         return Drafter()
-    return _drafter(speculation.method, llm, speculation.model, catalog)
+    method = speculation.method
+    if method in OWN_LAYERS and not llm.draft_parameters:  # whose share was given: as large as EAGLE's
+        method = "eagle3"
+    return _drafter(method, llm, speculation.model, catalog)
 
 
 def _given_counts(engine: Mapping[str, Any]) -> list[object]:

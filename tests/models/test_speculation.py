@@ -151,7 +151,7 @@ def test_a_small_llm_drafts_by_the_weights_that_are_read() -> None:
 
 
 def test_a_drafter_takes_room_from_the_kv_cache() -> None:
-    """1000 bytes of KV at 10 per token, less 200 / 2 of weights, at 10 x (1 + 4 / 16) per token: 72 tokens."""
+    """1000 bytes of KV at 10 per token, less 200 / 2 of weights, at 10 x (1 + 4 / 16): 72 tokens."""
     use = Memory(2000.0, 500.0, 300.0, 200.0, 10.0)
     assert use.kv_tokens == 96
     found = Drafter(200.0, 4.0, 0.1).beside(use, LLM, tp=2)
