@@ -83,6 +83,7 @@ WORKER_KEYS = (
     "gpu",
     "tp",
     "pp",
+    "ep",
     "count",
     "latency",
     "kv_tokens",
@@ -239,6 +240,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
                 "gpu": pool.type.gpu.name,
                 "tp": pool.type.tp,
                 **({"pp": pool.type.pp} if pool.type.pp > 1 else {}),
+                **({"ep": True} if pool.type.ep else {}),
                 "count": pool.count,
                 "kv_tokens": pool.type.kv_tokens,
                 "max_num_seqs": pool.type.max_num_seqs,
@@ -309,11 +311,12 @@ def _pool(
     pp = row.whole("pp", 1, most=MOST)
     if pp > llm.layers:
         raise InputError(f"{row.at('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
+    ep = _ep(row, llm, gpu, tp, catalog)
     beside = drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
     sampled = seats if speculation is None else SAMPLED_ROWS * seats
     kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, sampled, beside)
     try:
-        latency, form = _step_times(row.get("latency"), llm, gpu, tp, catalog, directory)
+        latency, form = _step_times(row.get("latency"), llm, gpu, (tp, ep), catalog, directory)
         if "latency" not in row:
             latency = pipelined(latency, llm, gpu, tp, pp)
     except InputError as error:
@@ -337,10 +340,20 @@ def _pool(
             form,
             kv_beside=kv_layout(llm, tp).beside,
             speculation=speculation,
+            ep=ep,
         )
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
     return Pool(name, role, worker_type, count)
+
+
+def _ep(row: Section, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog) -> bool:
+    """Whether every GPU has whole experts; unsaid, as the step times of the catalog are meant."""
+    usual = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
+    if (ep := row.flag("ep", usual)) and not (llm.is_mixture and tp > 1):
+        found = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
+        raise InputError(f"{row.at('ep')}: needs a mixture of experts on several GPUs, found {found}")
+    return ep
 
 
 def _tp(row: Section, llm: Llm, gpu: Gpu) -> int:
@@ -374,16 +387,17 @@ def _kv_tokens(
 
 
 def _step_times(
-    value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, directory: Path
+    value: object, llm: Llm, gpu: Gpu, split: tuple[int, bool], catalog: Catalog, directory: Path
 ) -> tuple[StepLatency, Form | None]:
     """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the
-    simulator is to take instead.
+    simulator is to take instead. `split` is TP, and whether GPUs have whole experts.
     """
+    tp, ep = split
     if value is None:
-        return catalog.latency(llm, gpu, tp), None
+        return catalog.latency(llm, gpu, tp, ep=ep), None
     if isinstance(value, Mapping) and "form" in value:
         form = parse_form(Section.of(value, "latency", wording=FIT_WORDING))
-        return catalog.latency(llm, gpu, tp), form
+        return catalog.latency(llm, gpu, tp, ep=ep), form
     if isinstance(value, Mapping):
         fit = Section.of(value, "fit", FIT_KEYS, wording=FIT_WORDING)
         return catalog.spread(parse_latency(fit, basis="fit fit"), llm), parse_simulated(fit)

@@ -62,6 +62,10 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
         "enable-prefix-caching": True,  # where the plan counts on no hit, it can only help
     }
+    if not fleet.llm.has_heads_alone:
+        del told["block-size"]  # the kernels of latent attention and of states have sizes of their own
+    if engine.ep:
+        told["enable-expert-parallel"] = True
     if (order := answer(QUEUE[fleet.policies.queue], VLLM).name) != Policies().queue:  # vLLM's own
         told["scheduling-policy"] = order
     if (

@@ -477,5 +477,10 @@ class Llm:
         )
 
     @property
+    def has_heads_alone(self) -> bool:
+        """Whether keys and values of heads are all that its layers keep."""
+        return all(isinstance(group.attention, GroupedAttention | None) for group in self.layer_groups)
+
+    @property
     def is_mixture(self) -> bool:
         return self.experts > 1
