@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from planner.commands.common import CatalogOption, JsonOption, Progress, print_json, print_rows, say_first
+from planner.commands.common import (
+    CatalogOption,
+    JsonOption,
+    Progress,
+    print_json,
+    print_rows,
+    say_first,
+    stdout_console,
+)
 from planner.commands.facts import show_catalog
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu
@@ -100,3 +108,56 @@ def _gpus(known: Catalog, names: list[str] | None) -> list[Gpu]:
     if names:
         return [known.gpu(name) for name in names]
     return [gpu for name, gpu in known.gpus.items() if name in SYSTEMS]
+
+
+@commands.command("prices")
+def import_prices(
+    file: Annotated[Path, typer.Argument(readable=False, help="SkyPilot's catalog of a cloud: vms.csv.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="A catalog directory; made if need be.")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="Who asks these prices; default: the file's folder.")
+    ] = None,
+    date: Annotated[
+        str | None, typer.Option("--date", help="When they were listed, 2026-11-21; default: today.")
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option("--region", help="Of this region; default: the cheapest.")
+    ] = None,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Read prices of a cloud from SkyPilot's catalog; with -o DIR into DIR/prices.yaml, for --catalog DIR."""
+    from planner.documents.catalog import PRICES
+    from planner.documents.offers import first_day, offers_document
+    from planner.imports.skypilot import read_prices
+    from planner.io.files import check_output_directory, to_yaml, write_files
+
+    who = provider or file.resolve().parent.name
+    day = date or datetime.date.today().isoformat()
+    if first_day(day) is None:
+        raise InputError(f"--date {day!r}: expected a date such as 2026-11-21, 2026-11 or 2026")
+    if out is not None:
+        check_output_directory(out)
+    found = read_prices(file, read_catalog(catalog), provider=who, date=day, region=region)
+    document = offers_document(found.offers)
+    notes = list(found.unnamed)
+    if found.without_price:
+        notes.append(f"{found.without_price} rows of GPUs have no price on demand")
+    if out is not None:
+        write_files(out, {PRICES: to_yaml(document)})
+    if json_output:
+        print_json({"prices": document, "left_out": notes} | ({"directory": str(out)} if out else {}))
+        return
+    say_first(notes)
+    print_rows([{"gpu": gpu} | offer for gpu, each in document.items() for offer in each], f"prices of {who}")
+    firm = {gpu: o.usd_per_h for gpu, each in found.offers.items() for o in each if o.term == "on-demand"}
+    prices = ", ".join(f"{gpu}: {usd_per_h:.6g} usd/h" for gpu, usd_per_h in firm.items())
+    console = stdout_console(soft_wrap=True)
+    console.print(f"for slo.yaml:  fleet: {{prices: {{{prices}}}}}", markup=False)
+    if out is not None:
+        console.print(
+            f"written to {out / PRICES}; or, with --catalog {out}:  fleet: {{price_of: {{provider: {who}}}}}",
+            markup=False,
+        )

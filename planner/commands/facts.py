@@ -84,6 +84,7 @@ def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
             "link GB/s": gpu.link_bytes_per_s / 1e9,
             "W": gpu.power_w,
             "per node": gpu.gpus_per_node,
+            "steps": "roofline only" if gpu.unchecked else "checked",
             "priced": known.provenance[gpu.name].price_date,
         }
         for gpu in known.gpus.values()

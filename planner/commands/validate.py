@@ -173,7 +173,9 @@ def serve(
     from planner.face.validating import need_aiohttp
 
     need_aiohttp()
+    from planner.errors import InputError
     from planner.io.files import check_output_directory
+    from planner.manifests.engine import undeployable
     from planner.runtime.remote import parse_workers
     from planner.runtime.remote import serve as serve_remotes
     from planner.runtime.router import Settings
@@ -192,6 +194,8 @@ def serve(
         settings = Settings(keys=keys, longest_tokens=longest)
         work = serve_remotes(fleet, parse_workers(workers), settings, host=host, port=port, say=say)
     else:
+        if engine != "rehearsal" and (why := undeployable(fleet)):
+            raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
         check_output_directory(logs)
         how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
         served = _served(how, fleet, longest, seed)

@@ -4,8 +4,9 @@
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
-A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml and latency/*.yaml. A
-file there replaces the shipped one; fits there come before the shipped ones.
+A directory of one's own may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml, slos.yaml,
+spreads.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one; fits there come before
+the shipped ones.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planner.documents.acceptance import ROW_KEYS as ACCEPTANCE_KEYS
+from planner.documents.acceptance import AcceptanceRow
+from planner.documents.acceptance import parse_row as parse_acceptance_row
 from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import read_fits, read_header
 from planner.documents.llm import llm_from_config
 from planner.documents.llm_row import of_groups, read_groups
+from planner.documents.offers import Offer, merged, parse_offers
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
 from planner.documents.spreads import SpreadRow, spread_of
@@ -36,7 +41,8 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
-FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml")
+FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml")
+PRICES = "prices.yaml"  # of a catalog of one's own
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -54,6 +60,7 @@ GPU_KEYS = (
     "fp8_tflops",
     "fp4_tflops",
     "unchecked",
+    "prices",
     "all_reduce",
     "mixed_kv_bandwidth",
 )
@@ -76,12 +83,13 @@ WORDING = Wording(whole="expected a whole number > 0")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a row comes from; for a GPU also its price, whose date matters more."""
+    """Where a row comes from; for a GPU also its price, whose date matters more, and what providers ask."""
 
     source: str
     date: str
     price_source: str = ""
     price_date: str = ""
+    offers: tuple[Offer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ class Catalog:
     fit_files: tuple[Path, ...] = ()
     engines: Mapping[str, EngineRow] = field(default_factory=dict)
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
+    acceptance: Mapping[str, AcceptanceRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[tuple[int, bool], StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
@@ -145,6 +154,19 @@ class Catalog:
         if base.name == gpu.name:
             return latency
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+
+    def expert_splits(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[bool, ...]:
+        """The ways in which experts are dealt out to `tp` GPUs that are worth a look: sliced (False), whole
+        (True), or both. Fits say; without any, slices, unless these would cut through blocks of formats.
+        """
+        if not llm.is_mixture or tp == 1:
+            return (False,)
+        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        for name in self._same_shape(llm):
+            for of in (gpu.name, gpu.base):
+                if found := sorted(ep for degree, ep in self._fits_of(name, of) if degree == tp):
+                    return tuple(found)
+        return (llm.slices_cut_blocks(tp),)
 
     def _fit_of(self, names: Sequence[str], gpu: str, tp: int, ep: bool) -> StepLatency | None:
         """Of the first LLM that has one; whole experts come in where nobody asks for slices of which there is
@@ -231,10 +253,10 @@ def read_catalog(directory: Path | None = None) -> Catalog:
             raise CatalogError(f"{directory}: no such catalog directory")
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
-        if not any((directory / name).exists() for name in (*FILES, "latency")):
-            names = ", ".join((*FILES[:3], "latency/", *FILES[3:]))
+        if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
+            names = ", ".join((*FILES[:3], "latency/", *FILES[3:], PRICES))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
-    gpus_path, llms_path, slos_path, engines_path, spreads_path = (
+    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
@@ -243,8 +265,29 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     slos, _ = _rows(slos_path, _preset, provenance)
     engines, _ = _rows(engines_path, _engine, {})
     spreads, _ = _rows(spreads_path, _spread, {})
+    if directory is not None and (directory / PRICES).exists():
+        _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
+    acceptance, _ = _rows(acceptance_path, _acceptance, {})
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
-    return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads)
+    return Catalog(
+        gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance
+    )
+
+
+def _own_offers(
+    path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
+) -> None:
+    """What prices.yaml says comes before the offers of the rows; a cap has those of its uncapped row."""
+    own: dict[str, tuple[Offer, ...]] = {}
+    with errors_as(CatalogError, path):
+        for asked, written in read_yaml(path).items():
+            if (name := aliases.get(str(asked).lower())) is None:
+                raise _unknown("GPU", str(asked), gpus, aliases, "gpus.yaml")
+            own[name] = parse_offers(written, f"{path}: {asked}")
+    for name, gpu in gpus.items():
+        offers = own.get(name, own.get(gpu.base, ()))
+        known = provenance[name]
+        provenance[name] = replace(known, offers=merged(offers, known.offers))
 
 
 def _rows(
@@ -276,6 +319,7 @@ def _provenance(row: Section, document: Document) -> Provenance:
         date=row.written("date"),
         price_source=str(priced.get("price_source", "")),
         price_date=str(priced.get("price_date", "")),
+        offers=parse_offers(priced["prices"], row.at("prices")) if priced.get("prices") else (),
     )
 
 
@@ -400,6 +444,11 @@ def _engine(name: str, row: Section, document: Document) -> EngineRow:
 def _spread(name: str, row: Section, document: Document) -> SpreadRow:
     refuse_unknown(row.values, (*SPREAD_KEYS, *PROVENANCE), row.where)
     return parse_spread_row(row)
+
+
+def _acceptance(name: str, row: Section, document: Document) -> AcceptanceRow:
+    refuse_unknown(row.values, (*ACCEPTANCE_KEYS, *PROVENANCE), row.where)
+    return parse_acceptance_row(row)
 
 
 def _preset(name: str, row: Section, document: Document) -> SloPreset:

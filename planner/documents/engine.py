@@ -4,8 +4,9 @@
 
 Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by
 default. That is also what a file without the key means; `engine: none` takes step times as they are.
+Of `sglang` and `trtllm` nobody checked constants or scheduler: vLLM's are simulated, and the plan says so.
 Constants of one's own (`host`, `rest`, `front_end`, `tokens_per_s`) replace the row's;
-planner/models/engine.py says what they are.
+planner/models/engine.py says what they are. `speculative`: planner/documents/speculative.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.fleet import Policies
 from planner.io.values import Section, is_number, one_of, refused
-from planner.models.engine import DEPLOYED_VERSION, Engine, HostTime
+from planner.models.engine import DEPLOYED_VERSION, NAMES, Engine, HostTime
 from planner.units import exactly
 
 NONE = "none"  # step times as they are
@@ -33,11 +34,12 @@ KEYS = (
     "tokens_per_s",
     "basis",
     "nearest",
+    "checked",
     "images",
+    "speculative",
 )
-ROW_KEYS = ("engine", "from", "to", "async_scheduling", "host", "rest", "front_end", "error")
+ROW_KEYS = ("engine", "from", "to", "checked", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")
-NOT_YET = ("sglang", "trtllm")
 MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0}  # beyond, it is a slip of the pen
 FIRST_ASYNC = "0.10"  # with --async-scheduling
 AMBIGUOUS = (0.1, 0.2, 0.3)  # 0.10 without quotes is the number 0.1
@@ -58,6 +60,7 @@ class EngineRow:
     rest: HostTime
     front_end_s: float
     source: str
+    is_checked: bool = True
 
     def distance(self, version: str) -> int:
         """How far the version is from these, patch releases aside: 0 if it is one of them."""
@@ -86,6 +89,7 @@ def parse_row(row: Section) -> EngineRow:
         _host(row.part("rest", HOST_KEYS)),
         _seconds(row, "front_end"),
         row.written("source"),
+        row.flag("checked", True),
     )
 
 
@@ -106,16 +110,17 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         return None
     asked = Section.of({"name": value} if isinstance(value, str) else value, where, KEYS)
     name = _name(asked.get("name", "vllm"), asked.at("name"))
-    version = _version(asked.get("version", DEPLOYED_VERSION), asked.at("version"))
     known = [row for row in rows if row.engine == name]
     if not known:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
+    newest = DEPLOYED_VERSION if name == "vllm" else max((row.last for row in known), key=number_of)
+    version = _version(asked.get("version", newest), asked.at("version"))
     row = min(known, key=lambda each: each.distance(version))
     basis = f"constants of {name} {row.first} to {row.last}: {row.source}"
     if row.distance(version):
         basis = f"nearest row: {name} {version} has no constants of its own, taken are {basis}"
     async_scheduling = asked.flag("async_scheduling", row.async_scheduling)
-    if async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
+    if name == "vllm" and async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
         where = asked.at("async_scheduling")
         raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
     return Engine(
@@ -128,6 +133,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         asked.text("basis", "constants of your own" if "host" in asked else basis),
         asked.flag("nearest", "host" not in asked and row.distance(version) > 0),
         asked.number("tokens_per_s", above=0.0) if "tokens_per_s" in asked else math.inf,
+        asked.flag("checked", row.is_checked),
     )
 
 
@@ -143,6 +149,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         **({"tokens_per_s": engine.tokens_per_s} if engine.tokens_per_s < math.inf else {}),
         "basis": engine.basis,
         **({"nearest": True} if engine.is_nearest else {}),
+        **({} if engine.is_checked else {"checked": False}),
     }
 
 
@@ -178,9 +185,7 @@ def _seconds(section: Section, key: str, default: float | None = None) -> float:
 
 
 def _name(value: object, where: str) -> str:
-    if value in NOT_YET:
-        raise InputError(f"{where}: {value} is not there yet; vllm alone has constants")
-    return one_of(value, ("vllm",), where)
+    return one_of(value, tuple(NAMES), where)
 
 
 def _version(value: object, where: str) -> str:

@@ -332,6 +332,28 @@ class EngineModelled:
 
 
 @dataclass(frozen=True, slots=True)
+class UncheckedEngine:
+    """Nobody compared this engine with what is simulated in its place."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What workers of a type draft and how many tokens a step is taken to yield; a pass of the drafter takes
+    `draft_frac` of a step of the LLM and `draft_s` more.
+    """
+
+    worker: str
+    method: str
+    tokens: int
+    mean_tokens: float
+    draft_frac: float
+    draft_s: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -381,6 +403,13 @@ class SmallCaches:
 @dataclass(frozen=True, slots=True)
 class UncheckedLeftOut:
     """GPUs of the catalog that were not considered: nobody measured what their step times rest on."""
+
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotOffered:
+    """GPUs of the catalog that were not considered: the provider asked for has no such price of them."""
 
     gpus: tuple[str, ...]
 
@@ -489,6 +518,16 @@ LeftOut = Literal[
     "more-draws",
     "histories",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class OldPrices:
+    """Prices that were listed more than `enough_days` ago; the oldest on `date`, `days` ago at most."""
+
+    gpus: tuple[str, ...]
+    date: str
+    days: int
+    enough_days: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -713,7 +752,7 @@ class LongestTtft:
 class NoneAlone:
     """No fleet of this GPU type alone keeps the SLO, by these limits; or none was found in time."""
 
-    kind: Literal["latency", "capacity"]
+    for_want_of: Literal["latency", "capacity"]
     limits: tuple[str, ...]
     is_proved: bool
 
@@ -751,12 +790,15 @@ Assuming = (
     | StepSpread
     | HostOverheads
     | EngineModelled
+    | UncheckedEngine
+    | Drafts
     | EngineSettings
     | KvLink
     | MeasuredWindow
     | ObligedWork
     | SmallCaches
     | UncheckedLeftOut
+    | NotOffered
     | SloInSeconds
     | OthersLeave
 )
@@ -769,6 +811,8 @@ Warned = (
     | ShortTrace
     | GuessedSteps
     | NearestEngine
+    | UncheckedEngine
+    | OldPrices
     | NotSimulated
     | LongerSteps
     | UpperEnds

@@ -8,7 +8,7 @@
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
-    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
 
@@ -30,7 +30,9 @@ from planner.documents.catalog import Catalog
 from planner.documents.engine import default_engine, parse_engine
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
+from planner.documents.offers import Offer, Term, offer_of
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
+from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
 from planner.domain import SPOT, Gpu, Slo
 from planner.errors import CatalogError, InputError
 from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
@@ -48,6 +50,7 @@ from planner.io.values import (
 )
 from planner.models.engine import Engine
 from planner.models.llm import Llm
+from planner.models.speculation import Speculation
 from planner.policies import (
     PLANNED_QUEUES,
     PLANNED_ROUTINGS,
@@ -78,8 +81,11 @@ _FLEET_KEYS = (
     "max_num_seqs",
     "network",
     "prices",
+    "price_of",
     "host_overhead",
 )
+_PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
+_FIRM: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
 _PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
 
 
@@ -134,10 +140,13 @@ class Task:
     draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
     reserved: frozenset[str] = frozenset()  # GPUs of which that is the reserved price
+    offers: Mapping[str, Offer] = field(default_factory=dict)  # those of these prices that a provider asks
+    not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term
     spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
     engine: Engine | None = None  # what its host adds, and how it schedules; None: nothing, at once
+    speculations: tuple[Speculation | None, ...] = (None,)  # what engines may draft; None: nothing
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
@@ -253,13 +262,14 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         llm = catalog.llm(document["llm"])
         stock, left_out = _stock(fleet, llm, catalog)
         prices, reserved, spot = _prices(fleet.part("prices"), catalog)
+        offers, not_offered, spot = _offers(fleet, stock, prices, spot, catalog)
     except CatalogError as error:
         raise CatalogError(placed(error, where)) from None
     spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
     task = Task(
         llm=llm.name,
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
-        stock=stock,
+        stock={name: count for name, count in stock.items() if name not in not_offered},
         left_out=left_out,
         per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
@@ -268,12 +278,15 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         scale=cast(Scaling, traffic.one_of("scale", get_args(Scaling), "superpose")),
         window=window,
         draws=traffic.whole("draws", 1),
-        prices_usd_per_h=prices,
-        reserved=reserved,
+        prices_usd_per_h={name: offer.usd_per_h for name, offer in offers.items()} | prices,
+        reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},
+        offers=offers,
+        not_offered=not_offered,
         spot=spot,
         network=parse_network(fleet.part("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
         engine=_engine(asked, fleet, catalog),
+        speculations=_speculations(asked, fleet, llm, catalog),
         objective=_objective(document.get("objective", "cost"), asked.at("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
@@ -303,6 +316,20 @@ def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
         where = fleet.at("host_overhead")
         raise InputError(f"{where}: engine says what the host takes; drop one of the two")
     return parse_engine(asked.get("engine"), rows, asked.at("engine"))
+
+
+def _speculations(
+    asked: Section, fleet: Section, llm: Llm, catalog: Catalog
+) -> tuple[Speculation | None, ...]:
+    """What engines may draft; pipelines draft nothing."""
+    engine, where = asked.get("engine"), asked.at("engine")
+    choices = parse_speculative(asked_of_engine(engine), llm, catalog, f"{where}: speculative")
+    check_scheduling(engine, choices, where)
+    if None not in choices and any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+        raise InputError(
+            f"{where}: speculative: is not simulated in pipelines (fleet: pp); allow tokens: 0, or drop pp"
+        )
+    return choices
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
@@ -384,6 +411,49 @@ def _prices(section: Section, catalog: Catalog) -> tuple[dict[str, float], froze
         elif any(key.startswith("spot_") for key in terms.values):
             raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
+
+
+def _offers(
+    fleet: Section,
+    stock: Mapping[str, int | None],
+    prices: Mapping[str, float],
+    spot: Mapping[str, Spot],
+    catalog: Catalog,
+) -> tuple[dict[str, Offer], tuple[str, ...], dict[str, Spot]]:
+    """`price_of: {provider: verda, term: on-demand}`: what that provider asks for the GPUs in stock, but for
+    those with a price of the user's own; the GPUs that it has no such price of; spot terms, with its own.
+
+    Raises InputError where a GPU that is named has no such offer.
+    """
+    if "price_of" not in fleet:
+        return {}, (), dict(spot)
+    asked = fleet.part("price_of", _PRICE_OF_KEYS)
+    provider, term = asked.written("provider"), asked.one_of("term", _FIRM, "on-demand")
+    found: dict[str, Offer] = {}
+    missing: list[str] = []
+    on_spot = dict(spot)
+    for name in (name for name, count in stock.items() if count != 0):
+        base = catalog.gpus[name].base
+        offers = catalog.provenance[name].offers
+        if (offer := offer_of(offers, provider, term)) is not None:
+            if not {name, base} & prices.keys():
+                found[name] = offer
+        elif not {name, base} & prices.keys():
+            missing.append(name)
+        if "spot_interruptions_per_h" in asked and (at := offer_of(offers, provider, "spot")) is not None:
+            terms = dict(asked.values) | {"spot": f"{at.usd_per_h!r} usd/h"}
+            on_spot.setdefault(name, _spot(Section.of(terms, asked.where)))
+    if "spot_interruptions_per_h" in asked and len(on_spot) == len(spot):
+        raise InputError(
+            f"{asked.at('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
+        )
+    if missing and ("gpus" in fleet or len(missing) == len(stock)):
+        known = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
+        raise InputError(
+            f"{asked.where}: {provider} {term} is in no price of {', '.join(missing)} in catalogs/gpus.yaml; "
+            f"there are {', '.join(sorted(known)) or 'none'}; or give fleet: prices"
+        )
+    return found, tuple(missing), on_spot
 
 
 def _spot(terms: Section) -> Spot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import PlanResult, SharedPlanResult
 from planner.reports.words import command_line, flags
 from planner.search import certify, written_plan
+from planner.search.findings import old_prices
 from planner.search.oracle import Answers
 from planner.search.plan import Plan
 from planner.search.problem import Conditions, Progress, Watch, silent, unwatched
@@ -80,7 +82,7 @@ def plan(
 def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unwatched) -> Plan:
     """The plan for one more question about the trace of a study."""
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
-    return certify.plan(
+    found = certify.plan(
         task,
         study.trace,
         study.catalog,
@@ -92,6 +94,7 @@ def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unw
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,
     )
+    return replace(found, warnings=(*found.warnings, *old_prices(found.prices, datetime.date.today())))
 
 
 def beside_each_gpu(

@@ -28,6 +28,7 @@ from planner.face.inputs import (
 )
 from planner.face.results import Result
 from planner.io.files import check_output_directory, read_yaml
+from planner.manifests.engine import undeployable
 from planner.traffic.trace import spread
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ def validate(
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
     whole = None
     notes: tuple[str, ...] = ()
+    if how.get("engine") != "rehearsal" and (why := undeployable(fleet)):
+        raise InputError(f"{file}: {why}; rehearse it with engine rehearsal")
     if how.get("engine") == "rehearsal" and fleet.engine is not None:
         notes = (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
         fleet = fleet.without_engine()

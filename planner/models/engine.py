@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from planner.errors import InputError
 
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 DEPLOYED_VERSION = "0.33.0"  # of vLLM, where nothing else is asked
 
 
@@ -56,6 +57,7 @@ class Engine:
     basis: str = ""
     is_nearest: bool = False
     tokens_per_s: float = math.inf
+    is_checked: bool = True  # else nobody compared it with what is simulated, which is vLLM
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
@@ -76,4 +78,4 @@ class Engine:
     def title(self) -> str:
         """For instance "vLLM 0.15.1, asynchronous scheduling"."""
         kind = "asynchronous" if self.async_scheduling else "synchronous"
-        return f"vLLM {self.version}, {kind} scheduling"
+        return f"{NAMES.get(self.name, self.name)} {self.version}, {kind} scheduling"

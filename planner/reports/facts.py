@@ -400,6 +400,22 @@ def _(fact: facts.EngineModelled) -> str:
 
 
 @sentence.register
+def _(fact: facts.UncheckedEngine) -> str:
+    return f"nobody checked the scheduler or constants of {fact.engine} here; vLLM's are used"
+
+
+@sentence.register
+def _(fact: facts.Drafts) -> str:
+    cost = f"{100 * fact.draft_frac:.2g} % of a step of the LLM"
+    cost += f" and {show_s(fact.draft_s)}" if fact.draft_s else ""
+    return (
+        f"{fact.worker} drafts {fact.tokens} tokens per step by {fact.method} and is taken to yield "
+        f"{fact.mean_tokens:.3g} ({fact.basis}); a pass of the drafter takes {cost}, not measured; what your "
+        "traffic accepts, the engine's metrics say (vllm:spec_decode_num_accepted_tokens)"
+    )
+
+
+@sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"
@@ -457,6 +473,11 @@ def _(fact: facts.SmallCaches) -> str:
 @sentence.register
 def _(fact: facts.UncheckedLeftOut) -> str:
     return left_out_text(fact.gpus)
+
+
+@sentence.register
+def _(fact: facts.NotOffered) -> str:
+    return f"not considered, as this provider has no such price of them: {', '.join(fact.gpus)}"
 
 
 @sentence.register
@@ -526,6 +547,15 @@ def _(fact: facts.GuessedSteps) -> str:
 @sentence.register
 def _(fact: facts.NearestEngine) -> str:
     return f"engine {fact.engine}: {fact.basis}"
+
+
+@sentence.register
+def _(fact: facts.OldPrices) -> str:
+    named = ", ".join(fact.gpus) if len(fact.gpus) <= 4 else f"{len(fact.gpus)} GPUs"
+    return (
+        f"prices of {named} were listed more than {fact.enough_days} days ago, the oldest {fact.date}: look "
+        "them up and give them in fleet: prices, or read a list with `plan catalog prices`"
+    )
 
 
 @sentence.register
@@ -604,7 +634,7 @@ def _(fact: facts.NoneUpTo) -> str:
 def _(fact: facts.NoneAlone) -> str:
     if not fact.is_proved:
         return "no fleet was found, and nothing proves that there is none"
-    return f"no fleet of it keeps the SLO ({fact.kind}: {', '.join(fact.limits)})"
+    return f"no fleet of it keeps the SLO ({fact.for_want_of}: {', '.join(fact.limits)})"
 
 
 @sentence.register

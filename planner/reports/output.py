@@ -24,6 +24,7 @@ from planner.documents.slo import slo_document
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
 from planner.manifests.engine import image as image_of
+from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
 from planner.reports import figures
 from planner.reports.curves import spread
@@ -188,6 +189,8 @@ def _images(fleet: Fleet) -> list[str]:
 def _engine(fleet: Fleet) -> Document:
     """What is deployed; with the constants it is planned with, where it is."""
     known: Document = {} if fleet.engine is None else engine_document(fleet.engine)
+    if undeployable(fleet):
+        return known or {"name": "vllm"}
     return {"name": "vllm", "version": vllm_version(fleet), **known, "images": _images(fleet)}
 
 
@@ -220,7 +223,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "latency": {pool.name: latency_document(pool.type.latency) for pool in plan.fleet.running},
         "prices": prices_text(plan.prices),
         "warnings": sentences(plan.warnings),
-        "engine": {"name": "vllm", "version": vllm_version(plan.fleet)},
+        "engine": {key: value for key, value in _engine(plan.fleet).items() if key in ("name", "version")},
         "max_model_len": plan.max_model_len,
         "command": command,
     }

@@ -7,14 +7,17 @@ import math
 from planner.documents.facts import (
     Assuming,
     Assumption,
+    Drafts,
     EngineModelled,
     EngineSettings,
     HostOverheads,
     KvLink,
+    NotOffered,
     ObligedWork,
     SmallCaches,
     StepSpread,
     StepTimes,
+    UncheckedEngine,
     UncheckedLeftOut,
 )
 from planner.fleet import Fleet
@@ -59,8 +62,25 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
     ]
     if task.left_out:
         found.append(UncheckedLeftOut(task.left_out))
+    if task.not_offered:
+        found.append(NotOffered(task.not_offered))
     if task.engine is not None:
         found.append(EngineModelled(task.engine.title, task.engine.basis))
+        if not task.engine.is_checked:
+            found.append(UncheckedEngine(task.engine.title))
+    found += [
+        Drafts(
+            pool.type.name,
+            each.method,
+            each.tokens,
+            each.mean_tokens,
+            each.draft_frac,
+            each.draft_s,
+            each.basis,
+        )
+        for pool in fleet.running
+        if (each := pool.type.speculation) is not None and pool.role != "prefill"
+    ]
     if problem.hits is not None:
         found.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:

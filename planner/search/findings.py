@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from planner.documents.facts import (
     Price,
     Warned,
 )
+from planner.documents.offers import OLD_DAYS, age_days
 from planner.documents.task import Robust, Task
 from planner.domain import SPOT, FleetLimit, Gpu, Slo
 from planner.errors import InfeasibleError, PlannerError
@@ -405,6 +407,8 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
             found.append(facts.GuessedSteps(pool.type.gpu.name, pool.type.tp, pool.type.latency.basis))
     if (engine := fleet.engine) is not None and engine.is_nearest:
         found.append(facts.NearestEngine(engine.title, engine.basis))
+    if engine is not None and not engine.is_checked:
+        found.append(facts.UncheckedEngine(engine.title))
     return tuple(dict.fromkeys(found))
 
 
@@ -423,10 +427,26 @@ def dying_away(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
     return (facts.DyingAway(late_frac),) if late_frac > LATE_FRAC else ()
 
 
+def old_prices(prices: Sequence[Price], today: datetime.date) -> tuple[Warned, ...]:
+    """A warning where prices were listed more than OLD_DAYS before `today`; of those without a date nobody
+    can tell.
+    """
+    ages = [(age_days(price.date, today), price) for price in prices]
+    old = [(age, price) for age, price in ages if age is not None and age > OLD_DAYS]
+    if not old:
+        return ()
+    days, oldest = max(old, key=lambda each: each[0])
+    return (facts.OldPrices(tuple(price.gpu for _, price in old), oldest.date, days, OLD_DAYS),)
+
+
 def prices(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ...]:
     """What each GPU costs, and who says so."""
     found = []
     for gpu in gpus:
+        if (offer := task.offers.get(gpu.name.removesuffix(SPOT))) and not gpu.name.endswith(SPOT):
+            source = f"{offer.provider}, {offer.term}: {offer.source}"
+            found.append(Price(gpu.name, gpu.price_usd_per_h, source, offer.date))
+            continue
         provenance = catalog.provenance.get(gpu.name)
         is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
         source, date = (

@@ -119,8 +119,8 @@ def test_a_fleet_with_an_engine_is_read_back_to_the_last_bit(catalog: Catalog, k
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"name": "sglang"}, "engine: name: sglang is not there yet"),
-        ({"name": "trtllm"}, "engine: name: trtllm is not there yet"),
+        ({"name": "sgl"}, "engine: name: .*vllm, sglang, trtllm.*found 'sgl'"),
+        ({"name": "sglang", "checked": "no"}, "engine: checked: expected true or false"),
         ({"name": "vlm"}, "engine: name: .*vllm.*found 'vlm'"),
         ({"version": 0.1}, "engine: version: 0.1 may mean 0.1 or 0.10"),
         ({"version": "latest"}, "engine: version: expected a version such as 0.15.1, found 'latest'"),
@@ -153,7 +153,8 @@ def test_the_host_is_not_asked_for_twice(catalog: Catalog) -> None:
         ("to: '0.7'", "mine: to: is 0.7, must not be before 0.8"),
         ("host: {step: -1 ms, sequence: 0 s, log2_tp: 0 s}", "mine: host: step: must be >= 0"),
         ("front_end: 20 s", "mine: front_end: must be at most 10 s"),
-        ("engine: sglang", "mine: engine: sglang is not there yet"),
+        ("engine: sgl", "mine: engine: .*vllm, sglang, trtllm"),
+        ("checked: perhaps", "mine: checked: expected true or false"),
         ("stop: 1", "mine: .*stop"),
     ],
 )
@@ -204,3 +205,23 @@ def test_a_fit_says_what_it_rests_on(written: dict[str, str], kind: str) -> None
         ("a_s", "b_s", "d_s", "e_s", "h_s"), 0.0
     )
     assert parse_latency(Section.of(numbers | written, "fit.yaml")).kind == kind
+
+
+@pytest.mark.parametrize(("name", "title"), [("sglang", "SGLang 0.5"), ("trtllm", "TensorRT-LLM 1.3")])
+def test_engines_that_nobody_checked_have_the_constants_of_vllm(
+    catalog: Catalog, name: str, title: str
+) -> None:
+    """They are told by name, not taken for vLLM: the row's newest version, and a fleet keeps all of it."""
+    engine, stand_in = engine_of(name, catalog), catalog.engines["vllm-asynchronous"]
+    assert engine is not None and not engine.is_checked and not engine.is_nearest
+    assert (engine.host, engine.rest, engine.front_end_s) == (
+        stand_in.host,
+        stand_in.rest,
+        stand_in.front_end_s,
+    )
+    assert engine.title == f"{title}, asynchronous scheduling"
+    fleet = fleet_of({**WORKERS, "engine": {"name": name}}, Path("fleet.yaml"), catalog)
+    assert fleet.engine == engine
+    assert fleet_of(fleet_document(fleet), Path("fleet.yaml"), catalog) == fleet
+    checked = engine_of("vllm", catalog)
+    assert checked is not None and checked.is_checked

@@ -493,3 +493,15 @@ def test_what_no_image_serves_is_refused_in_one_line() -> None:
     assert len(set(found.refused.values())) == 1 and "Nothing here deploys it" in found.files["README.md"]
     with pytest.raises(InputError, match=r"^kubernetes: gaudi3-128g: no manifest is written"):
         manifests.render(fleet, 5000, "kubernetes")
+
+
+def test_an_engine_that_is_not_vllm_is_refused_in_one_line() -> None:
+    """SGLang's plan has no vLLM manifest: neither all of them nor one."""
+    engine_ = Engine("sglang", "0.5", True, is_checked=False)
+    plain = mixed(count=2)
+    pools = tuple(replace(pool, type=replace(pool.type, engine=engine_)) for pool in plain.pools)
+    engined = replace(plain, pools=pools)
+    found = manifests.render(engined, 5000)
+    assert set(found.files) == {"README.md"} and set(found.refused) == set(manifests.TARGETS)
+    with pytest.raises(InputError, match=r"^vllm: the plan counts on SGLang, and what is deployed"):
+        manifests.render(engined, 5000, "vllm")

@@ -5,16 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.facts import UncheckedLeftOut
+from planner.documents.facts import UncheckedEngine, UncheckedLeftOut
 from planner.documents.task import Task, parse_task
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.models.latency import StepLatency
 from planner.models.spread import Z
 from planner.reports.facts import sentences
-from planner.reports.output import to_json
+from planner.reports.output import plan_yaml, to_json
 from planner.reports.rows import alternative_rows
 from planner.search.certify import plan
 from planner.search.fleets import Counts, objective
@@ -272,6 +273,20 @@ def test_gpus_that_nobody_checked_are_left_out_and_named(catalog: Catalog) -> No
     with pytest.raises(InfeasibleError) as named:
         plan(question(catalog, fleet={"gpus": {"a100-80g": 2}}), traffic(), catalog)
     assert "nobody measured" not in str(named.value)
+
+
+def test_a_plan_for_an_engine_that_nobody_checked_says_so(catalog: Catalog) -> None:
+    """Among what is taken for granted and in the warnings; its answer is that of vLLM's constants."""
+    small = traffic(requests=80, rate_rps=4)
+    found = plan(question(catalog, engine={"name": "sglang"}), small, catalog)
+    said = UncheckedEngine("SGLang 0.5, asynchronous scheduling")
+    assert said in found.certificate.assumptions and said in found.warnings
+    usual = plan(question(catalog), small, catalog)
+    assert usual.certificate.value == found.certificate.value
+    assert not any(isinstance(fact, UncheckedEngine) for fact in usual.certificate.assumptions)
+    assert to_json(found)["certificate"]["assumptions"]
+    engine = yaml.safe_load(plan_yaml(found))["engine"]
+    assert (engine["name"], engine["version"], engine["checked"]) == ("sglang", "0.5", False)
 
 
 def test_spare_worker_survives_the_loss_of_one(catalog: Catalog) -> None:

@@ -1,0 +1,101 @@
+"""What providers ask for a GPU: `prices` of a row of catalogs/gpus.yaml, and prices.yaml of a catalog.
+
+    h100-80g:
+      - {provider: verda, term: on-demand, price: 2.29 usd/h, date: 2025-12, source: ...}
+      - {provider: verda, term: spot, price: 0.80 usd/h, date: 2025-12, source: ...}
+
+prices.yaml has these lists by GPU, and `plan catalog prices` writes it; there an offer takes the place of the
+row's of the same provider and term.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from planner.errors import InputError
+from planner.io.values import Section, refused
+from planner.units import exactly
+
+Term = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
+KEYS = ("provider", "term", "price", "date", "source")
+OLD_DAYS = 180  # a price that was listed longer ago is called old
+_DATE = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One GPU of a provider by one term. `date`: when it was listed, as a day, a month or a year."""
+
+    provider: str
+    term: Term
+    usd_per_h: float
+    date: str
+    source: str
+
+
+def parse_offers(written: Any, where: str) -> tuple[Offer, ...]:
+    """The list that stands in a document; raises InputError in one line."""
+    if not isinstance(written, list):
+        raise refused(where, "expected a list of provider, term, price, date and source", written)
+    found: dict[tuple[str, str], Offer] = {}
+    for place, row in enumerate(written):
+        part = Section.of(row, f"{where}[{place}]", KEYS)
+        offer = Offer(
+            part.written("provider"),
+            cast(Term, part.one_of("term", get_args(Term), "on-demand")),
+            part.quantity("price", "usd_per_h"),
+            part.written("date"),
+            part.written("source"),
+        )
+        if first_day(offer.date) is None:
+            raise refused(part.at("date"), "expected a date such as 2026-11-21, 2026-11 or 2026", offer.date)
+        if (key := (offer.provider.lower(), offer.term)) in found:
+            raise InputError(f"{part.where}: {offer.provider} {offer.term} is given twice; keep one")
+        found[key] = offer
+    return tuple(found.values())
+
+
+def merged(own: Sequence[Offer], others: Sequence[Offer]) -> tuple[Offer, ...]:
+    """`others`, with `own` in place of those of the same provider and term."""
+    known = {(offer.provider.lower(), offer.term) for offer in own}
+    return (*own, *(offer for offer in others if (offer.provider.lower(), offer.term) not in known))
+
+
+def offer_of(offers: Iterable[Offer], provider: str, term: str) -> Offer | None:
+    return next((o for o in offers if o.provider.lower() == provider.lower() and o.term == term), None)
+
+
+def offers_document(offers: Mapping[str, Sequence[Offer]]) -> dict[str, list[dict[str, Any]]]:
+    """What `parse_offers` reads, by GPU: prices.yaml."""
+    return {
+        gpu: [
+            {
+                "provider": offer.provider,
+                "term": offer.term,
+                "price": exactly(offer.usd_per_h, "usd/h"),
+                "date": offer.date,
+                "source": offer.source,
+            }
+            for offer in each
+        ]
+        for gpu, each in offers.items()
+    }
+
+
+def first_day(date: str) -> datetime.date | None:
+    """The earliest day that "2026-11-21", "2026-11" or "2026" may mean; None where it says none."""
+    match = _DATE.fullmatch(date.strip())
+    try:
+        return match and datetime.date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+    except ValueError:
+        return None
+
+
+def age_days(date: str, today: datetime.date) -> int | None:
+    """How old what was listed then is at most; None where nobody can tell."""
+    day = first_day(date)
+    return None if day is None else (today - day).days
