@@ -9,7 +9,7 @@ the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page
 
 A sequence of L tokens takes, per group: ceil(L / block) blocks where layers look at all tokens, at most those
 of the window and one more where they have one, one block where they carry a state. Blocks are made longer
-until a state fits into one.
+until a state fits into one, by 16 tokens, by 128 beside latent attention.
 
 Here a KV block is that of all layers that look at all tokens, 16 tokens long; the rest is counted in such:
 
@@ -29,6 +29,7 @@ from planner.errors import CatalogError
 from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 
 FEW_MORE = 1.5
+LATENT_PAGE_TOKENS = 128  # beside states: of which pages of latent attention are a multiple then
 PAGE_TOKENS = 64  # of vectors of compressed attention, as vLLM lays them out
 
 
@@ -87,7 +88,9 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     page_tokens = KV_BLOCK_TOKENS
     if states:
         state_bytes = max(kind.state_bytes / tp for kind in states)
-        page_tokens *= math.ceil(state_bytes / (largest * KV_BLOCK_TOKENS))
+        if any(isinstance(kind, LatentAttention) for kind in caches):
+            page_tokens = LATENT_PAGE_TOKENS
+        page_tokens *= math.ceil(state_bytes / (largest * page_tokens))
     layers, tokens_in = Counter[str](), dict[str, float]()  # by what becomes of it; tokens in a page
     layers["state"] = states.total()
     for kind, count in caches.items():

@@ -327,8 +327,8 @@ def test_linear_attention_keeps_a_state_per_sequence(tmp_path: Path) -> None:
 
 
 def test_layers_of_attention_or_of_experts_alone(tmp_path: Path) -> None:
-    """Nemotron-3-Nano: 6 layers keep 2 x 2 heads x 128 x 2 bytes = 1,024; 23 carry 64 x 64 x 128 numbers in 32
-    bits and 3 tokens of (4096 + 2 x 8 x 128) channels in 16."""
+    """Nemotron-3-Nano: 6 layers keep 2 x 2 heads x 128 x 2 bytes = 1,024; 23 carry 64 x 64 x 128 numbers in
+    32 bits and 3 tokens of (4096 + 2 x 8 x 128) channels in 16."""
     llm = read(tmp_path, NEMOTRON)
     assert kinds(llm) == [(23, "StateAttention", 0), (23, "", 128), (6, "GroupedAttention", 0)]
     assert llm.kv_bytes_per_token == 6 * 1_024
@@ -400,15 +400,11 @@ def test_chunks_and_experts_in_every_other_layer(tmp_path: Path) -> None:
         "max_position_embeddings": 1048576,
     }
     llm = read(tmp_path, llama4)
-    shapes = {
-        (
-            group.count,
-            group.attention.window_tokens,
-            group.feed_forward.width,
-            group.feed_forward.shared_width,
-        )  # type: ignore[union-attr]
-        for group in llm.groups
-    }
+    shapes = set()
+    for group in llm.groups:
+        assert isinstance(group.attention, GroupedAttention) and group.feed_forward
+        window, block = group.attention.window_tokens, group.feed_forward
+        shapes.add((group.count, window, block.width, block.shared_width))
     assert shapes == {(24, 8192, 16384, 0), (12, 8192, 8192, 8192), (12, None, 8192, 8192)}
     assert llm.active_parameters == 48 * 5120 * 128 * 96 + 24 * 3 * 5120 * (16384 + 16384)
 
