@@ -65,12 +65,22 @@ GPUS = {  # as the sources call them
     "h100_sxm": "h100-80g",
     "h200_sxm": "h200-141g",
     "b200_sxm": "b200-180g",
+    "b300_sxm": "b300-288g",
     "RTXPRO6000": "rtx-pro-6000",
 }
-WEIGHT_BYTES = {"": 2.0, "bfloat16": 2.0, "fp8": 1.0}
-FP8_CHECKPOINTS = {  # where the source names the LLM and not what was loaded
-    "meta-llama/Llama-3.1-70B": "nvidia/Llama-3.1-70B-Instruct-FP8",
-    "Qwen/Qwen3-32B": "Qwen/Qwen3-32B-FP8",
+WEIGHTS = {  # as the sources call them: formats of most weights
+    "": ("bf16",),
+    "bfloat16": ("bf16",),
+    "fp8": ("fp8", "fp8-block"),
+    "mxfp4": ("mxfp4",),
+    "int4_wo": ("int4", "int4-g32"),
+    "nvfp4": ("nvfp4", "mxfp4"),  # InferenceX's "fp4", which of gpt-oss is what OpenAI published
+}
+CHECKPOINTS = {  # where the source names the LLM and not what was loaded
+    ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
+    ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
+    ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "nvidia/MiniMax-M2.5-NVFP4",
+    ("moonshotai/Kimi-K2.5", "nvfp4"): "nvidia/Kimi-K2.5-NVFP4",
 }
 SERVER = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}  # `vllm serve` on a GPU of 70 GB and more
 BLOCK_TOKENS = 16
@@ -170,17 +180,16 @@ class Engines:
         elif version := re.match(r"vLLM (\d+\.\d+(\.\d+)?)", run.engine):
             document["engine"] = {"name": "vllm", "version": version[1], **_told_apart(run)}
         fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
-        if fleet.llm.dtype_bytes != WEIGHT_BYTES[weights]:
+        if fleet.llm.weights not in WEIGHTS[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
         return fleet if self.z is None else moved(fleet, *self.z)
 
     def _llm(self, name: str, weights: str) -> str:
         """A name of the catalog, or the path of a config.json."""
-        if weights not in WEIGHT_BYTES:
+        if weights not in WEIGHTS:
             raise InputError(f"weights in {weights} are not modelled")
-        if weights == "fp8":
-            name = FP8_CHECKPOINTS.get(name, name)
-        elif name.lower() in self.catalog.llm_aliases:
+        name = CHECKPOINTS.get((name, weights), name)
+        if weights != "fp8" and name.lower() in self.catalog.llm_aliases:
             return name
         stem = name.replace("/", "--")
         for place in _places():
@@ -585,8 +594,10 @@ def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, short
     request_s = (float(point["silicon_ttft_ms"]) + outputs * float(point["silicon_tpot_ms"])) / 1e3
     flops = 2 * clients * (inputs + outputs) * fleet.llm.active_parameters
     peak = worker.gpu.dense_flops_per_s
-    if fleet.llm.weights != "bf16":
+    if fleet.llm.weights in ("fp8", "fp8-block"):
         peak = worker.gpu.fp8_flops_per_s or peak
+    elif fleet.llm.weights == "nvfp4":
+        peak = worker.gpu.fp4_flops_per_s or peak
     if flops > MOST_FLOPS_FRAC * peak * worker.gpus * request_s:
         raise InputError(PROMPTS_HELD)
     step_bytes = active_weight_bytes(fleet.llm, clients) + clients * (inputs + outputs / 2) * (

@@ -152,6 +152,8 @@ def test_commands_of_the_readme_exist() -> None:
             assert words[0] in targets, line
             continue
         command = root if words[0].startswith("-") else commands[words[0]]
+        if command is not root and (own := getattr(command, "commands", None)):
+            command = own.get(words[1], own["show"])
         options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         assert [word for word in words if word.startswith("-") and word not in options] == [], line
 

@@ -21,6 +21,7 @@ from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import read_fits, read_header
 from planner.documents.llm import llm_from_config
+from planner.documents.llm_row import of_groups, read_groups
 from planner.documents.offers import Offer, merged, parse_offers
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
@@ -71,6 +72,8 @@ LLM_OPTIONAL = (
     "experts",
     "experts_per_token",
 )
+LLM_BESIDE = ("groups", "encoder_parameters", "draft_parameters", "head_weights")
+LLM_OF_GROUPS = ("hidden", "vocab", "tied_embeddings", "kv_dtype_bytes")
 WORDING = Wording(whole="expected a whole number > 0")
 
 
@@ -365,7 +368,15 @@ def _all_reduce(row: Section) -> Iterator[AllReduce]:
 
 
 def _llm(name: str, row: Section, document: Document) -> Llm:
-    refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *PROVENANCE), row.where)
+    refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *LLM_BESIDE, *PROVENANCE), row.where)
+    beside: dict[str, Any] = {
+        "tied_embeddings": row.flag("tied_embeddings", False),
+        "kv_dtype_bytes": row.number("kv_dtype_bytes", 2.0),
+        "encoder_parameters": row.number("encoder_parameters", 0.0, least=0.0),
+        "draft_parameters": row.number("draft_parameters", 0.0, least=0.0),
+    }
+    if "groups" in row:
+        return _llm_of_groups(name, row, beside)
     shape = {key: row.whole(key) for key in LLM_COUNTS}
     weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
     dtype_bytes = row.number("dtype_bytes", WEIGHT_BYTES[weights or "bf16"])
@@ -381,11 +392,26 @@ def _llm(name: str, row: Section, document: Document) -> Llm:
         head_dim=row.whole("head_dim", shape["hidden"] // shape["heads"]),
         dtype_bytes=dtype_bytes,
         gated_ffn=row.flag("gated_ffn", True),
-        tied_embeddings=row.flag("tied_embeddings", False),
         experts=row.whole("experts", 1),
         experts_per_token=row.whole("experts_per_token", 1),
-        kv_dtype_bytes=row.number("kv_dtype_bytes", 2.0),
         weights=weights or ("fp8" if dtype_bytes == 1 else "bf16"),
+        **beside,
+    )
+
+
+def _llm_of_groups(name: str, row: Section, beside: dict[str, Any]) -> Llm:
+    """A row whose layers are not alike; what they say, the row itself must not."""
+    if stray := [key for key in (*LLM_COUNTS, *LLM_OPTIONAL) if key in row and key not in LLM_OF_GROUPS]:
+        raise InputError(f"{row.at(stray[0])}: only for a row without groups, which say it themselves")
+    hidden = row.whole("hidden")
+    return Llm(
+        name=name,
+        hidden=hidden,
+        vocab=row.whole("vocab"),
+        context_tokens=row.whole("context"),
+        head_weights=row.one_of("head_weights", WEIGHTS, "bf16"),
+        **beside,
+        **of_groups(read_groups(row), hidden, row.where),
     )
 
 

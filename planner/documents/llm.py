@@ -9,11 +9,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from planner.documents.llm_attention import WORDING, attention_of, count, layer_count, layer_kinds, widest
+from planner.documents.llm_attention import WORDING, attention_of, count, layer_count, layer_kinds
 from planner.documents.llm_encoder import encoder_parameters
-from planner.documents.llm_feed_forward import feed_forward_of, is_gated
+from planner.documents.llm_feed_forward import feed_forward_of
 from planner.documents.llm_formats import QUANTISED, Formats, read_config, read_formats
 from planner.documents.llm_keys import refuse_unmodelled
+from planner.documents.llm_row import of_groups
 from planner.errors import CatalogError
 from planner.io.values import Section, errors_as
 from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm
@@ -55,19 +56,19 @@ def _llm(file: Path, config: dict[str, Any]) -> Llm:
     name = str(file.parent if file.name == "config.json" else file)
     whole: dict[str, Any] = {
         "name": name,
-        "layers": layer_count(shape),
         "hidden": hidden,
         "vocab": count(shape, "vocab_size"),
         "context_tokens": count(
             shape, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len", "model_max_length"
         ),
-        "gated_ffn": is_gated(shape),
         "tied_embeddings": shape.flag("tie_word_embeddings", str(shape.get("model_type", "")) in _TIED),
         "kv_dtype_bytes": formats.kv_dtype_bytes,
         "encoder_parameters": encoder_parameters(config, where, hidden),
         "draft_parameters": _draft_parameters(shape, groups, hidden),
     }
-    return Llm(**whole, **_uniform(groups, formats) or _unlike(groups, hidden, formats, where))
+    if plain := _uniform(groups, formats):
+        return Llm(**whole, **plain)
+    return Llm(**whole, **of_groups(groups, hidden, where), head_weights=formats.named("lm_head"))
 
 
 def _language_half(config: dict[str, Any]) -> dict[str, Any]:
@@ -102,6 +103,8 @@ def _uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict[str, Any]
     if attention != plain or has_shared or formats.named("lm_head") != "bf16":
         return None
     return {
+        "layers": groups[0].count,
+        "gated_ffn": block.is_gated,
         "heads": attention.heads,
         "kv_heads": attention.kv_heads,
         "head_dim": attention.head_dim,
@@ -111,38 +114,6 @@ def _uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict[str, Any]
         "weights": weights,
         "dtype_bytes": WEIGHT_BYTES[weights],
     }
-
-
-def _unlike(groups: tuple[LayerGroup, ...], hidden: int, formats: Formats, where: str) -> dict[str, Any]:
-    """The fields of an LLM of unlike layers: the largest of each kind, and the format of most weights."""
-    blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
-    if not blocks:
-        raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")
-    largest = max(blocks, key=lambda block: (block.experts, block.width))
-    fields: dict[str, Any] = {
-        **widest(group.attention for group in groups),
-        "ffn": largest.width,
-        "experts": largest.experts,
-        "experts_per_token": largest.experts_per_token,
-        "groups": groups,
-        "head_weights": formats.named("lm_head"),
-    }
-    weights = most_weights(groups, hidden)
-    return {**fields, "weights": weights, "dtype_bytes": WEIGHT_BYTES[weights]}
-
-
-def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
-    """The format of most weights."""
-    parameters: Counter[str] = Counter()
-    for group in groups:
-        if (attention := group.attention) is not None:
-            each = attention.parameters(hidden) - attention.bf16_parameters
-            parameters[attention.weights] += round(group.count * each)
-            parameters["bf16"] += round(group.count * attention.bf16_parameters)
-        if (block := group.feed_forward) is not None:
-            parameters[block.weights] += round(group.count * block.experts * block.expert_parameters(hidden))
-            parameters[block.shared_weights] += round(group.count * block.shared_parameters(hidden))
-    return parameters.most_common(1)[0][0]
 
 
 def _draft_parameters(shape: Section, groups: tuple[LayerGroup, ...], hidden: int) -> float:

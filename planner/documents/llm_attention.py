@@ -11,7 +11,6 @@ transformers make of the same keys.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -367,7 +366,7 @@ def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modul
         conv_width=2 * key_width + value_width,
         conv_tokens=shape.whole("linear_conv_kernel_dim"),
         state_values=value_width * shape.whole("linear_key_head_dim"),
-        heads=heads,
+        heads=shape.whole("linear_num_key_heads"),
         state_value_bytes=_state_bytes(shape, "mamba_ssm_dtype", default="bfloat16"),
     )
     return attention, [
@@ -421,24 +420,3 @@ def _state_bytes(shape: Section, key: str, *, default: str) -> float:
     """Of a value of the state, as vLLM takes it from the config (`--mamba-ssm-cache-dtype auto`)."""
     dtype = shape.one_of(key, (*_IN_32_BITS, "bfloat16", "float16"), default)
     return 4.0 if dtype in _IN_32_BITS else 2.0
-
-
-def widest(attentions: Iterable[Attention | None]) -> dict[str, int]:
-    """`Llm`'s heads, KV heads and width of a head: the largest of layers that keep keys and values, else of
-    all.
-    """
-    kept = [each for each in attentions if each is not None]
-    grouped = [each for each in kept if isinstance(each, GroupedAttention)]
-    if grouped:
-        return {
-            "heads": max(each.heads for each in grouped),
-            "kv_heads": max(each.kv_heads for each in grouped),
-            "head_dim": max(each.head_dim for each in grouped),
-        }
-    latent = [each for each in kept if isinstance(each, LatentAttention | CompressedAttention)]
-    if not latent:
-        raise CatalogError("no layer keeps keys and values; such LLMs are not modelled")
-    first = latent[0]
-    if isinstance(first, CompressedAttention):
-        return {"heads": first.heads, "kv_heads": 1, "head_dim": first.head_dim}
-    return {"heads": first.heads, "kv_heads": 1, "head_dim": first.nope_dim + first.rope_dim}

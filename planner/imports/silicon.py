@@ -21,6 +21,8 @@ Where the tables cannot be meant as they stand:
                   independent even choices touch, E (1 - (1 - k/E)^N): read from the latter table.
   mixed steps     attention of prefills and of decodes was measured apart. Where the GPU's row says that one
                   launch serves both, the decodes take what `mixed_kv_s` says, if that is longer.
+  unlike layers   LLMs with `groups` are summed in `planner/imports/silicon_config.py`, as AIConfigurator
+                  itself reads their config.json.
   other nodes     on PCIe all-reduces depend on the server: those of ROW_REDUCES are the GPU's row's.
 """
 
@@ -65,6 +67,7 @@ SYSTEMS = {
 REDUCES = ("ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch")  # after attention, and after the rest
 ROW_REDUCES = ("rtx-pro-6000",)
 WITHOUT_FP8 = ("a100-80g",)
+UNTUNED_FP8_EXPERTS = ("h100-80g", "h200-141g")  # with a scale per tensor: up to three times those of 16 bits
 BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}  # with a scale per tensor: measured untuned
@@ -222,6 +225,8 @@ def uncovered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
     if not _is_plain(llm):
         if folder is None and config_folder(llm) is None and find_spec("aiconfigurator_core") is not None:
             return "AIConfigurator has no config.json of this LLM; give the folder of its own"
+        if gpu.name in UNTUNED_FP8_EXPERTS and experts_format(llm) == "fp8" and llm.is_mixture:
+            return "AIConfigurator measured experts in fp8 untuned on this GPU"
         return ""
     if llm.dtype_bytes != BYTES[llm.weights]:
         return f"AIConfigurator lacks kernels of {llm.dtype_bytes:g} bytes per weight"

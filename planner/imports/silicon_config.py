@@ -15,6 +15,10 @@ as in `planner/imports/silicon.py`, whose corrections hold here too (fp8-block, 
   modules         latent and sparse attention was measured with its projections, for prompts and for decodes
                   apart. A step that has both reads the weights once: what the decode of one short sequence
                   takes is taken off.
+  launches        latent attention of decodes was measured without CUDA graphs but on B200: 80 to 120 us for a
+                  sequence of one token where its parts take 40 to 50, and twice as long on GB200 and B300 as
+                  on B200, which are no slower. What one sequence takes longer than the sum of the parts is
+                  taken off at every batch, where that is more than LAUNCHED_FRAC of the sum.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
 PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
 LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")  # what a module has in it
 MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
+LAUNCHED_FRAC = 0.5
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}  # formats of dense matrices: whose times are taken instead
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
@@ -99,13 +104,14 @@ class ConfigKernels:
             experts = self._sort(spec)
             self._engine = _engine(spec)
             self._experts_ms = [operation_ms(self._engine, each, system) for each in experts]
-            self._once_ms = self._decodes_ms(self._modules, 1, 1)
+            self._launches_ms = self._waited_ms()
+            self._once_ms = self._modules_ms(1, 1)
             self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._of_tokens)), np.inf)
             for i in reversed(range(len(BOUNDING_TOKENS))):
                 self._at_most[i] = np.minimum(self._each_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
             self.step_ms(Step(1, 64, 0, 1, 64))
         except LACKING as error:
-            why = str(error).split("{")[0].split(" at /")[0].strip().rstrip(".")
+            why = str(error).split("{")[0].split(" at /")[0].split(", which")[0].strip().rstrip(".")
             raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
 
     def step_ms(self, step: Step) -> float:
@@ -119,7 +125,7 @@ class ConfigKernels:
                 )
             )
         if step.decodes:
-            modules_ms = self._decodes_ms(self._modules, step.decodes, step.context)
+            modules_ms = self._modules_ms(step.decodes, step.context)
             read_ms = self._decodes_ms(self._apart, step.decodes, step.context)
             if step.prompts:
                 modules_ms = max(modules_ms - self._once_ms, 0.0)
@@ -147,6 +153,10 @@ class ConfigKernels:
         is_module = [_kind(each).startswith(MODULES) for each in states]
         self._modules = [n for n, module in enumerate(is_module, start=1) if module]
         self._apart = [n for n, module in enumerate(is_module, start=1) if not module]
+        parts = [_parts(each, self._llm) for each in decodes]
+        if in_parts:
+            parts.append([each for each in decodes if _name(each).endswith(LATENT_PARTS)])
+        self._parts = [json.dumps(part) for part in parts if part]
         spec["context_ops"] = [_numbered(n, each) for n, each in enumerate(tokens)] + prompts
         spec["generation_ops"] = heads + states
         return [each for each in context if _kind(each) == "Moe"]
@@ -169,6 +179,23 @@ class ConfigKernels:
 
     def _heads_ms(self, rows: int) -> float:
         return _sum_ms(self._engine.evaluate_generation_ops([0], batch_size=rows, s=1))
+
+    def _modules_ms(self, decodes: int, context: int) -> float:
+        return max(self._decodes_ms(self._modules, decodes, context) - self._launches_ms, 0.0)
+
+    def _waited_ms(self) -> float:
+        """For launches, in latent attention of a step of decodes."""
+        if not self._parts:
+            return 0.0
+        sums_ms = [
+            sum(
+                _sum_ms(self._engine.evaluate_ops_json(part, is_context=False, batch_size=few, s=1))
+                for part in self._parts
+            )
+            for few in (1, 2, 4, 8)
+        ]
+        waited_ms = self._decodes_ms(self._modules, 1, 1) - min(sums_ms)
+        return waited_ms if waited_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
 
     def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
         """Of some of the operations of `decodes` sequences, which attend to one token more than `context`."""
@@ -305,6 +332,24 @@ def _measured(operation: Operation, llm: Llm) -> Operation:
             "native_num_heads": llm.heads,
         }
     }
+
+
+def _parts(operation: Operation, llm: Llm) -> list[Operation]:
+    """What a decode's latent attention consists of, each measured on its own: projections, products with the
+    two halves of the expansion, and attention to one token.
+    """
+    kind = _kind(operation)
+    fields = operation[kind]
+    if kind == "Fallback":
+        parts = [_graphed(each) for each in fields["fallback"]]
+        module = next(iter(fields["primary"].values()))
+        layers, heads = module["scale_factor"], module["num_heads"]
+    elif kind == "GenerationAttention" and _is_latent(llm):
+        parts, layers, heads = [operation], fields["scale_factor"], fields["n"]
+    else:
+        return []
+    product = {"name": "expansion", "scale_factor": layers, "num_heads": heads, "quant_mode": "bfloat16"}
+    return [*parts, *({"MlaBmm": product | {"is_pre": is_pre}} for is_pre in (True, False))]
 
 
 def _all_reduces(llm: Llm, tp: int) -> Operation:

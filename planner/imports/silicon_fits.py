@@ -54,7 +54,7 @@ def silicon_fits(
         return Fitted(None, (f"{llm.name} on {gpu.name}: {why}",))
     rows, left_out = [], []
     for tp in tps:
-        if llm.heads % tp or not fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
+        if not llm.splits_over(tp) or not fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: does not fit into memory, or not its heads")
             continue
         for ep in _splits(llm, tp):

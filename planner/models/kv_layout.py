@@ -131,5 +131,12 @@ def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention |
     """What tells the caches of two kinds apart."""
     if isinstance(attention, LatentAttention):
         return attention
-    heads, window = attention.kv_heads, attention.window_tokens
-    return GroupedAttention(heads, heads, attention.head_dim, attention.value_dim, window)
+    return GroupedAttention(
+        attention.kv_heads,
+        attention.kv_heads,
+        attention.head_dim,
+        attention.value_dim,
+        attention.window_tokens,
+        index_heads=attention.index_heads,
+        index_dim=attention.index_dim,
+    )

@@ -208,6 +208,7 @@ class StateAttention:
 
     `projected` is the width of all input projections together, `output` that of the output's, `conv_width`
     channels pass a convolution over `conv_tokens`, and `state_values` are carried from token to token.
+    `heads` are the fewest that TP must divide, those of keys.
     """
 
     projected: int
@@ -456,11 +457,10 @@ class Llm:
                 case GroupedAttention(heads=heads, kv_heads=kv_heads):
                     if heads % tp or (kv_heads % tp and tp % kv_heads):
                         return False
-                case (
-                    LatentAttention(heads=heads)
-                    | StateAttention(heads=heads)
-                    | CompressedAttention(heads=heads)
-                ):
+                case CompressedAttention(heads=heads, output_groups=output_groups):
+                    if heads % tp or output_groups % tp:
+                        return False
+                case LatentAttention(heads=heads) | StateAttention(heads=heads):
                     if heads % tp:
                         return False
         return True

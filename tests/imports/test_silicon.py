@@ -223,6 +223,22 @@ def test_a_decode_takes_what_its_memory_traffic_takes_and_not_much_more() -> Non
 
 
 @needs_tables
+def test_waits_for_launches_are_no_kernel_times() -> None:
+    """Latent attention of decodes on B200 was measured in CUDA graphs, elsewhere not. The B300 and the GB200
+    are no slower, and an H200, whose memory is 8 / 4.8 times as slow, is not more than that slower.
+    """
+    b200, h200 = (kernels_of(DEEPSEEK, gpu, f"{gpu}_sxm", 8) for gpu in ("b200", "h200"))
+    b300, gb200 = (
+        kernels_of(DEEPSEEK, gpu, system, 8) for gpu, system in (("b300", "b300_sxm"), ("gb200",) * 2)
+    )
+    for decodes in (1, 8, 64):
+        step = Step(0, 0, 0, decodes, 1024)
+        assert b300.step_ms(step) == pytest.approx(b200.step_ms(step), rel=0.15)
+        assert gb200.step_ms(step) == pytest.approx(b200.step_ms(step), rel=0.15)
+        assert h200.step_ms(step) < 8 / 4.8 * b200.step_ms(step)
+
+
+@needs_tables
 def test_windows_do_not_read_what_lies_before_them() -> None:
     """From 1024 to 8192 tokens 18 of 36 layers read more: 7168 x 64 x 2 x 8 x 64 x 2 B x 18 = 16.9 GB at
     4.8 TB/s are 3.5 ms; all 36 would be 7.
@@ -262,6 +278,13 @@ def test_what_the_tables_lack_of_unlike_layers_is_one_line() -> None:
         silicon_table(unknown, CATALOG.gpu("h200"), 8)
     with pytest.raises(InputError, match="lacks kernels of fp8-block weights"):
         silicon_table(DEEPSEEK, CATALOG.gpu("a100"), 8)
+    eight_bits = dataclasses.replace(
+        GPT_OSS,
+        name="nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8",
+        groups=(LayerGroup(36, WINDOWS[1].attention, FeedForward(2880, True, 128, 4, weights="fp8")),),
+    )
+    with pytest.raises(InputError, match="measured experts in fp8 untuned on this GPU"):
+        silicon_table(eight_bits, CATALOG.gpu("h200"), 8)
     with pytest.raises(InputError, match=r"AIConfigurator lacks kernels: .*nvfp4"):
         silicon_table(four_bits, CATALOG.gpu("h200"), 8)
 

@@ -1,0 +1,184 @@
+"""Layer groups as a row of llms.yaml has them, and a row out of an LLM.
+
+    groups:
+      - {layers: 3, attention: {kind: latent, heads: 128, ...}, feed_forward: {width: 18432}}
+      - {layers: 58, attention: {...}, feed_forward: {width: 2048, experts: 256, experts_per_token: 8}}
+
+The keys are the fields of planner/models/llm.py; what has its default is left out. A layer without attention
+or without a feed-forward block leaves out that key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from planner.errors import CatalogError, InputError
+from planner.io.values import Section, rows
+from planner.models.llm import (
+    WEIGHT_BYTES,
+    WEIGHTS,
+    Attention,
+    CompressedAttention,
+    FeedForward,
+    GroupedAttention,
+    LatentAttention,
+    LayerGroup,
+    Llm,
+    StateAttention,
+)
+
+KINDS: dict[str, type[Attention]] = {
+    "grouped": GroupedAttention,
+    "latent": LatentAttention,
+    "compressed": CompressedAttention,
+    "state": StateAttention,
+}
+GROUP_KEYS = ("layers", "attention", "feed_forward")
+_MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "index_tokens")
+
+
+def read_groups(row: Section) -> tuple[LayerGroup, ...]:
+    """Those of the row's key `groups`."""
+    groups = []
+    for number, written in enumerate(rows(row.get("groups"), row.at("groups"), "groups of layers", least=1)):
+        group = Section.of(
+            written, f"{row.at('groups')}: {number + 1}", GROUP_KEYS, wording=row.wording, such_as="layers: 3"
+        )
+        attention, block = None, None
+        if "attention" in group:
+            part = group.part("attention")
+            kind = KINDS[part.one_of("kind", KINDS)]
+            attention = _part(kind, part, ("kind",))
+        if "feed_forward" in group:
+            block = _part(FeedForward, group.part("feed_forward"))
+        groups.append(LayerGroup(group.whole("layers"), attention, block))
+    return tuple(groups)
+
+
+def _part(kind: type[Any], part: Section, beside: tuple[str, ...] = ()) -> Any:
+    known = {field.name: field for field in fields(kind)}
+    part = Section.of(part.values, part.where, (*known, *beside), wording=part.wording)
+    values = {}
+    for name, field in known.items():
+        if name in part or field.default is MISSING:
+            values[name] = _value(part, field)
+    try:
+        return kind(**values)
+    except CatalogError as error:
+        raise InputError(f"{part.where}: {error}") from None
+
+
+def _value(part: Section, field: Field[Any]) -> Any:
+    """By the field's type, which is written as text."""
+    match str(field.type):
+        case "bool":
+            return part.flag(field.name)
+        case "str":
+            return part.one_of(field.name, WEIGHTS)
+        case "float":
+            return part.number(field.name, least=0.0)
+        case _:
+            return part.whole(field.name, least=0 if field.name in _MAY_BE_0 else 1)
+
+
+def llm_row(llm: Llm) -> dict[str, Any]:
+    """The keys and values of a row of llms.yaml, without aliases, source and date."""
+    row: dict[str, Any] = {"hidden": llm.hidden, "vocab": llm.vocab, "context": llm.context_tokens}
+    if not llm.groups:
+        plain = (
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "ffn",
+            "experts",
+            "experts_per_token",
+            "gated_ffn",
+        )
+        row = {key: getattr(llm, key) for key in plain} | row
+        if llm.experts == 1:
+            del row["experts"], row["experts_per_token"]
+        if llm.gated_ffn:
+            del row["gated_ffn"]
+        if llm.weights != "bf16":
+            row["weights"] = llm.weights
+    for key, usual in (("tied_embeddings", False), ("kv_dtype_bytes", 2.0)):
+        if getattr(llm, key) != usual:
+            row[key] = getattr(llm, key)
+    if llm.head_weights != "bf16":
+        row["head_weights"] = llm.head_weights
+    for key in ("encoder_parameters", "draft_parameters"):
+        if getattr(llm, key):
+            row[key] = int(getattr(llm, key))
+    if llm.groups:
+        row["groups"] = [_group_row(group) for group in llm.groups]
+    return row
+
+
+def _group_row(group: LayerGroup) -> dict[str, Any]:
+    row: dict[str, Any] = {"layers": group.count}
+    if group.attention is not None:
+        kind = next(name for name, kind in KINDS.items() if isinstance(group.attention, kind))
+        row["attention"] = {"kind": kind, **_written(group.attention)}
+    if group.feed_forward is not None:
+        row["feed_forward"] = _written(group.feed_forward)
+    return row
+
+
+def _written(part: Attention | FeedForward) -> dict[str, Any]:
+    """All fields but those that have their default."""
+    values = {field.name: (getattr(part, field.name), field.default) for field in fields(part)}
+    return {name: value for name, (value, usual) in values.items() if value != usual}
+
+
+def of_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[str, Any]:
+    """The fields of an LLM that say what is the largest of its kind, and the format of most weights."""
+    blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
+    if not blocks:
+        raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")
+    largest = max(blocks, key=lambda block: (block.experts, block.width))
+    weights = most_weights(groups, hidden)
+    return {
+        **_heads([group.attention for group in groups], where),
+        "layers": sum(group.count for group in groups),
+        "ffn": largest.width,
+        "gated_ffn": largest.is_gated,
+        "experts": largest.experts,
+        "experts_per_token": largest.experts_per_token,
+        "groups": groups,
+        "weights": weights,
+        "dtype_bytes": WEIGHT_BYTES[weights],
+    }
+
+
+def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
+    """The format of most weights."""
+    parameters: Counter[str] = Counter()
+    for group in groups:
+        if (attention := group.attention) is not None:
+            each = attention.parameters(hidden) - attention.bf16_parameters
+            parameters[attention.weights] += round(group.count * each)
+            parameters["bf16"] += round(group.count * attention.bf16_parameters)
+        if (block := group.feed_forward) is not None:
+            parameters[block.weights] += round(group.count * block.experts * block.expert_parameters(hidden))
+            parameters[block.shared_weights] += round(group.count * block.shared_parameters(hidden))
+    return parameters.most_common(1)[0][0]
+
+
+def _heads(attentions: list[Attention | None], where: str) -> dict[str, int]:
+    """The largest of layers that keep keys and values for several heads; latent ones keep one for all."""
+    grouped = [each for each in attentions if isinstance(each, GroupedAttention)]
+    if grouped:
+        return {
+            "heads": max(each.heads for each in grouped),
+            "kv_heads": max(each.kv_heads for each in grouped),
+            "head_dim": max(each.head_dim for each in grouped),
+        }
+    for each in attentions:
+        if isinstance(each, LatentAttention):
+            return {"heads": each.heads, "kv_heads": 1, "head_dim": each.nope_dim + each.rope_dim}
+        if isinstance(each, CompressedAttention):
+            return {"heads": each.heads, "kv_heads": 1, "head_dim": each.head_dim}
+    raise CatalogError(f"{where}: no layer keeps keys and values; such LLMs are not modelled")
