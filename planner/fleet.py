@@ -14,6 +14,7 @@ from planner.models.forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
 MAX_PP = 16  # pipeline stages of a worker
@@ -27,7 +28,8 @@ class WorkerType:
     One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
     multiple of the block; `kv_beside` is what a sequence takes of it beside its tokens. `form` are the step
     times of another program, which the simulator takes instead of `latency`. `engine` adds what its host
-    takes to the step times; None: they are taken as they are.
+    takes to the step times; None: they are taken as they are. With `speculation` its decodes draft tokens
+    and check them. With `ep` every GPU has whole experts, else each has a slice of all.
     """
 
     gpu: Gpu
@@ -40,6 +42,8 @@ class WorkerType:
     form: StepForm | None = None
     engine: Engine | None = None
     kv_beside: KvBeside = BESIDE_NOTHING
+    speculation: Speculation | None = None
+    ep: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -50,12 +54,27 @@ class WorkerType:
 
     @property
     def name(self) -> str:
-        """For instance 'h100-80g tp4 2048': GPU, TP, PP if there is any, token budget per step; then the
-        sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'.
+        """For instance 'h100-80g tp4 2048': GPU, TP, EP and PP if there is any, token budget per step; then
+        the sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'; then the drafts:
+        'h100-80g tp4 2048 spec2'.
         """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
         seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
-        return f"{self.gpu.name} tp{self.tp}{stages} {self.max_num_batched_tokens}{seats}"
+        drafts = "" if self.speculation is None else f" spec{self.speculation.tokens}"
+        experts = " ep" if self.ep else ""
+        return f"{self.gpu.name} tp{self.tp}{experts}{stages} {self.max_num_batched_tokens}{seats}{drafts}"
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a decode has in a step, and the most that leave: 1, or 1 and its drafts."""
+        return 1 if self.speculation is None else self.speculation.most_tokens
+
+    @property
+    def step_times(self) -> StepForm:
+        """What the simulator takes for the seconds of a step."""
+        if self.speculation is not None:
+            return SpeculativeSteps(self.latency, self.speculation)
+        return self.form or self.latency
 
     def holds(self, tokens: int) -> bool:
         """Whether a request of so many tokens has room."""
@@ -219,8 +238,11 @@ class Fleet:
 
     @property
     def engine(self) -> Engine | None:
-        """What its workers run, as far as that is modelled."""
-        return next((pool.type.engine for pool in self.running if pool.type.engine is not None), None)
+        """What its workers run, as far as that is modelled; where some schedule synchronously because of
+        what they draft, as the others do.
+        """
+        engines = [pool.type.engine for pool in self.running if pool.type.engine is not None]
+        return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
 
     def without_engine(self) -> Fleet:
         """The same fleet, its steps as long as the fits say."""

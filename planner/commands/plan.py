@@ -210,6 +210,7 @@ def _print_written(out: Path, written: tuple[str, ...]) -> None:
 
 
 def _print_tables(found: Plan) -> None:
+    has_drafts = any(pool.type.speculation for pool in found.fleet.pools)
     rows = [
         {
             "pool": pool.name,
@@ -219,6 +220,7 @@ def _print_tables(found: Plan) -> None:
             "TP": pool.type.tp,
             "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
+            **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),
             "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in found.fleet.pools

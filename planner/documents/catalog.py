@@ -4,8 +4,9 @@
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
-A directory of one's own may hold any of engines.yaml, gpus.yaml, llms.yaml, slos.yaml, prices.yaml and
-latency/*.yaml. A file there replaces the shipped one; fits there come before the shipped ones.
+A directory of one's own may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml, slos.yaml,
+spreads.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one; fits there come before
+the shipped ones.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planner.documents.acceptance import ROW_KEYS as ACCEPTANCE_KEYS
+from planner.documents.acceptance import AcceptanceRow
+from planner.documents.acceptance import parse_row as parse_acceptance_row
 from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import read_fits, read_header
@@ -37,7 +41,7 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
-FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml")
+FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml")
 PRICES = "prices.yaml"  # of a catalog of one's own
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
@@ -105,6 +109,7 @@ class Catalog:
     fit_files: tuple[Path, ...] = ()
     engines: Mapping[str, EngineRow] = field(default_factory=dict)
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
+    acceptance: Mapping[str, AcceptanceRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[tuple[int, bool], StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
@@ -149,6 +154,19 @@ class Catalog:
         if base.name == gpu.name:
             return latency
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+
+    def expert_splits(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[bool, ...]:
+        """The ways in which experts are dealt out to `tp` GPUs that are worth a look: sliced (False), whole
+        (True), or both. Fits say; without any, slices, unless these would cut through blocks of formats.
+        """
+        if not llm.is_mixture or tp == 1:
+            return (False,)
+        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        for name in self._same_shape(llm):
+            for of in (gpu.name, gpu.base):
+                if found := sorted(ep for degree, ep in self._fits_of(name, of) if degree == tp):
+                    return tuple(found)
+        return (llm.slices_cut_blocks(tp),)
 
     def _fit_of(self, names: Sequence[str], gpu: str, tp: int, ep: bool) -> StepLatency | None:
         """Of the first LLM that has one; whole experts come in where nobody asks for slices of which there is
@@ -238,7 +256,7 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
             names = ", ".join((*FILES[:3], "latency/", *FILES[3:], PRICES))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
-    gpus_path, llms_path, slos_path, engines_path, spreads_path = (
+    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
@@ -249,8 +267,11 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     spreads, _ = _rows(spreads_path, _spread, {})
     if directory is not None and (directory / PRICES).exists():
         _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
+    acceptance, _ = _rows(acceptance_path, _acceptance, {})
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
-    return Catalog(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads)
+    return Catalog(
+        gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance
+    )
 
 
 def _own_offers(
@@ -423,6 +444,11 @@ def _engine(name: str, row: Section, document: Document) -> EngineRow:
 def _spread(name: str, row: Section, document: Document) -> SpreadRow:
     refuse_unknown(row.values, (*SPREAD_KEYS, *PROVENANCE), row.where)
     return parse_spread_row(row)
+
+
+def _acceptance(name: str, row: Section, document: Document) -> AcceptanceRow:
+    refuse_unknown(row.values, (*ACCEPTANCE_KEYS, *PROVENANCE), row.where)
+    return parse_acceptance_row(row)
 
 
 def _preset(name: str, row: Section, document: Document) -> SloPreset:

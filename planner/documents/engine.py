@@ -6,7 +6,7 @@ Only the name is needed: the version is then the one our manifests deploy, and i
 default. That is also what a file without the key means; `engine: none` takes step times as they are.
 Of `sglang` and `trtllm` nobody checked constants or scheduler: vLLM's are simulated, and the plan says so.
 Constants of one's own (`host`, `rest`, `front_end`, `tokens_per_s`) replace the row's;
-planner/models/engine.py says what they are.
+planner/models/engine.py says what they are. `speculative`: planner/documents/speculative.py.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ KEYS = (
     "nearest",
     "checked",
     "images",
+    "speculative",
 )
 ROW_KEYS = ("engine", "from", "to", "checked", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")

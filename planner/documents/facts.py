@@ -339,6 +339,21 @@ class UncheckedEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What workers of a type draft and how many tokens a step is taken to yield; a pass of the drafter takes
+    `draft_frac` of a step of the LLM and `draft_s` more.
+    """
+
+    worker: str
+    method: str
+    tokens: int
+    mean_tokens: float
+    draft_frac: float
+    draft_s: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -776,6 +791,7 @@ Assuming = (
     | HostOverheads
     | EngineModelled
     | UncheckedEngine
+    | Drafts
     | EngineSettings
     | KvLink
     | MeasuredWindow

@@ -33,6 +33,15 @@ from planner.documents.fits import (
 )
 from planner.documents.network import KEYS as NETWORK_KEYS
 from planner.documents.network import network_document, parse_network
+from planner.documents.speculative import (
+    asked_of_engine,
+    check_scheduling,
+    drafter,
+    drafting,
+    only,
+    parse_speculative,
+    speculative_document,
+)
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Policies, Pool, Role, WorkerType
@@ -43,6 +52,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
+from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.policies import BY_FIELD
 from planner.units import exactly
 
@@ -73,11 +83,13 @@ WORKER_KEYS = (
     "gpu",
     "tp",
     "pp",
+    "ep",
     "count",
     "latency",
     "kv_tokens",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "speculative",
 )
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
@@ -175,6 +187,10 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     prices = _prices(file.part("prices"), catalog)
     rows_of_engines = catalog.engines.values()
     engine = engine_of_fleet(document, rows_of_engines, file.at("engine"), batching=decided.batching)
+    asked = asked_of_engine(document.get("engine"))
+    choices = parse_speculative(asked, llm, catalog, f"{file.at('engine')}: speculative")
+    check_scheduling(document.get("engine"), choices, file.at("engine"))
+    speculation = only(choices, f"{file.at('engine')}: speculative")
     written = rows(file.get("workers"), file.at("workers"), "workers", least=1)
     pools: list[Pool] = []
     for number, worker in enumerate(written):
@@ -190,8 +206,12 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
                 f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the "
                 "two"
             )
-        pool = _pool(row, number, llm, catalog, prices, budget_tokens, path.parent)
-        pool = replace(pool, type=replace(pool.type, engine=engine))
+        own = speculation
+        if "speculative" in row:
+            where = row.at("speculative")
+            own = only(parse_speculative(row.get("speculative"), llm, catalog, where), where)
+        pool = _pool(row, number, llm, catalog, prices, budget_tokens, path.parent, own)
+        pool = replace(pool, type=replace(pool.type, engine=drafting(engine, own)))
         if any(pool.name == other.name for other in pools):
             raise InputError(f"{row.at('name')}: {pool.name!r} is given twice; give each pool its own name")
         pools.append(pool)
@@ -220,10 +240,12 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
                 "gpu": pool.type.gpu.name,
                 "tp": pool.type.tp,
                 **({"pp": pool.type.pp} if pool.type.pp > 1 else {}),
+                **({"ep": True} if pool.type.ep else {}),
                 "count": pool.count,
                 "kv_tokens": pool.type.kv_tokens,
                 "max_num_seqs": pool.type.max_num_seqs,
                 "max_num_batched_tokens": pool.type.max_num_batched_tokens,
+                **_drafts(pool.type),
                 "latency": latency_document(pool.type.latency, pool.type.form),
             }
             for pool in pools
@@ -233,6 +255,10 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
         "network": network_document(fleet.network),
         "prices": {pool.type.gpu.name: exactly(pool.type.gpu.price_usd_per_h, "usd/h") for pool in pools},
     }
+
+
+def _drafts(worker: WorkerType) -> dict[str, Any]:
+    return {} if worker.speculation is None else {"speculative": speculative_document(worker.speculation)}
 
 
 def read_max_model_len(path: Path) -> int | None:
@@ -264,6 +290,7 @@ def _pool(
     prices: Mapping[str, float],
     budget_tokens: int,
     directory: Path,
+    speculation: Speculation | None,
 ) -> Pool:
     default = row.get("role", "mixed")
     name = row.text("name", f"{default}-{number}")
@@ -279,13 +306,17 @@ def _pool(
     gpu = replace(gpu, price_usd_per_h=prices.get(gpu.name, gpu.price_usd_per_h))
     tp = _tp(row, llm, gpu)
     tokens = row.whole("max_num_batched_tokens", budget_tokens, most=MOST_STEP_TOKENS)
-    seats = row.whole("max_num_seqs", min(MAX_NUM_SEQS, tokens), most=MOST_SEQS)
+    width = 1 if speculation is None else speculation.most_tokens
+    seats = row.whole("max_num_seqs", min(MAX_NUM_SEQS, max(tokens // width, 1)), most=MOST_SEQS)
     pp = row.whole("pp", 1, most=MOST)
     if pp > llm.layers:
         raise InputError(f"{row.at('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
-    kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, seats)
+    ep = _ep(row, llm, gpu, tp, catalog)
+    beside = drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
+    sampled = seats if speculation is None else SAMPLED_ROWS * seats
+    kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, sampled, beside)
     try:
-        latency, form = _step_times(row.get("latency"), llm, gpu, tp, catalog, directory)
+        latency, form = _step_times(row.get("latency"), llm, gpu, (tp, ep), catalog, directory)
         if "latency" not in row:
             latency = pipelined(latency, llm, gpu, tp, pp)
     except InputError as error:
@@ -299,11 +330,30 @@ def _pool(
         )
     try:
         worker_type = WorkerType(
-            gpu, tp, latency, kv_tokens, tokens, seats, pp, form, kv_beside=kv_layout(llm, tp).beside
+            gpu,
+            tp,
+            latency,
+            kv_tokens,
+            tokens,
+            seats,
+            pp,
+            form,
+            kv_beside=kv_layout(llm, tp).beside,
+            speculation=speculation,
+            ep=ep,
         )
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
     return Pool(name, role, worker_type, count)
+
+
+def _ep(row: Section, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog) -> bool:
+    """Whether every GPU has whole experts; unsaid, as the step times of the catalog are meant."""
+    usual = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
+    if (ep := row.flag("ep", usual)) and not (llm.is_mixture and tp > 1):
+        found = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
+        raise InputError(f"{row.at('ep')}: needs a mixture of experts on several GPUs, found {found}")
+    return ep
 
 
 def _tp(row: Section, llm: Llm, gpu: Gpu) -> int:
@@ -318,12 +368,14 @@ def _tp(row: Section, llm: Llm, gpu: Gpu) -> int:
     return tp
 
 
-def _kv_tokens(row: Section, llm: Llm, gpu: Gpu, tp: int, pp: int, tokens: int, seats: int) -> int:
+def _kv_tokens(
+    row: Section, llm: Llm, gpu: Gpu, tp: int, pp: int, tokens: int, seats: int, beside: Drafter
+) -> int:
     if (kv_tokens := row.whole("kv_tokens", None, most=MOST)) is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
             raise InputError(f"{row.at('kv_tokens')}: must hold one block of 16 tokens, found {kv_tokens}")
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-    use = memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats)
+    use = beside.beside(memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats), llm, tp)
     if use.kv_tokens == 0:
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
         raise InputError(
@@ -335,16 +387,17 @@ def _kv_tokens(row: Section, llm: Llm, gpu: Gpu, tp: int, pp: int, tokens: int, 
 
 
 def _step_times(
-    value: object, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog, directory: Path
+    value: object, llm: Llm, gpu: Gpu, split: tuple[int, bool], catalog: Catalog, directory: Path
 ) -> tuple[StepLatency, Form | None]:
     """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the
-    simulator is to take instead.
+    simulator is to take instead. `split` is TP, and whether GPUs have whole experts.
     """
+    tp, ep = split
     if value is None:
-        return catalog.latency(llm, gpu, tp), None
+        return catalog.latency(llm, gpu, tp, ep=ep), None
     if isinstance(value, Mapping) and "form" in value:
         form = parse_form(Section.of(value, "latency", wording=FIT_WORDING))
-        return catalog.latency(llm, gpu, tp), form
+        return catalog.latency(llm, gpu, tp, ep=ep), form
     if isinstance(value, Mapping):
         fit = Section.of(value, "fit", FIT_KEYS, wording=FIT_WORDING)
         return catalog.spread(parse_latency(fit, basis="fit fit"), llm), parse_simulated(fit)

@@ -8,7 +8,7 @@
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
-    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
 
@@ -32,6 +32,7 @@ from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import Offer, Term, offer_of
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
+from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
 from planner.domain import SPOT, Gpu, Slo
 from planner.errors import CatalogError, InputError
 from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
@@ -49,6 +50,7 @@ from planner.io.values import (
 )
 from planner.models.engine import Engine
 from planner.models.llm import Llm
+from planner.models.speculation import Speculation
 from planner.policies import (
     PLANNED_QUEUES,
     PLANNED_ROUTINGS,
@@ -144,6 +146,7 @@ class Task:
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
     engine: Engine | None = None  # what its host adds, and how it schedules; None: nothing, at once
+    speculations: tuple[Speculation | None, ...] = (None,)  # what engines may draft; None: nothing
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
@@ -283,6 +286,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         network=parse_network(fleet.part("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
         engine=_engine(asked, fleet, catalog),
+        speculations=_speculations(asked, fleet, llm, catalog),
         objective=_objective(document.get("objective", "cost"), asked.at("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
@@ -312,6 +316,20 @@ def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
         where = fleet.at("host_overhead")
         raise InputError(f"{where}: engine says what the host takes; drop one of the two")
     return parse_engine(asked.get("engine"), rows, asked.at("engine"))
+
+
+def _speculations(
+    asked: Section, fleet: Section, llm: Llm, catalog: Catalog
+) -> tuple[Speculation | None, ...]:
+    """What engines may draft; pipelines draft nothing."""
+    engine, where = asked.get("engine"), asked.at("engine")
+    choices = parse_speculative(asked_of_engine(engine), llm, catalog, f"{where}: speculative")
+    check_scheduling(engine, choices, where)
+    if None not in choices and any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+        raise InputError(
+            f"{where}: speculative: is not simulated in pipelines (fleet: pp); allow tokens: 0, or drop pp"
+        )
+    return choices
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.models.llm import FP8_BLOCK
+
 Milliseconds = Callable[[int], float]  # of N tokens
-BLOCK = 128  # a side of fp8-block's blocks: no GPU may hold a part of one
 ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
 MOST_DECODES = 512
 
@@ -21,7 +22,7 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
     one. Unsaid: slices, but where they would cut through blocks of fp8.
     """
     if whole is None:
-        whole = weights == "fp8-block" and (width // tp) % BLOCK != 0
+        whole = weights == "fp8-block" and (width // tp) % FP8_BLOCK != 0
     return {"moe_tp_size": 1, "moe_ep_size": tp} if whole else {"moe_tp_size": tp, "moe_ep_size": 1}
 
 

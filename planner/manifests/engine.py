@@ -40,7 +40,7 @@ RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of what is n
 # them, joined, stays within the 63 letters of a label
 LLM_LETTERS, POOL_LETTERS = 18, 16
 
-Setting = bool | int | float | str | dict[str, str]
+Setting = bool | int | float | str | Mapping[str, str | int]
 
 
 def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
@@ -62,6 +62,10 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
         "enable-prefix-caching": True,  # where the plan counts on no hit, it can only help
     }
+    if not fleet.llm.has_heads_alone:
+        del told["block-size"]  # the kernels of latent attention and of states have sizes of their own
+    if engine.ep:
+        told["enable-expert-parallel"] = True
     if (order := answer(QUEUE[fleet.policies.queue], VLLM).name) != Policies().queue:  # vLLM's own
         told["scheduling-policy"] = order
     if (
@@ -72,6 +76,12 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         told["long-prefill-token-threshold"] = threshold
     if engine.engine is not None and _has_async(engine.engine.version):
         told["async-scheduling"] = engine.engine.async_scheduling
+    if (speculation := engine.speculation) is not None:
+        told["speculative-config"] = {
+            "method": speculation.method,
+            "num_speculative_tokens": speculation.tokens,
+            **({} if speculation.model is None else {"model": speculation.model}),
+        }
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     return told
@@ -104,7 +114,7 @@ def to_args(told: Mapping[str, Setting]) -> list[str]:
     for key, value in told.items():
         if isinstance(value, bool):
             args.append(f"--{key}" if value else f"--no-{key}")
-        elif isinstance(value, dict):
+        elif isinstance(value, Mapping):
             args += [f"--{key}", json.dumps(value, separators=(",", ":"))]
         else:
             args += [f"--{key}", f"{value:g}" if isinstance(value, float) else str(value)]

@@ -17,7 +17,7 @@ from planner.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED = range(5)
+FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = range(6)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

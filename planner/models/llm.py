@@ -27,6 +27,7 @@ WEIGHT_BYTES = {  # of one weight, its share of the scales included
     "nvfp4": 4.5 / 8,  # groups of 16: 8 bits of scale
 }
 WEIGHTS = tuple(WEIGHT_BYTES)
+FP8_BLOCK = 128  # a side of the blocks of fp8-block
 STATE_BYTES = 4.0  # of a value of a recurrent state, as vLLM keeps it; what convolutions remember has 16 bits
 
 
@@ -464,6 +465,21 @@ class Llm:
                     if heads % tp:
                         return False
         return True
+
+    def slices_cut_blocks(self, tp: int) -> bool:
+        """Whether a slice of an expert on each of `tp` GPUs would hold a part of a block of fp8: vLLM then
+        takes whole experts only.
+        """
+        return any(
+            block.weights == "fp8-block" and block.experts > 1 and block.width % (tp * FP8_BLOCK) != 0
+            for group in self.layer_groups
+            if (block := group.feed_forward) is not None
+        )
+
+    @property
+    def has_heads_alone(self) -> bool:
+        """Whether keys and values of heads are all that its layers keep."""
+        return all(isinstance(group.attention, GroupedAttention | None) for group in self.layer_groups)
 
     @property
     def is_mixture(self) -> bool:

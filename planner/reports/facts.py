@@ -405,6 +405,17 @@ def _(fact: facts.UncheckedEngine) -> str:
 
 
 @sentence.register
+def _(fact: facts.Drafts) -> str:
+    cost = f"{100 * fact.draft_frac:.2g} % of a step of the LLM"
+    cost += f" and {show_s(fact.draft_s)}" if fact.draft_s else ""
+    return (
+        f"{fact.worker} drafts {fact.tokens} tokens per step by {fact.method} and is taken to yield "
+        f"{fact.mean_tokens:.3g} ({fact.basis}); a pass of the drafter takes {cost}, not measured; what your "
+        "traffic accepts, the engine's metrics say (vllm:spec_decode_num_accepted_tokens)"
+    )
+
+
+@sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, SPOT
-from planner.fleet import Fleet, Pool
+from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
@@ -31,6 +31,12 @@ from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Inte
 from planner.units import percentile_name, show_s
 
 
+def tokens_text(worker: WorkerType) -> str:
+    """Tokens of a step, and how many of a decode are drafts."""
+    drafts = worker.step_tokens - 1
+    return f"{worker.max_num_batched_tokens:,}" + (f", {drafts} drafted" if drafts else "")
+
+
 def fleet_rows(fleet: Fleet) -> Rows:
     """A line per pool."""
     rows: list[tuple[str, ...]] = [
@@ -40,7 +46,7 @@ def fleet_rows(fleet: Fleet) -> Rows:
             str(pool.count),
             f"{pool.type.gpus} × {pool.type.gpu.name}",
             f"{pool.count * pool.type.gpus}",
-            f"{pool.type.max_num_batched_tokens:,}",
+            tokens_text(pool.type),
             f"{pool.type.max_num_seqs:,}",
             f"{pool.type.kv_tokens:,}",
             f"{pool.count * pool.type.power_w / 1e3:,.1f}",

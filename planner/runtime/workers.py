@@ -346,7 +346,7 @@ def _on_cpu(
         "block-size": CPU_BLOCK_TOKENS,
         "num-gpu-blocks-override": kv_tokens // CPU_BLOCK_TOKENS + 1,  # vLLM keeps one block for itself
     }
-    if isinstance(transfer := told.get("kv-transfer-config"), dict):
+    if isinstance(transfer := told.get("kv-transfer-config"), Mapping):
         told["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
     own = [cores[device % len(cores)] for device in place.devices]
     kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)

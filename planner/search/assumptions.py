@@ -7,6 +7,7 @@ import math
 from planner.documents.facts import (
     Assuming,
     Assumption,
+    Drafts,
     EngineModelled,
     EngineSettings,
     HostOverheads,
@@ -67,6 +68,19 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
         found.append(EngineModelled(task.engine.title, task.engine.basis))
         if not task.engine.is_checked:
             found.append(UncheckedEngine(task.engine.title))
+    found += [
+        Drafts(
+            pool.type.name,
+            each.method,
+            each.tokens,
+            each.mean_tokens,
+            each.draft_frac,
+            each.draft_s,
+            each.basis,
+        )
+        for pool in fleet.running
+        if (each := pool.type.speculation) is not None and pool.role != "prefill"
+    ]
     if problem.hits is not None:
         found.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:

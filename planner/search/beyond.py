@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.fleets import Counts, largest_below, objective
+from planner.search.fleets import Counts, largest_below, may_hand_over, objective
 from planner.search.level0 import WALK_EFFORT, Level0
 from planner.search.one_pool import least_that_holds
 from planner.search.options import breaks_gaps, by_hardware
@@ -62,7 +62,7 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
     if best is None and any(math.isinf(problem.limits.most(worker)) for worker in problem.types):
         return Beyond(None, math.inf, 0, False, False, False)  # there may be any number, and none is enough
     capacities = _stock_bound_counts(problem, level0)
-    options = _best_settings(problem, level0, capacities)
+    options = _of_one_drafter(_best_settings(problem, level0, capacities), level0)
     shares = [expected_share(option, level0, capacities) for option in options]
     cuts: list[tuple[int, ...]] = []
     is_exhausted = is_hopeless = False
@@ -196,6 +196,19 @@ def _best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, in
         return known, *_rank_late(problem, option)
 
     return [min(alike, key=rank) for alike in by_hardware(level0.options).values()]
+
+
+def _of_one_drafter(options: list[Option], level0: Level0) -> list[Option]:
+    """Without those that could hand over to none, or be handed over from none: the decode pool of the best
+    fleet says what is drafted, else the first one.
+    """
+    best = [option for option, _ in level0.search.best or ()]
+    decodes = [option for option in (*best, *options) if option.role == "decode"]
+    return [
+        option
+        for option in options
+        if option.role == "mixed" or may_hand_over((option.type, decodes[0].type))
+    ]
 
 
 def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:

@@ -87,8 +87,8 @@ def _any_fleet(problem: Problem) -> list[Option]:
 def envelopes(options: Sequence[Option]) -> list[Option]:
     """One option per role, GPU, TP and PP that is at least as good as each of its engine settings.
 
-    The largest budget has the least u, min f(N)/N being over more N, and so have the most sequences; the most
-    KV tokens are the smallest's.
+    The largest budget has the least u, min f(N)/N being over more N, and so have the most sequences, and the
+    most drafts, of which a bound takes all for accepted; the most KV tokens are the smallest's.
     """
     return [
         replace(
@@ -98,6 +98,10 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
                 max_num_batched_tokens=max(option.type.max_num_batched_tokens for option in alike),
                 max_num_seqs=max(option.type.max_num_seqs for option in alike),
                 kv_tokens=max(option.type.kv_tokens for option in alike),
+                speculation=max(
+                    (option.type.speculation for option in alike),
+                    key=lambda each: 0 if each is None else each.tokens,
+                ),
             ),
         )
         for alike in by_hardware(options).values()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from planner.fleet import Fleet
+from planner.fleet import Fleet, WorkerType
+from planner.models.speculation import Speculation
 from planner.solvers.master import Option
 
 Counts = tuple[tuple[Option, int], ...]
@@ -45,3 +46,16 @@ def count_below(each: float, value: float, fixed: float = 0.0) -> float:
     if each == 0:
         return math.inf if fixed < value else -1
     return math.ceil((value * (1 - 1e-9) - fixed) / each) - 1
+
+
+def own_drafts(worker: WorkerType) -> Speculation | None:
+    """Drafts of a drafter that keeps KV of its own."""
+    speculation = worker.speculation
+    return speculation if speculation is not None and speculation.drafter is not None else None
+
+
+def may_hand_over(workers: Iterable[WorkerType]) -> bool:
+    """Whether KV can move between all of these: a drafter's layers are among those that are handed over, so
+    they must draft alike.
+    """
+    return len({own_drafts(worker) for worker in workers}) <= 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from planner.fleet import Fleet
 from planner.search import link, shortcuts
 from planner.search.designs import Design, Pool, learn_from
-from planner.search.fleets import Counts, counts_of
+from planner.search.fleets import Counts, counts_of, may_hand_over
 from planner.search.one_pool import Bounded, Holds, Search, StoppedError, first_incumbent, search_one_pool
 from planner.search.options import breaks_gaps, decode_options, hardware, mixed_options, prefill_options
 from planner.search.oracle import LEAST_EFFORT, side_by_side
@@ -86,7 +86,11 @@ def search_level0(
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
     holds = _timed(problem, search, problem.oracle.holds)
-    pairs = list(itertools.product(over.prefill, over.decode))
+    pairs = [
+        pair
+        for pair in itertools.product(over.prefill, over.decode)
+        if may_hand_over(item.option.type for item in pair)
+    ]
     too_slow = link.too_slow(problem)
     if reason := too_slow or (None if prove else link.falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
@@ -140,7 +144,8 @@ def _search_pairs(
         )
 
     def allowed(prefill: Option, decode: Option) -> bool:
-        return (prefill.type.gpu.name == decode.type.gpu.name) is is_one
+        is_alike = prefill.type.gpu.name == decode.type.gpu.name
+        return is_alike is is_one and may_hand_over((prefill.type, decode.type))
 
     search_two_pools(over.prefill, over.decode, ask, search, side_by_side, enough, allowed)
 
@@ -158,7 +163,13 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
     }
     leads = None if problem.trace.after.size else oracle.leads
     designs = [Design((Pool(item, search),), oracle.holds, search) for item in of_role["mixed"]]
-    designs += pair_up(of_role["prefill"], of_role["decode"], AskPairs(oracle.holds, leads), search)
+    designs += pair_up(
+        of_role["prefill"],
+        of_role["decode"],
+        AskPairs(oracle.holds, leads),
+        search,
+        lambda prefill, decode: may_hand_over((prefill.type, decode.type)),
+    )
     learn_from(designs, oracle.told)
     for design in designs:
         design.asked_by = problem

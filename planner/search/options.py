@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from planner.documents import facts
 from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
+from planner.documents.speculative import drafter, drafting
 from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import Gpu, Limit, Metric, Slo
 from planner.errors import InputError
@@ -20,9 +21,11 @@ from planner.models.engine import Engine
 from planner.models.kv_layout import kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import memory
 from planner.models.parallel import pipelined
+from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation, SpeculativeSteps, bounding
 from planner.models.spread import Z
+from planner.search.fleets import own_drafts
 from planner.simulator.metrics import percentile_s
 from planner.solvers.master import Floats, Option, attention_s
 from planner.solvers.required_work import due, steady
@@ -76,6 +79,7 @@ class Engines:
     node_bytes_per_s: float | None = None
     host_overhead_s: float = 0.0
     engine: Engine | None = None
+    speculations: tuple[Speculation | None, ...] = (None,)
     longer_frac: float = 0.0
     at_spread: bool = False
 
@@ -88,6 +92,7 @@ class Engines:
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
             host_overhead_s=task.host_overhead_s,
             engine=task.engine,
+            speculations=task.speculations,
             longer_frac=task.robust.step_times_frac,
             at_spread=task.robust.spread,
         )
@@ -95,6 +100,18 @@ class Engines:
     @property
     def simulated(self) -> Engine | None:
         return self.engine and self.engine.longer(self.longer_frac)
+
+    def settings(self, stages: int) -> list[tuple[int, int, Speculation | None]]:
+        """Budgets, seats and drafts that go together: a step checks all drafts of all its sequences."""
+        return list(
+            dict.fromkeys(
+                (budget, min(n, budget // (each.most_tokens if each else 1)), each)
+                for each in self.speculations
+                for budget in self.budgets
+                for n in self.seats
+                if each is None or (stages == 1 and budget >= each.most_tokens)
+            )
+        )
 
 
 def _at_spread(latency: StepLatency, name: str) -> StepLatency:
@@ -118,10 +135,9 @@ def worker_types(
     """
     types: list[WorkerType] = []
     left: list[Left] = []
-    settings = list(
-        dict.fromkeys((budget, min(n, budget)) for budget in engines.budgets for n in engines.seats)
-    )
+    drafters = {each: drafter(each, llm, catalog) for each in engines.speculations}
     for gpu, pp in itertools.product(gpus, engines.stages):
+        settings = engines.settings(pp)
         for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
@@ -130,52 +146,82 @@ def worker_types(
             elif pp > llm.layers:
                 left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
             else:
-                found = _of_degree(name, llm, gpu, tp, pp, settings, catalog, engines)
-                large = [worker for worker in found if worker.holds(longest_tokens)]
-                types += large
-                left += _left_of(name, llm, found, settings, longest_tokens)
+                for ep in catalog.expert_splits(llm, gpu, tp):
+                    degree = Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
+                    found = _of_degree(degree, llm, drafters, catalog, engines)
+                    types += [worker for worker in found if worker.holds(longest_tokens)]
+                    left += _left_of(degree.name, llm, found, settings, longest_tokens)
     return tuple(types), tuple(left)
 
 
+@dataclass(frozen=True, slots=True)
+class Degree:
+    """How an LLM is dealt out to GPUs."""
+
+    name: str
+    gpu: Gpu
+    tp: int
+    pp: int
+    ep: bool
+
+    def latency(self, llm: Llm, catalog: Catalog, engines: Engines) -> StepLatency:
+        between = engines.node_bytes_per_s if self.tp * self.pp > self.gpu.gpus_per_node else None
+        fit = catalog.latency(llm, self.gpu, self.tp, ep=self.ep)
+        latency = pipelined(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=between)
+        latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
+        if engines.at_spread:
+            latency = _at_spread(latency, self.name)
+        if engines.longer_frac:
+            basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
+            latency = replace(latency.longer(engines.longer_frac), basis=basis)
+        return latency
+
+
 def _of_degree(
-    name: str,
+    degree: Degree,
     llm: Llm,
-    gpu: Gpu,
-    tp: int,
-    pp: int,
-    settings: Sequence[tuple[int, int]],
+    drafters: Mapping[Speculation | None, Drafter],
     catalog: Catalog,
     engines: Engines,
 ) -> list[WorkerType]:
-    """Those of one GPU, TP and PP that hold the weights, by their settings."""
-    between = engines.node_bytes_per_s if tp * pp > gpu.gpus_per_node else None
-    beside, latency = kv_layout(llm, tp).beside, None
+    """Those that hold the weights, by their settings."""
+    gpu, tp, pp = degree.gpu, degree.tp, degree.pp
+    latency: StepLatency | None = None
     found = []
-    for budget, most_seqs in settings:
-        kv_tokens = kv_cache_tokens(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most_seqs)
+    for budget, most_seqs, drafts in engines.settings(pp):
+        rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
+        use = memory(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=rows)
+        kv_tokens = drafters[drafts].beside(use, llm, tp).kv_tokens
         if kv_tokens == 0:
             continue
-        if latency is None:
-            latency = pipelined(catalog.latency(llm, gpu, tp), llm, gpu, tp, pp, link_bytes_per_s=between)
-            latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
-            if engines.at_spread:
-                latency = _at_spread(latency, name)
-            if engines.longer_frac:
-                basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
-                latency = replace(latency.longer(engines.longer_frac), basis=basis)
+        latency = latency or degree.latency(llm, catalog, engines)
         found.append(
             WorkerType(
-                gpu, tp, latency, kv_tokens, budget, most_seqs, pp, engine=engines.simulated, kv_beside=beside
+                gpu,
+                tp,
+                latency,
+                kv_tokens,
+                budget,
+                most_seqs,
+                pp,
+                engine=drafting(engines.simulated, drafts),
+                kv_beside=kv_layout(llm, tp).beside,
+                speculation=drafts,
+                ep=degree.ep,
             )
         )
     return found
 
 
 def _left_of(
-    name: str, llm: Llm, found: list[WorkerType], settings: Sequence[tuple[int, int]], longest_tokens: int
+    name: str,
+    llm: Llm,
+    found: Sequence[WorkerType],
+    settings: Sequence[tuple[int, int, Speculation | None]],
+    longest_tokens: int,
 ) -> Iterator[Left]:
-    """What was left out of one GPU, TP and PP."""
-    with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs) for worker in found}
+    """What was left out of one degree."""
+    with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in found}
     no_room = [setting[0] for setting in settings if setting not in with_room]
     if not found:
         yield Left(name, facts.WeightsTooLarge(llm.weight_bytes))
@@ -196,21 +242,30 @@ def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     return [Option("mixed", worker, weight(worker, objective)) for worker in types]
 
 
+def split(worker: WorkerType) -> tuple[str, int, int, bool]:
+    """The GPU, and how the LLM is dealt out to several."""
+    return worker.gpu.name, worker.tp, worker.pp, worker.ep
+
+
 def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """One per GPU, TP, PP and token budget: what is prefilled leaves, so it is the budget that binds."""
-    most: dict[tuple[str, int, int, int], WorkerType] = {}
+    """One per GPU, TP, PP, EP, token budget and drafter: what is prefilled leaves, so it is the budget that
+    binds. Drafts that are looked up are none of its business.
+    """
+    most: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
-        key = (worker.gpu.name, worker.tp, worker.pp, worker.max_num_batched_tokens)
+        key = (*split(worker), worker.max_num_batched_tokens, own_drafts(worker))
         if key not in most or worker.max_num_seqs > most[key].max_num_seqs:
             most[key] = worker
     return [Option("prefill", worker, weight(worker, objective)) for worker in most.values()]
 
 
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """One per GPU, TP, PP and sequences: it prefills only what was preempted, its token budget is idle."""
-    first: dict[tuple[str, int, int, int], WorkerType] = {}
+    """One per GPU, TP, PP, EP, sequences and drafts: it prefills only what was preempted, its token budget is
+    idle but for what its decodes check.
+    """
+    first: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
-        key = (worker.gpu.name, worker.tp, worker.pp, worker.max_num_seqs)
+        key = (*split(worker), worker.max_num_seqs, worker.speculation)
         if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
             first[key].max_num_batched_tokens - 2048
         ):
@@ -245,6 +300,8 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: Lengths) -> float:
     ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
     gaps = output - 1
     decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
+    if worker.speculation is not None:
+        decoding_s = _drafted_s(worker, n, gaps)
     several = gaps > 0
     if limit.metric == "ttft":
         return percentile_s(ttft_s, percentile_frac, requests)
@@ -253,7 +310,21 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: Lengths) -> float:
     if limit.metric == "tpot":
         return percentile_s(decoding_s[several] / gaps[several], percentile_frac, requests[several])
     first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
+    if worker.speculation is not None:
+        if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
+            return 0.0  # tokens that leave together are most of them
+        first_gap_s = _drafted_s(worker, n, np.ones_like(n))[several]
     return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
+
+
+def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
+    """Seconds in which this decode alone makes so many tokens, with the mean of what is accepted."""
+    assert worker.speculation is not None
+    steps = SpeculativeSteps(worker.latency, worker.speculation)
+    count = np.ceil(gaps / worker.speculation.mean_tokens)
+    context = input_tokens + 1 + gaps / 2
+    step_s = [steps.step_s(0.0, 0.0, 1.0, kv_tokens, 0.0) for kv_tokens in context.tolist()]
+    return np.asarray(count * np.array(step_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -317,12 +388,14 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     if limit.metric == "ttft":
         ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
         return percentile(ttft_s, of.requests, of.perhaps)
-    latencies = list(dict.fromkeys(worker.latency for worker in types))
+    latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
     if limit.metric == "tbt":  # which of them are counted is up to the fleet
+        if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
+            return 0.0  # so many may be gaps of nothing: a step yields several tokens
         one = np.minimum(gaps, 1.0)
-        first_s = np.min([_decoding_s(latency, n, one, of) for latency in latencies], axis=0)
+        first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
         return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
-    decoding_s = np.min([_decoding_s(latency, n, gaps, of) for latency in latencies], axis=0)
+    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
     if limit.metric == "e2e":
         ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
         return percentile(ttft_s + decoding_s, of.requests, of.perhaps)
@@ -330,10 +403,15 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     return percentile(decoding_s[several] / gaps[several], of.requests[several], of.perhaps_decoded)
 
 
-def _decoding_s(latency: StepLatency, input_tokens: Floats, gaps: Floats, of: Judged) -> Floats:
-    """Seconds of so many steps with this decode alone, or of recomputing it where that is quicker."""
+def _decoding_s(
+    latency: StepLatency, drafts: Speculation | None, input_tokens: Floats, gaps: Floats, of: Judged
+) -> Floats:
+    """Seconds of so many tokens with this decode alone, or of recomputing it where that is quicker; each step
+    yields as many as it can.
+    """
+    most, latency = 1 if drafts is None else drafts.most_tokens, bounding(latency, drafts)
     beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
-    return np.asarray(gaps * latency.step_s(1) + beside_s)
+    return np.asarray(np.ceil(gaps / most) * latency.step_s(1) + beside_s)
 
 
 def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:

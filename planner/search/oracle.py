@@ -22,7 +22,7 @@ from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.search.fleets import Counts, Named, named
+from planner.search.fleets import Counts, Named, may_hand_over, named
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.solvers.master import Option
@@ -258,6 +258,8 @@ class Oracle:
         roles = {option.role for option, count in counts if count > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             return False
+        if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
+            return False
         key = tuple((option.role, _machine(option), count) for option, count in counts if count > 0)
         return self._answer(key, lambda: self.fleet(counts), self.trace, self._requests, self.slo)
 
@@ -279,7 +281,9 @@ class Oracle:
         )
 
         def fleet() -> Fleet:
-            instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256)
+            drafts = option.type.speculation
+            drafts = drafts and replace(drafts, draft_frac=0.0, draft_s=0.0)
+            instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256, speculation=drafts)
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
             return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
 
@@ -311,6 +315,7 @@ def _machine(option: Option) -> tuple[object, ...]:
         worker.max_num_seqs,
         worker.form,
         worker.engine,
+        worker.speculation,
     )
 
 

@@ -55,6 +55,7 @@ from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
     add_chunk,
+    blocks_checked,
     blocks_for,
     blocks_of,
     clear_chunks,
@@ -301,7 +302,7 @@ def _chunks(state, l, time_s, longest, is_closed):
                 append(state.requests, worker, PARTIAL, r)
     if is_closed:
         return
-    budget = kind.token_budget - lane.decodes - spent
+    budget = kind.token_budget - lane.decodes * lane.width - spent
     if worker.head[READY] != NONE and kind.batching == VLLM_V1:
         budget = _seat_known(state, l, budget)
         step_blocks = blocks_for(lane, ONE)
@@ -324,11 +325,16 @@ def _seat_known(state, l, budget):
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    while budget > 0 and worker.head[READY] != NONE and worker.running + worker.late_seats < kind.seats:
+    while (
+        budget >= lane.width
+        and worker.head[READY] != NONE
+        and worker.running + worker.late_seats < kind.seats
+    ):
         r = worker.head[READY]
         if not _has_kv(state, worker, r):
             break
-        coming = blocks_for(lane, ONE) + (state.requests[r].length_tokens % BLOCK == 0)
+        c = state.requests[r].length_tokens
+        coming = blocks_for(lane, ONE) + blocks_checked(kind, lane, c) - blocks_of(c)
         is_short = worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks
         if is_short and worker.running > 0:
             return ZERO
@@ -337,7 +343,7 @@ def _seat_known(state, l, budget):
         if is_short:
             preempt_decode(state, l, lane.decodes - 1)
         else:
-            budget -= 1
+            budget -= lane.width
     return budget
 
 
@@ -352,7 +358,7 @@ def _chunk(state, l, r, longest, spent):
     if kind.long_prefill_tokens > 0:
         for slot in range(lane.decodes):
             decodes -= state.slots[l, slot].admission_number > request.admission_number
-    budget = max(kind.token_budget - decodes - spent, ZERO)
+    budget = max(kind.token_budget - decodes * lane.width - spent, ZERO)
     return min(request.length_tokens - request.computed_tokens, longest, budget)
 
 
@@ -365,7 +371,7 @@ def _rest_decodes(state, l, longest):
     while r != NONE:
         spent += _chunk(state, l, r, longest, spent)
         r = state.requests[r].next
-    while lane.decodes + spent > state.types[worker.type].token_budget:
+    while lane.decodes * lane.width + spent > state.types[worker.type].token_budget:
         rest(state, l, _latest(state, l))
 
 
@@ -393,8 +399,12 @@ def _taken_blocks(state, l, longest):
         request = state.requests[r]
         before = taken
         for slot in range(lane.decodes):
-            is_first = state.slots[l, slot].admission_number < request.admission_number
-            before += is_first and (state.slots[l, slot].context_offset + lane.decode_step) % BLOCK == 0
+            entry = state.slots[l, slot]
+            if entry.admission_number < request.admission_number:
+                if lane.width > 1:
+                    before += entry.next_blocks - entry.held_blocks
+                else:
+                    before += (entry.context_offset + lane.decode_step) % BLOCK == 0
         n, c = _chunk(state, l, r, longest, spent), request.computed_tokens
         spent += n
         taken += blocks_of(c + n) - blocks_of(c)
@@ -611,7 +621,7 @@ def _launch(state, l, time_s, goes_on):
     lane.run_steps = 1
     if kind.lanes == 1:
         lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s
-        goes_on = goes_on and not is_asked_again(state, w)
+        goes_on = goes_on and lane.width == 1 and not is_asked_again(state, w)
         if goes_on and lane.late_decodes == 0 and lane.prefills == 0 and lane.last_token_s == time_s:
             steps = lane.next_finish_step - lane.decode_step
             free = kind.kv_blocks - worker.used_blocks

@@ -31,7 +31,7 @@ small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their
 entry_jit = _jit(cache=True, nogil=True, _nrt=False)
 
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
-_BELOW = ("fleet.py", "policies.py", "models/forms.py")
+_BELOW = ("fleet.py", "policies.py", "models/forms.py", "models/speculation.py")
 _FILES = (*sorted(_ROOM.glob("*.py")), *(_PLANNER / name for name in _BELOW))
 SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).digest()[:7])
 

@@ -143,6 +143,17 @@ def record_gap(state, w, start_s, gap_s, sequences):
 
 
 @kernel_jit
+def count_together(state, w, tokens, time_s):
+    """So many tokens left together with the one before them: gaps of nothing."""
+    if in_window(state, time_s):
+        for k in range(len(state.limits)):
+            if state.limits[k].metric == TBT:
+                state.limits[k].counted += tokens
+    if len(state.runs) > 0:
+        record_gap(state, w, time_s, 0.0, tokens)
+
+
+@kernel_jit
 def end_batch(state, l, seconds, steps):
     """What a worker's totals gain by the batch on lane l, but for the tokens of its decodes."""
     lane = state.lanes[l]

@@ -110,5 +110,10 @@ def run_w(llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Flo
         sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2, 0.0
     )
     return power.busy_w(
-        llm, worker.gpu, worker.gpus, seconds / steps, runs["prefill_tokens"] + sequences, kv_tokens
+        llm,
+        worker.gpu,
+        worker.gpus,
+        seconds / steps,
+        runs["prefill_tokens"] + worker.step_tokens * sequences,
+        kv_tokens,
     )

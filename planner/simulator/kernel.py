@@ -11,6 +11,9 @@ Disaggregated requests leave their prefill worker when the first token is out. T
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
 step; its first gap holds all of that (transfer.py).
 
+Where decodes draft (planner.models.speculation) each step is an event: every decode makes another number of
+tokens, which leave together (drafts.py).
+
 A worker that goes down loses its KV: its requests are routed anew and recompute all their tokens.
 
 Events are ordered by (time, kind): arrivals first, then lanes by index, the link, the outside world. A lane
@@ -41,6 +44,7 @@ from planner.simulator.counting import (
     single_gap,
     steps_reaching,
 )
+from planner.simulator.drafts import accept
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
 from planner.simulator.layout import (
     BACK,
@@ -226,7 +230,7 @@ def decoded(state, l, steps, time_s):
     charge_tokens(state, l, steps)
     if kind.batching == LIGHTLLM:
         worker.tried_steps = (worker.tried_steps + steps - 1) % kind.patience_steps + 1
-    worker.dense_tokens += steps * lane.decodes
+    worker.dense_tokens += steps * lane.decodes * lane.width
     lane.decode_step += steps
     lane.kv_sum += float(steps) * lane.decodes
     for slot in range(normal, lane.decodes):
@@ -241,6 +245,8 @@ def decoded(state, l, steps, time_s):
             note_gap(state, l, gap_s)
     lane.late_decodes = 0
     lane.last_token_s = time_s
+    if lane.width > 1:
+        accept(state, l, time_s)
 
 
 def _next_slot_done(state, l, slot):

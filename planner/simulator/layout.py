@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import MAX_PP
+from planner.models.speculation import MOST_DRAFTS
 
 MIXED, PREFILL, DECODE = np.int64(0), np.int64(1), np.int64(2)  # roles
 TTFT, TBT, TPOT, E2E = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
@@ -71,6 +72,11 @@ TYPE = np.dtype(
         ("host_s", "f8", 2),  # of the engine's host, per step and per sequence in it
         ("rest_s", "f8", 2),  # ... that no asynchronous step hides
         ("token_s", "f8"),  # that its API server takes to pass a token on: no step is shorter than its tokens
+        # of speculative decoding: how likely i drafts or more are accepted, KV slots it keeps beyond the
+        # tokens it checks, and what the draws begin with
+        ("accepted", "f8", MOST_DRAFTS),
+        ("lookahead_tokens", "i8"),
+        ("draw_seed", "i8"),
         # score per pending prompt token, request, prompt token of a request, waiting request: front, back
         ("routing_weight", "f8", (2, 4)),
     ]
@@ -116,6 +122,7 @@ WORKER = np.dtype(
 LANE = np.dtype(
     [
         ("worker", "i8"),
+        ("width", "i8"),  # tokens that a decode has in a step: 1, or 1 and its drafts
         ("decode_step", "i8"),  # how many are done: s
         ("decodes", "i8"),  # running decodes: the first slots
         (
@@ -126,6 +133,7 @@ LANE = np.dtype(
         ("next_finish_step", "i8"),  # the smallest of the slots
         ("kv_sum", "f8"),  # K of the next step
         ("residue", "i8", BLOCK),  # decodes by (c - s) mod 16: who needs a block next
+        ("coming_blocks", "i8"),  # where decodes draft: KV blocks that they take in the next step
         ("gap_depth", "i8"),  # of its stack in State.gaps
         # the step being formed, or in progress
         ("prefills", "i8"),  # chunks
@@ -149,6 +157,9 @@ SLOT = np.dtype(
         ("context_offset", "i8"),  # c - s, constant while it runs
         ("settled_step", "i8"),  # gaps of steps after this one are not yet in the request's longest gap
         ("admission_number", "i8"),
+        # where decodes draft: the KV blocks it has, and will have in the next step
+        ("held_blocks", "i8"),
+        ("next_blocks", "i8"),
     ]
 )
 GAP = np.dtype([("step", "i8"), ("gap_s", "f8")])  # longest gap up to this step and after the entry below

@@ -119,6 +119,8 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     if not total:
         return float("nan")
     rank = max(total - allowed_above(percentile_frac, total), 1)
+    if counting.gaps_at_most(runs, 0.0) >= rank:  # tokens that left together
+        return 0.0
     low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

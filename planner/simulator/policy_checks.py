@@ -34,6 +34,7 @@ def check(fleet: Fleet) -> None:
             f"engine: vllm forms its steps as vllm-v1 does, policies.batching is {batching.name!r}; drop one "
             "of the two"
         )
+    _check_drafts(fleet, batching)
     if policies.long_prefill_token_threshold and batching.code != VLLM_V1:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
@@ -47,6 +48,43 @@ def check(fleet: Fleet) -> None:
             f"policies.batching is {batching.name!r}, which keeps a request on one worker to its end; "
             "give all workers the role mixed"
         )
+
+
+def _check_drafts(fleet: Fleet, batching: Batching) -> None:
+    """Whether what is simulated of speculative decoding is all that the fleet needs."""
+    drafters = {
+        pool.type.speculation and pool.type.speculation.drafter
+        for pool in fleet.running
+        if pool.role != "mixed"
+    }
+    if len(drafters) > 1:
+        raise InputError(
+            "speculative: a drafter's keys and values are handed over with the others, so prefill and decode "
+            "workers need the same drafter"
+        )
+    for pool in fleet.running:
+        worker = pool.type
+        if worker.speculation is None:
+            continue
+        where = f"{pool.name}: speculative"
+        if batching.code != VLLM_V1:
+            raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
+        if fleet.policies.admission != Policies().admission:
+            raise InputError(
+                f"{where}: needs admission {Policies().admission}, found {fleet.policies.admission!r}"
+            )
+        if worker.pp > 1:
+            raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker.pp}")
+        if worker.form is not None:
+            raise InputError(
+                f"{where}: is simulated on the five numbers of a fit, and this worker's step times have "
+                "another form"
+            )
+        if worker.max_num_batched_tokens < worker.max_num_seqs * worker.step_tokens:
+            raise InputError(
+                f"{where}: {worker.max_num_seqs} sequences of {worker.step_tokens} tokens each need as many "
+                f"max_num_batched_tokens, found {worker.max_num_batched_tokens}"
+            )
 
 
 def _check_engine(policies: Policies, batching: Batching) -> None:

@@ -323,8 +323,8 @@ def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArr
     for i, pool in enumerate(pools):
         row = types[i : i + 1]
         seats = pool.type.max_num_seqs
-        most_tokens = _most_tokens(pool.type, fleet.policies.batching, trace) + seats
-        form = (pool.type.form or pool.type.latency).compiled(most_tokens, seats)
+        most_tokens = _most_tokens(pool.type, fleet.policies.batching, trace) + seats * pool.type.step_tokens
+        form = pool.type.step_times.compiled(most_tokens, seats)
         _fill_type(row, pool, fleet, longest_tokens)
         row["form"] = form.code
         row["numbers"][0, : len(form.numbers)] = form.numbers
@@ -349,6 +349,7 @@ def _workers(
     workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE
     lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)
     lanes["worker"] = np.repeat(np.arange(len(kinds)), lane_count)
+    lanes["width"] = np.repeat([pools[kind].type.step_tokens for kind in kinds], lane_count)
     return workers, lanes
 
 
@@ -457,6 +458,10 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]
         row["host_s"][0], row["rest_s"][0] = (part.at(worker_type.tp) for part in worker_type.host)
+    if (speculation := worker_type.speculation) is not None:
+        row["accepted"][0, : speculation.tokens] = speculation.accepted
+        row["lookahead_tokens"] = speculation.lookahead_tokens
+        row["draw_seed"] = policies.seed
     row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
     row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)
 

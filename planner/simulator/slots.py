@@ -42,11 +42,23 @@ def blocks_of(tokens):
 
 @kernel_jit
 def blocks_for(lane, steps):
-    """KV blocks that the running decodes will ask for in their next `steps` steps."""
+    """KV blocks that the running decodes will ask for in their next `steps` steps, of which those that draft
+    have one.
+    """
+    if lane.width > 1:
+        return lane.coming_blocks if steps > 0 else ZERO
     total = (steps // BLOCK) * lane.decodes
     for i in range(steps % BLOCK):
         total += lane.residue[(-(lane.decode_step + i)) % BLOCK]
     return total
+
+
+@small_jit
+def blocks_checked(kind, lane, c):
+    """KV blocks that a decode with c tokens in the cache has in its next step: of the tokens that are checked
+    there, and of those that are looked ahead for. Nobody gets more than there are.
+    """
+    return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), kind.kv_blocks), blocks_of(c))
 
 
 @kernel_jit
@@ -290,16 +302,24 @@ def join(state, l, r):
     lane.residue[(c - s) % BLOCK] += 1
     lane.kv_sum += c + 1
     lane.decodes += 1
+    if lane.width > 1:
+        slot.held_blocks = blocks_of(c)
+        slot.next_blocks = blocks_checked(state.types[state.workers[lane.worker].type], lane, c)
+        lane.coming_blocks += slot.next_blocks - slot.held_blocks
 
 
 @kernel_jit
 def take_out(state, l, slot):
-    """Empty a slot; its request knows again how far it is. The blocks stay taken."""
+    """Empty a slot; its request knows again how far it is. The blocks of its tokens stay taken."""
     settle_gap(state, l, slot)
     lane, slots = state.lanes[l], state.slots
     r = slots[l, slot].request
     request = state.requests[r]
     c = slots[l, slot].context_offset + lane.decode_step
+    if lane.width > 1:
+        held = slots[l, slot].held_blocks
+        lane.coming_blocks -= slots[l, slot].next_blocks - held
+        state.workers[lane.worker].used_blocks -= held - blocks_of(c)
     request.length_tokens = c
     request.generated_tokens = request.output_tokens - (slots[l, slot].finish_step - lane.decode_step)
     lane.residue[slots[l, slot].context_offset % BLOCK] -= 1

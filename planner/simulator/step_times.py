@@ -6,6 +6,7 @@ VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
 DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage o + o' context tokens more
 CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
+SPECULATIVE       FIVE of all tokens that are checked, and a drafter's passes  (planner.models.speculation)
 
 C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
 prompts' tokens is a setting of the form. `planner.models.forms` makes the tables, and the numbers k.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.models.forms import CORRECTED, DISTSERVE_FIT, FIVE, SPLITWISE_LOOKUP
+from planner.models.forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULATIVE, SPLITWISE_LOOKUP
 from planner.simulator.compiled import kernel_jit
 
 UNBOUNDED = np.int64(2**62)
@@ -64,6 +65,8 @@ def step_seconds(state, kind, lane):
         if chunks > 0:
             t += k[4] * kv_tokens
         return t / kind.pp, 0.0, 0.0, k[2] * decodes, UNBOUNDED
+    if kind.form == SPECULATIVE:
+        return _speculative_s(tables, kind, lane, decodes, kv_tokens), 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == SPLITWISE_LOOKUP:
         beside = k[1] * decodes + k[2] * kv_tokens
         if prefill == 0:
@@ -111,6 +114,23 @@ def step_seconds(state, kind, lane):
         t += tables[at[2] + decodes * width[3] + column] * (1.0 + (k[1] if decodes > 1 else 0.0))
         steps = column * 64 - context + 1
     return t / kind.pp, 0.0, k[2] * (prefill + decodes) + k[3], 0.0, steps
+
+
+@kernel_jit
+def _speculative_s(tables, kind, lane, decodes, kv_tokens):
+    """Seconds of a step in which every decode checks its drafts, and of those that draft the next ones."""
+    k, f, drafts = kind.numbers, kind.table_at[0], kind.numbers[6]
+    chunks, rows = lane.prefills, decodes + lane.prefills
+    read = k[2] * (kv_tokens + drafts * decodes)
+    beside = k[3] * chunks + read
+    if chunks > 0:
+        beside += k[4] * (kv_tokens + drafts * decodes)
+    wide = tables[f + lane.prefill_tokens + decodes * lane.width]
+    more = drafts * kv_tokens + 0.5 * drafts * (drafts + 1.0) * decodes
+    own_s = wide + k[0] * (lane.pairs + more) + k[1] * (1.0 + drafts) * decodes + beside
+    first_s = wide - k[5] + k[0] * lane.pairs + k[1] * decodes + beside
+    again_s = tables[f + rows] - k[5] + k[1] * rows + read
+    return own_s + k[7] * (first_s + (drafts - 1.0) * again_s) + k[8] * drafts
 
 
 @kernel_jit

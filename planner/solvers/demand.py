@@ -21,7 +21,8 @@ until none is, so a bound that stops early is lower, never wrong. Requests of li
 share one d: what remains of such a group is at least its sum less, for each given up, its dearest.
 
 Prices. A step of N tokens of which D decode costs at least alpha + beta N for any line under f, and there are
-at least D / max_num_seqs steps, and at least as many as the KV tokens they attend to / KV tokens of a worker.
+at least D / max_num_seqs steps, and at least as many as the KV tokens they attend to / KV tokens of a worker;
+a (1 + k)-th of that where k tokens are drafted.
 So a request costs a worker of j at least its share of beta N + alpha steps under each such line: `lines`.
 One line per option, about the dearest for the whole trace, prices all requests; the cheapest option each of
 them. An option whose KV cache is too small for a request has no price for it.
@@ -38,8 +39,9 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
+from planner.models.speculation import bounding
 from planner.solvers.backend import run
-from planner.solvers.master import Floats, Option, attention_s, is_held, lines
+from planner.solvers.master import Floats, Option, attention_s, is_held, lines, most_step_tokens
 from planner.solvers.required_work import Due, Held, held
 from planner.traffic.trace import Trace
 from planner.traffic.workload import Lengths
@@ -59,16 +61,16 @@ Bound = tuple[float, float, bool]
 
 def bounds_of(option: Option) -> list[Bound]:
     """Every way to bound the work of a worker of this option from below."""
-    worker = option.type
-    most = worker.max_num_seqs if option.role == "decode" else worker.max_num_batched_tokens
-    return [(alpha, beta, by_kv) for alpha, beta in lines(worker, most) for by_kv in (False, True)]
+    found = lines(option.type, most_step_tokens(option))
+    return [(alpha, beta, by_kv) for alpha, beta in found for by_kv in (False, True)]
 
 
 def least_work(
     option: Option, bound: Bound, input_tokens: Floats, output_tokens: Floats
 ) -> tuple[Floats, Floats]:
     """Least seconds of a worker for the prefill and for the decode of such requests, (U,), by one bound."""
-    worker, latency, (alpha, beta, by_kv) = option.type, option.type.latency, bound
+    worker, (alpha, beta, by_kv) = option.type, bound
+    latency = bounding(worker.latency, worker.speculation)
     n, gaps = input_tokens, output_tokens - 1
     prefill_s, decode_s = np.zeros(len(n)), np.zeros(len(n))
     if option.role != "decode":
@@ -77,10 +79,11 @@ def least_work(
             prefill_s += alpha / worker.kv_tokens / worker.pp * n
     if option.role != "prefill":
         decode_s = (gaps * beta + attention_s(latency, beta, n, gaps)) / worker.pp
+        step_s = alpha / worker.pp / worker.step_tokens  # of a token: so many may share a step
         if by_kv:  # KV tokens that the requests hold when they have their tokens
-            decode_s += alpha / worker.kv_tokens / worker.pp * (gaps * n + gaps * (gaps + 1) / 2)
+            decode_s += step_s / worker.kv_tokens * (gaps * n + gaps * (gaps + 1) / 2)
         else:
-            decode_s += alpha / worker.max_num_seqs / worker.pp * gaps
+            decode_s += step_s / worker.max_num_seqs * gaps
     return prefill_s, decode_s
 
 

@@ -49,6 +49,7 @@ import pulp
 from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, SPOT, FleetLimit
 from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
+from planner.models.speculation import bounding
 from planner.solvers.backend import run, whole
 from planner.solvers.required_work import Obliged
 from planner.traffic.workload import Lengths, Workload
@@ -201,6 +202,14 @@ def is_held(
     return np.asarray(np.ceil(tokens / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS <= option.type.kv_tokens)
 
 
+def most_step_tokens(option: Option) -> int:
+    """Of a step: the budget, in a decode worker what its sequences have."""
+    worker = option.type
+    return (
+        worker.max_num_seqs * worker.step_tokens if option.role == "decode" else worker.max_num_batched_tokens
+    )
+
+
 def least_seconds(
     option: Option,
     input_tokens: npt.ArrayLike,
@@ -212,14 +221,15 @@ def least_seconds(
     """u: least seconds of work that requests of these lengths bring to one worker of `option`.
 
     A step of N tokens costs at least N min f/N; pairs, sequences, KV tokens and prefills cost what they cost.
-    In a mixed worker both phases share the token budget, in a decode worker a step has at most max_num_seqs.
+    In a mixed worker both phases share the token budget, in a decode worker a step has at most max_num_seqs,
+    and the drafts of these.
     A pipeline of pp stages has up to pp steps under way. `cached_tokens` of the prompts hit a prefix cache;
     `is_cached`: so may the prompts of who was preempted.
     """
-    latency, worker = option.type.latency, option.type
+    latency, worker = bounding(option.type.latency, option.type.speculation), option.type
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
-    most = worker.max_num_seqs if option.role == "decode" else worker.max_num_batched_tokens
+    most = most_step_tokens(option)
     token_s = cheapest_token_s(latency, most)
     prefill_s = token_s * (n - c) + latency.a_s * (n * (n + 1) - c * (c + 1)) / 2 + latency.e_s
     if option.role == "prefill":
@@ -247,9 +257,10 @@ def least_token_seconds(
     """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`.
 
     `shared_tokens` of the prompts may be another's, in a cache that counts them once; not on decode workers.
-    A gap lasts as long as a step with one decode at least, or as one that recomputes what was preempted.
+    A gap lasts as long as a step with one decode at least, or as one that recomputes what was preempted; with
+    drafts so many tokens share a step, all of which it holds.
     """
-    latency = option.type.latency
+    latency = bounding(option.type.latency, option.type.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     own = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
     if option.role == "prefill":
@@ -258,7 +269,7 @@ def least_token_seconds(
     if not is_cached or option.role == "decode":
         decoded = n + 1 >= decoded_from(latency, 0.0)
         step_s += np.where(decoded, latency.b_s + latency.d_s * (n + 1), 0.0)
-    return np.asarray((own + gaps / 2) * gaps * step_s)
+    return np.asarray((own + gaps / 2) * gaps * step_s / option.type.step_tokens)
 
 
 def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:

@@ -24,7 +24,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES
-from planner.search.fleets import Counts
+from planner.search.fleets import Counts, may_hand_over
 from planner.search.options import Engines, decode_options, mixed_options, prefill_options, worker_types
 from planner.simulator.metrics import judge, value_s
 from planner.simulator.replay import simulate
@@ -77,7 +77,11 @@ class Question:
 
 
 def question(
-    seed: int, kind: str | None = None, requests: tuple[int, int] = REQUESTS, *, engine: str = "none"
+    seed: int,
+    kind: str | None = None,
+    requests: tuple[int, int] = REQUESTS,
+    *,
+    engine: str | Mapping[str, Any] = "none",
 ) -> Question:
     """The question of a seed; its kind goes round `KINDS` unless it is given. `requests`: from, to."""
     rng = np.random.default_rng([14, seed])
@@ -189,7 +193,7 @@ def _shipped_catalog() -> Catalog:
 def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
     """4 GPUs with step times, memory, power and prices of their own; the faster they are the dearer."""
     gpus: dict[str, Gpu] = {}
-    fits: dict[tuple[str, str], dict[int, StepLatency]] = {}
+    fits: dict[tuple[str, str], dict[tuple[int, bool], StepLatency]] = {}
     floor_s, token_s = _log_uniform(rng, 0.005, 0.03), _log_uniform(rng, 2e-5, 2e-4)
     for i in range(4):
         name = f"gpu{i}"
@@ -213,7 +217,9 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
             "drawn",
             name,
         )
-        fits[LLM.name, name] = _latencies(rng, floor_s / decode, token_s / prefill)
+        fits[LLM.name, name] = {
+            (tp, False): fit for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
+        }
     provenance = {
         name: Provenance("drawn", "2026-11-20", "drawn", "2026-11-20") for name in (*gpus, LLM.name)
     }
@@ -276,10 +282,9 @@ def _drawn_fleet(rng: np.random.Generator, kind: str, types: tuple[WorkerType, .
     likely = {"mixed": 0.0, "stock": 0.0, "hand-off": 0.9, "bursts": 0.9}
     if rng.random() < likely.get(kind, 0.6):
         front, back = prefill_options(types, "cost"), decode_options(types, "cost")
-        return (
-            (front[int(rng.integers(len(front)))], int(_log_uniform(rng, 1, 10))),
-            (back[int(rng.integers(len(back)))], int(_log_uniform(rng, 1, 7))),
-        )
+        first = (front[int(rng.integers(len(front)))], int(_log_uniform(rng, 1, 10)))
+        back = [option for option in back if may_hand_over((first[0].type, option.type))]
+        return (first, (back[int(rng.integers(len(back)))], int(_log_uniform(rng, 1, 7))))
     mixed = mixed_options(types, "cost")
     pools = min(2 if kind == "stock" or rng.random() < 0.2 else 1, len(mixed))
     most = 10 if pools == 1 else 5

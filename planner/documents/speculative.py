@@ -1,0 +1,184 @@
+"""`speculative:` of an engine, or of a worker in fleet.yaml and plan.yaml; rows of catalogs/acceptance.yaml.
+
+    engine: {name: vllm, speculative: {method: mtp, tokens: [0, 1, 2, 3], acceptance: [0.85, 0.72, 0.6]}}
+    speculative: {method: eagle3, tokens: 3, acceptance: kimi-k2.5-eagle3, model: nvidia/Kimi-K2.5-Eagle3}
+
+`acceptance` is how likely each draft token is accepted if those before it are: a list with a number for
+each, one number for all, or a row of the catalog. A list of `tokens` is a decision of the plan, 0 drafts
+none. `draft` is the share of a step of the LLM that one pass of the drafter takes (estimated by its weights
+where it is not given), `draft_step` the seconds that a pass takes on top; planner/models/speculation.py has
+the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.errors import CatalogError, InputError
+from planner.io.values import Section, is_number, nearest, one_of, refused, share, whole
+from planner.models.engine import Engine
+from planner.models.llm import Llm
+from planner.models.speculation import (
+    METHODS,
+    MOST_DRAFTS,
+    OWN_LAYERS,
+    WEIGHTLESS,
+    Drafter,
+    Speculation,
+    conditional,
+    drafter_of,
+)
+from planner.units import exactly
+
+NONE = "none"
+KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
+NOT_YET = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
+MOST_FRAC = 2.0  # of a step of the LLM that a pass of its drafter takes; beyond, it is a slip of the pen
+
+
+def parse_speculative(
+    value: object, llm: Llm, catalog: Catalog, where: str
+) -> tuple[Speculation | None, ...]:
+    """The drafts that may be chosen, one for each count of tokens, in order; (None,) for none at all."""
+    if value is None or value == NONE:
+        return (None,)
+    asked = Section.of(value, where, KEYS)
+    method = _method(asked.required("method"), asked.at("method"))
+    counts = _counts(asked)
+    if not any(counts):
+        return (None,)
+    acceptance, basis = _acceptance(asked, method, max(counts), catalog)
+    model = asked.text("model", None)
+    frac, step_s = _draft(asked, method, llm, model, catalog), asked.at_least("draft_step", "s", 0.0)
+    choices: list[Speculation | None] = []
+    for tokens in counts:
+        try:
+            choices.append(
+                Speculation(method, acceptance(tokens), frac, step_s, model, asked.text("basis", basis))
+                if tokens
+                else None
+            )
+        except InputError as error:
+            raise InputError(f"{asked.where}: {error}") from None
+    return tuple(choices)
+
+
+def only(choices: tuple[Speculation | None, ...], where: str) -> Speculation | None:
+    """The one choice, where a fleet is described."""
+    if len(choices) > 1:
+        raise InputError(f"{where}: tokens: a fleet drafts one number of tokens, found several")
+    return choices[0]
+
+
+def speculative_document(speculation: Speculation) -> dict[str, Any]:
+    """The mapping that `parse_speculative` reads as the same, whatever the catalog says by then."""
+    return {
+        "method": speculation.method,
+        "tokens": speculation.tokens,
+        "acceptance": list(speculation.acceptance),
+        **({} if speculation.model is None else {"model": speculation.model}),
+        "draft": speculation.draft_frac,
+        "draft_step": exactly(speculation.draft_s, "s"),
+        "basis": speculation.basis,
+    }
+
+
+def asked_of_engine(engine: object) -> object:
+    """What `engine:` says of drafts, None if nothing."""
+    return engine.get("speculative") if isinstance(engine, Mapping) else None
+
+
+def drafting(engine: Engine | None, speculation: Speculation | None) -> Engine | None:
+    """The engine as it schedules with these drafts: those that it looks up itself need the tokens that were
+    sampled, so vLLM then prepares no step while one runs.
+    """
+    if engine is None or speculation is None or speculation.method not in WEIGHTLESS:
+        return engine
+    return replace(engine, async_scheduling=False)
+
+
+def check_scheduling(engine: object, choices: tuple[Speculation | None, ...], where: str) -> None:
+    """Raise InputError if `engine:` asks for asynchronous scheduling with drafts that vLLM looks up."""
+    if not isinstance(engine, Mapping) or engine.get("async_scheduling") is not True:
+        return
+    looked_up = next((each.method for each in choices if each and each.method in WEIGHTLESS), None)
+    if looked_up is not None and 0 not in _given_counts(engine):
+        raise InputError(f"{where}: async_scheduling: vLLM has none with {looked_up}; drop one of the two")
+
+
+def drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) -> Drafter:
+    """Its weights and KV; nothing where nothing is drafted."""
+    if speculation is None:
+        return Drafter()
+    method = speculation.method
+    if method in OWN_LAYERS and not llm.draft_parameters:  # whose share was given: as large as EAGLE's
+        method = "eagle3"
+    return _drafter(method, llm, speculation.model, catalog)
+
+
+def _given_counts(engine: Mapping[str, Any]) -> list[object]:
+    tokens = engine["speculative"].get("tokens")
+    return tokens if isinstance(tokens, list) else [tokens]
+
+
+def _method(value: object, where: str) -> str:
+    if value in NOT_YET:
+        raise InputError(f"{where}: {value} is not there yet; one of {', '.join(METHODS)}")
+    return one_of(value, METHODS, where)
+
+
+def _counts(asked: Section) -> list[int]:
+    tokens = asked.required("tokens")
+    given = tokens if isinstance(tokens, list) and tokens else [tokens]
+    return sorted({whole(count, asked.at("tokens"), least=0, most=MOST_DRAFTS) for count in given})
+
+
+def _acceptance(asked: Section, method: str, most: int, catalog: Catalog) -> tuple[Any, str]:
+    """(the a_i for so many tokens, where they come from)"""
+    value, where = asked.required("acceptance"), asked.at("acceptance")
+    if isinstance(value, str) and not value.strip().endswith("%"):
+        if (row := catalog.acceptance.get(value)) is None:
+            hints = nearest(value, catalog.acceptance) or list(catalog.acceptance)
+            raise CatalogError(
+                f"{where}: {value!r} is not in catalogs/acceptance.yaml; nearest: {', '.join(hints)}"
+            )
+        if row.method != method:
+            raise InputError(f"{where}: {value} is of method {row.method}, found method {method}")
+        if most > len(row.lengths):
+            raise InputError(f"{where}: {value} knows up to {len(row.lengths)} draft tokens, found {most}")
+        return lambda tokens: conditional(row.lengths, tokens), f"acceptance {value}: {row.source}"
+    if is_number(value) or isinstance(value, str):
+        alike = share(value, where)
+        return lambda tokens: (alike,) * tokens, "acceptance as given"
+    if not isinstance(value, list):
+        raise refused(
+            where, "expected numbers such as [0.8, 0.7], or a row of catalogs/acceptance.yaml", value
+        )
+    if len(value) < most:
+        raise InputError(f"{where}: expected a number for each of {most} draft tokens, found {len(value)}")
+    shares = tuple(share(item, where) for item in value)
+    return lambda tokens: shares[:tokens], "acceptance as given"
+
+
+def _draft(asked: Section, method: str, llm: Llm, model: str | None, catalog: Catalog) -> float:
+    if method in (*WEIGHTLESS, *OWN_LAYERS) and model is not None:
+        raise InputError(f"{asked.at('model')}: {method} has no model of its own, found {model!r}")
+    if method not in (*WEIGHTLESS, *OWN_LAYERS) and model is None:
+        raise InputError(
+            f"{asked.at('model')}: {method} needs the name of the drafter's checkpoint, found none"
+        )
+    if "draft" in asked:
+        return asked.share("draft", most=MOST_FRAC)
+    try:
+        return _drafter(method, llm, model, catalog).draft_frac
+    except InputError as error:
+        raise InputError(f"{asked.where}: {error}; or say what a pass takes (draft: 3 %)") from None
+
+
+def _drafter(method: str, llm: Llm, model: str | None, catalog: Catalog) -> Drafter:
+    if method != "draft_model":
+        return drafter_of(method, llm)
+    return drafter_of(method, llm, None if model is None else catalog.llm(model))

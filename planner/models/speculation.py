@@ -1,0 +1,208 @@
+"""Speculative decoding: a drafter guesses tokens, the LLM checks them all in its next step.
+
+    k     tokens drafted per sequence and step      a_i   how likely the i-th is accepted if all before it are
+    P_i   = a_1 .. a_i                              a step yields 1 + A tokens, P(A >= i) = P_i
+    1 + P_1 + .. + P_k                              its mean: the accepted length of papers and benchmarks
+
+A step of D decodes, R = D + P sequences in all, with prompts of n tokens together (`planner.models.latency`):
+
+    verify   f(n + (1 + k) D) + a (A_p + k K + D k (k + 1) / 2) + b (1 + k) D + d (K + k D) + e P + h
+    draft    q [ f(n + (1 + k) D) + a A_p + b D + d (K + k D) + e P ]            over all tokens of the step
+             + (k - 1) q [ f(R) + b R + d (K + k D) ] + k s                      then a token at a time
+
+A sequence's KV is read once for its 1 + k queries, whose pairs beyond those of one query cost what a prompt's
+do. One pass of the drafter takes the share q of a step of the LLM, and s seconds more. m K is m (K + k D), in
+both. q is estimated as the share of weights that is read, nothing for drafters without any (n-grams).
+
+After Leviathan, Kalman, Matias 2023 (arXiv:2211.17192, equation 1 where all a_i are alike), and for the steps
+vLLM's: every sequence is checked at full width, whatever was accepted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.models.forms import SPECULATIVE, Compiled
+from planner.models.latency import StepLatency
+from planner.models.llm import Llm
+from planner.models.memory import Memory, active_weight_bytes
+
+MOST_DRAFTS = 16  # tokens drafted per step; published curves end at 8
+
+SAMPLED_ROWS = 2  # per sequence, in the sampling that vLLM 0.32 profiles: a draft token and the next one
+WEIGHTLESS = ("ngram", "suffix")  # methods that look tokens up
+OWN_LAYERS = ("mtp",)  # ... whose drafter comes with the LLM's checkpoint
+METHODS = ("mtp", "eagle", "eagle3", "draft_model", *WEIGHTLESS)
+LOOK_AHEAD = ("mtp", "eagle", "eagle3", "draft_model")  # for whose drafts vLLM keeps k more KV slots
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A drafter and what comes of it. `acceptance` are the a_i, one for each of the `tokens` drafted.
+
+    `draft_frac` is q, `draft_s` is s. `model` names a drafter with a checkpoint of its own. `basis` says
+    where the acceptance comes from: it is a property of the traffic, and no engine can promise it.
+    """
+
+    method: str
+    acceptance: tuple[float, ...]
+    draft_frac: float = 0.0
+    draft_s: float = 0.0
+    model: str | None = None
+    basis: str = "acceptance as given"
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(f"method: must be one of {', '.join(METHODS)}, found {self.method!r}")
+        if not 1 <= self.tokens <= MOST_DRAFTS:
+            raise InputError(f"tokens: 1 to {MOST_DRAFTS} can be drafted in a step, found {self.tokens}")
+        if not all(0 <= share <= 1 for share in self.acceptance):
+            raise InputError(f"acceptance: must be numbers from 0 to 1, found {list(self.acceptance)}")
+        if not 0 <= self.draft_frac < np.inf or not 0 <= self.draft_s < np.inf:
+            raise InputError(
+                f"draft: a pass takes {self.draft_frac:g} of a step and {self.draft_s:g} s; both must be >= 0"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """k"""
+        return len(self.acceptance)
+
+    @property
+    def most_tokens(self) -> int:
+        """That a step can yield: 1 + k, as many as it checks per sequence."""
+        return 1 + self.tokens
+
+    @property
+    def accepted(self) -> tuple[float, ...]:
+        """P_1 .. P_k"""
+        return tuple(np.cumprod(self.acceptance).tolist())
+
+    @property
+    def mean_tokens(self) -> float:
+        """That a step yields: the accepted length, the LLM's own token included."""
+        return 1.0 + sum(self.accepted)
+
+    @property
+    def has_weights(self) -> bool:
+        return self.method not in WEIGHTLESS
+
+    @property
+    def drafter(self) -> tuple[str, str | None] | None:
+        """What keeps KV of its own, so that who hands over and who decodes must both have it."""
+        return (self.method, self.model) if self.has_weights else None
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """KV slots that vLLM keeps per sequence beyond those of the tokens it checks."""
+        return self.tokens if self.method in LOOK_AHEAD else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeSteps:
+    """The formulas above with numbers in them."""
+
+    latency: StepLatency
+    speculation: Speculation
+
+    def step_s(self, tokens: float, pairs: float, decodes: float, kv_tokens: float, prefills: float) -> float:
+        """Seconds of a step with prompts of so many tokens together, and A_p, D, K and P."""
+        k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
+        width, read = tokens + (1 + k) * decodes, kv_tokens + k * decodes
+        more = k * kv_tokens + decodes * k * (k + 1) / 2
+        own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills))
+        first_s = float(latency.step_s(width, pairs, decodes, read, prefills)) - latency.h_s
+        rows = decodes + prefills
+        again_s = float(latency.step_s(rows, 0.0, rows, read, 0.0)) - latency.h_s
+        return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
+
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
+        """For the simulator: f(N) + h for every N up to `most_tokens`, and the other numbers."""
+        latency, speculation = self.latency, self.speculation
+        plain = latency.compiled(most_tokens, most_decodes)
+        numbers = (*plain.numbers, latency.h_s, speculation.tokens, speculation.draft_frac)
+        return Compiled(SPECULATIVE, (*numbers, speculation.draft_s), plain.tables, plain.widths)
+
+
+def bounding(latency: StepLatency, speculation: Speculation | None) -> StepLatency:
+    """Step times by which no token of a decode is dearer than it may be: every bound on work rests on them.
+
+    A token that leaves has been one of the step's tokens, and cost f, a and b as such. KV is read once for up
+    to 1 + k tokens. The drafter costs something on top.
+    """
+    if speculation is None:
+        return latency
+    return replace(latency, d_s=latency.d_s / speculation.most_tokens, m_s=0.0)
+
+
+def conditional(lengths: Sequence[float], tokens: int) -> tuple[float, ...]:
+    """The a_i of `tokens` drafts from mean accepted lengths, measured apart for 1, 2, ... drafts.
+
+    P_i is what the i-th draft added to the length. Measurements scatter, and P never rises: neighbours that
+    do are taken together (isotonic regression), and the whole is scaled to the length at `tokens` if it is
+    longer, as where a draft more was found to shorten it.
+    """
+    if tokens > len(lengths):
+        raise InputError(f"acceptance is known for up to {len(lengths)} draft tokens, found {tokens}")
+    gains: list[tuple[float, int]] = []  # mean, how many
+    for gain in np.diff([1.0, *lengths[:tokens]]).tolist():
+        gains.append((gain, 1))
+        while len(gains) > 1 and gains[-1][0] > gains[-2][0]:
+            (late, n), (early, m) = gains.pop(), gains.pop()
+            gains.append(((late * n + early * m) / (n + m), n + m))
+    accepted = np.clip(np.repeat([mean for mean, _ in gains], [n for _, n in gains]), 0.0, 1.0)
+    if (total := float(accepted.sum())) > (length := lengths[tokens - 1] - 1):
+        accepted = accepted * (max(length, 0.0) / total)
+    before = np.concatenate(([1.0], accepted[:-1]))
+    shares = np.divide(accepted, before, out=np.zeros(tokens), where=before > 0)
+    return tuple(np.clip(shares, 0.0, 1.0).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """What a drafter is to a worker: its weights and its KV per token, over all GPUs, and the share q of a
+    step of the LLM that one pass takes.
+    """
+
+    weight_bytes: float = 0.0
+    kv_bytes_per_token: float = 0.0
+    draft_frac: float = 0.0
+
+    def beside(self, use: Memory, llm: Llm, tp: int) -> Memory:
+        """The memory of one GPU with the drafter on it, split as the LLM is."""
+        if not self.weight_bytes:
+            return use
+        kv_bytes = use.kv_bytes_per_token * (1 + self.kv_bytes_per_token / llm.kv_bytes_per_token)
+        weight_bytes = use.weight_bytes + self.weight_bytes / tp
+        return replace(use, weight_bytes=weight_bytes, kv_bytes_per_token=kv_bytes)
+
+
+def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
+    """Of an LLM; `model` is the small LLM that drafts. The shares are those of the weights that are read.
+
+    EAGLE's is one layer like the LLM's own (Li et al. 2024, arXiv:2401.15077) with its output head, which
+    MTP's layers share with the LLM as well.
+    """
+    if method in WEIGHTLESS:
+        return Drafter()
+    head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
+    own_bytes = llm.layers_bytes + head_bytes
+    layer_kv = llm.kv_bytes_per_token / llm.layers
+    if method == "draft_model":
+        if model is None:
+            raise InputError("method draft_model needs model: the name of the LLM that drafts")
+        frac = float(active_weight_bytes(model) / active_weight_bytes(llm))
+        return Drafter(model.weight_bytes, model.kv_bytes_per_token, frac)
+    if method in OWN_LAYERS:
+        if not llm.draft_parameters:
+            raise InputError(
+                f"{llm.name} has no layers for method {method}; take eagle3, draft_model or ngram"
+            )
+        layers_bytes = llm.draft_parameters * llm.bytes_per_weight(llm.weights)
+        return Drafter(layers_bytes, layer_kv, (layers_bytes + head_bytes) / own_bytes)
+    layer_bytes = llm.layers_bytes / llm.layers
+    return Drafter(layer_bytes, layer_kv, (layer_bytes + head_bytes) / own_bytes)

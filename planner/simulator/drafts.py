@@ -1,0 +1,70 @@
+"""Drafts that are accepted: every running decode makes a token in a step, and as many more as it drew.
+
+What is drawn depends on the request and on how many tokens it has, not on where or when: so a request makes
+the same steps on every fleet, and runs can be repeated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.compiled import kernel_jit
+from planner.simulator.counting import count_together
+from planner.simulator.layout import BLOCK, DECODE, ZERO
+from planner.simulator.queue_orders import charge_token
+from planner.simulator.slots import blocks_checked
+
+
+@kernel_jit
+def _unit(seed, r, tokens):
+    """A number in [0, 1) of its own for each request and count of tokens (splitmix64, Steele et al. 2014)."""
+    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(r)
+    for i in range(2):
+        x = x + np.uint64(0x9E3779B97F4A7C15) + (np.uint64(tokens) if i == 1 else np.uint64(0))
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return np.float64(x >> np.uint64(11)) * 2.0**-53
+
+
+@kernel_jit
+def accept(state, l, time_s):
+    """The decodes of lane l have made a token each: now those that were drafted and accepted leave too.
+
+    A decode that was handed over has no drafts in its first step, which vLLM fills up with blanks. The blocks
+    that the step took, of all tokens it checked, stay; an asynchronous engine takes those of the next step
+    before it knows what was accepted, as if all of it were.
+    """
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    drafts, together = lane.width - 1, ZERO
+    lane.coming_blocks = 0
+    lane.next_finish_step = np.iinfo(np.int64).max
+    for slot in range(lane.decodes):
+        entry = state.slots[l, slot]
+        r = entry.request
+        left = entry.finish_step - lane.decode_step
+        before = state.requests[r].output_tokens - left - 1
+        more = ZERO
+        if worker.role != DECODE or before > 1:
+            draw = _unit(kind.draw_seed, r, before)
+            while more < min(drafts, left) and draw < kind.accepted[more]:
+                more += 1
+        if more > 0:
+            lane.residue[entry.context_offset % BLOCK] -= 1
+            entry.context_offset += more
+            lane.residue[entry.context_offset % BLOCK] += 1
+            entry.finish_step -= more
+            lane.kv_sum += more
+            together += more
+            for _ in range(more):
+                charge_token(state, lane.worker, r)
+        lane.next_finish_step = min(lane.next_finish_step, entry.finish_step)
+        entry.held_blocks = entry.next_blocks
+        c = entry.context_offset + lane.decode_step
+        unknown = (drafts - more) * kind.is_async
+        entry.next_blocks = max(blocks_checked(kind, lane, c + unknown), entry.held_blocks)
+        lane.coming_blocks += entry.next_blocks - entry.held_blocks
+    if together > 0:
+        count_together(state, lane.worker, together, time_s)
