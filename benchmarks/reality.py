@@ -571,7 +571,10 @@ def _points(path: Path, engines: Engines) -> Found:
             length, clients = int(point["isl"]), int(float(point["batch_size"]))
             budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
             shortest = 1.0 if is_authors else 0.8
-            fleet = engines.fleet(run, {"max_num_batched_tokens": budget}, weights=point["gemm_quant_mode"])
+            settings: dict[str, Any] = {"max_num_batched_tokens": budget}
+            if run.tp > 1 and float(point["moe_ep_size"] or 1) > 1:
+                settings["ep"] = True
+            fleet = engines.fleet(run, settings, weights=point["gemm_quant_mode"])
             _refuse_unstated(fleet, point, clients, shortest)
         except PlannerError as error:
             yield refused(run, error)

@@ -285,8 +285,8 @@ def _ray(path: str, text: str) -> list[Command]:
             told, model = config["engine_kwargs"], config["model_loading_config"]
             words: list[str] = [model["model_source"], "--served-model-name", model["model_id"]]
             for key, value in told.items():
-                words.append("--" + key.replace("_", "-"))
-                if value is not True:
+                words.append(("--no-" if value is False else "--") + key.replace("_", "-"))
+                if not isinstance(value, bool):
                     words.append(json.dumps(value) if isinstance(value, dict) else str(value))
             gpus = told["tensor_parallel_size"] * told["pipeline_parallel_size"]
             found.append(Command("", tuple(words), gpus, config["deployment_config"]["num_replicas"]))
