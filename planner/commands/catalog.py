@@ -136,9 +136,8 @@ def show_support(
         if (row := _support(known, served, each, tp, ep)) is not None
     ]
     if not rows:
-        raise InputError(
-            f"{served.name}: {served.weight_bytes / 1e9:.0f} GB of weights fit on no node asked for"
-        )
+        held = f"{served.weight_bytes / 1e9:.0f} GB of weights"
+        raise InputError(f"{served.name}: {held} fit on no node of {', '.join(each.name for each in gpus)}")
     about = {
         "parameters_b": round(served.parameters / 1e9, 2),
         "active_b": round(served.active_parameters / 1e9, 2),
