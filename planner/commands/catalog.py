@@ -91,6 +91,27 @@ def fit_kernels(
         print_rows([_shown(row) for row in rows], served.name)
 
 
+@commands.command("llm")
+def show_row(
+    config: Annotated[
+        Path, typer.Argument(readable=False, help="A config.json, or the folder that holds it.")
+    ],
+    json_output: JsonOption = False,
+) -> None:
+    """Print the row of llms.yaml that a Hugging Face config.json makes, to be corrected or to be shared."""
+    from planner.documents.llm import llm_from_config
+    from planner.documents.llm_row import llm_row
+    from planner.io.files import to_yaml
+
+    llm = llm_from_config(config)
+    date = datetime.date.today().isoformat()
+    document = {Path(llm.name).name: {**llm_row(llm), "source": f"config.json of {llm.name}", "date": date}}
+    if json_output:
+        print_json(document)
+    else:
+        typer.echo(to_yaml(document), nl=False)
+
+
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "gpu": row["gpu"],

@@ -217,7 +217,7 @@ def _print_tables(found: Plan) -> None:
             "role": pool.role,
             "workers": pool.count,
             "GPU": pool.type.gpu.name,
-            "TP": pool.type.tp,
+            "TP": f"{pool.type.tp} EP" if pool.type.ep else f"{pool.type.tp}",
             "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
             **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),

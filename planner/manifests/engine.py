@@ -77,6 +77,7 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
     if engine.engine is not None and _has_async(engine.engine.version):
         told["async-scheduling"] = engine.engine.async_scheduling
     if (speculation := engine.speculation) is not None:
+        check_name(speculation.model or speculation.method)
         told["speculative-config"] = {
             "method": speculation.method,
             "num_speculative_tokens": speculation.tokens,

@@ -44,7 +44,7 @@ def fleet_rows(fleet: Fleet) -> Rows:
             pool.name,
             pool.role,
             str(pool.count),
-            f"{pool.type.gpus} × {pool.type.gpu.name}",
+            f"{pool.type.gpus} × {pool.type.gpu.name}" + (", EP" if pool.type.ep else ""),
             f"{pool.count * pool.type.gpus}",
             tokens_text(pool.type),
             f"{pool.type.max_num_seqs:,}",

@@ -1,4 +1,4 @@
-"""`plan catalog fit`: fits of kernel tables, in a folder that serves as a catalog."""
+"""`plan catalog fit` and `llm`: fits of kernel tables, rows of LLMs, in a folder that is a catalog then."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from planner import cli
 from planner.documents.catalog import read_catalog
+from planner.documents.llm import llm_from_config
 
 HAS_TABLES = importlib.util.find_spec("aiconfigurator_core") is not None
 needs_tables = pytest.mark.skipif(not HAS_TABLES, reason="needs the extra 'silicon'")
@@ -93,3 +94,31 @@ def test_what_is_no_command_is_a_table(plan: Plan) -> None:
     assert plan("catalog", "show", "gpus") == plan("catalog", "gpus") == plan("catalog")
     code, _, err = plan("catalog", "fits")
     assert code == 1 and "'fits' is not one of gpus, llms, slos, latency, engines" in err
+
+
+def test_a_config_makes_a_row_that_reads_back(plan: Plan, tmp_path: Path) -> None:
+    """The row is the same LLM as the config, and a catalog of one's own takes it as it is printed."""
+    config = {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "vocab_size": 512,
+        "max_position_embeddings": 1024,
+    }
+    for folder in ("mine", "own"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    code, out, err = plan("catalog", "llm", "mine")
+    assert (code, err) == (0, "")
+    (tmp_path / "own" / "llms.yaml").write_text(out)
+    assert read_catalog(tmp_path / "own").llm("mine") == llm_from_config(Path("mine"))
+    code, out, err = plan("catalog", "llm", "nowhere")
+    assert code == 1 and "nowhere" in err and "no such file" in err

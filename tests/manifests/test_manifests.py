@@ -505,3 +505,31 @@ def test_an_engine_that_is_not_vllm_is_refused_in_one_line() -> None:
     assert set(found.files) == {"README.md"} and set(found.refused) == set(manifests.TARGETS)
     with pytest.raises(InputError, match=r"^vllm: the plan counts on SGLang, and what is deployed"):
         manifests.render(engined, 5000, "vllm")
+
+
+def test_what_is_drafted_is_in_every_command_of_its_pool() -> None:
+    """And nothing in those of fleets that draft nothing."""
+    fleet = FLEETS["drafting"]
+    planned = {
+        '{"method":"eagle3","num_speculative_tokens":3,"model":"a/drafter-3"}': True,
+        '{"method":"ngram","num_speculative_tokens":2}': False,
+    }
+    targets = set()
+    for target, command in engines(fleet):
+        told = json.dumps(json.loads(command.value("--speculative-config")), separators=(",", ":"))
+        assert planned[told] is ("--async-scheduling" in command.args), target
+        assert planned[told] is ("--no-async-scheduling" not in command.args), target
+        targets.add((target, told))
+    assert {target for target, _ in targets} == set(commands(rendered(fleet)))
+    assert len(targets) == 2 * len(commands(rendered(fleet)))
+    assert all("--speculative-config" not in command.args for _, command in engines(FLEETS["mixed"]))
+
+
+def test_a_drafters_name_that_no_command_line_carries_is_refused() -> None:
+    fleet = FLEETS["drafting"]
+    kind = fleet.pools[0].type
+    assert kind.speculation is not None
+    drafts = replace(kind.speculation, model="--trust-remote-code")
+    pools = (replace(fleet.pools[0], type=replace(kind, speculation=drafts)),)
+    with pytest.raises(InputError, match="expected a name such as"):
+        engine.settings(pools[0], replace(fleet, pools=pools), 5000)

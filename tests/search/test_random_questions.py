@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from against_all_fleets import check, relaxed
 from assumptions import NAMES, measure
-from random_questions import KINDS, Question, files, question
+from random_questions import KINDS, Question, drafting_engine, files, question
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import read_task
@@ -93,6 +93,14 @@ def test_no_fleet_contradicts_the_answer(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1000, 1042))
 def test_no_fleet_contradicts_the_answer_of_an_asynchronous_engine(seed: int) -> None:
     _refuse_a_wrong_answer(question(seed, engine="vllm"))
+
+
+@pytest.mark.parametrize("seed", range(2004, 2015))
+def test_no_fleet_contradicts_the_answer_where_engines_draft(seed: int) -> None:
+    """Draft lengths are chosen, and no bound is above a fleet whose drafts are all accepted."""
+    asked = question(seed, engine=drafting_engine(seed), requests=(20, 120))
+    assert any(asked.task.speculations)
+    _refuse_a_wrong_answer(asked)
 
 
 def _refuse_a_wrong_answer(asked: Question) -> None:

@@ -19,7 +19,9 @@ from plans import LLM, a_pool, mixed, pairs
 
 from planner import manifests
 from planner.fleet import Fleet, Policies, Pool
+from planner.models.engine import Engine
 from planner.models.llm import Llm
+from planner.models.speculation import Speculation
 
 Document = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -49,6 +51,23 @@ def spanning() -> Fleet:
 def piped() -> Fleet:
     """TP 2 and PP 2 on the GPUs of one node."""
     return Fleet(LLM, (_wide(a_pool("piped", "mixed", "h100-80g", 2, 2), tp=2, pp=2),))
+
+
+def drafting() -> Fleet:
+    """Mixed workers that draft with a checkpoint of its own, and others that look drafts up."""
+    engine = Engine("vllm", "0.33.0", async_scheduling=True)
+    pools = (a_pool("own", "mixed", "h100-80g", 4, 2), a_pool("looked-up", "mixed", "a100-80g", 4, 1))
+    kinds = (
+        (Speculation("eagle3", (0.8, 0.7, 0.6), 0.03, model="a/drafter-3"), engine),
+        (Speculation("ngram", (0.5, 0.5)), replace(engine, async_scheduling=False)),
+    )
+    return Fleet(
+        LLM,
+        tuple(
+            replace(pool, type=replace(pool.type, speculation=drafts, engine=each))
+            for pool, (drafts, each) in zip(pools, kinds, strict=True)
+        ),
+    )
 
 
 # the five example plans
@@ -91,6 +110,7 @@ FLEETS = {
         policies=Policies(prefix_cache=True, routing="cache-aware", balance_requests=8, balance_ratio=1.1),
     ),
     "pairs with prefix caches": replace(pairs(), policies=Policies(prefix_cache=True, routing="e2")),
+    "drafting": drafting(),
     "affinity": replace(mixed(count=2), policies=Policies(prefix_cache=True, routing="prefix-affinity")),
 }
 
@@ -265,8 +285,8 @@ def _ray(path: str, text: str) -> list[Command]:
             told, model = config["engine_kwargs"], config["model_loading_config"]
             words: list[str] = [model["model_source"], "--served-model-name", model["model_id"]]
             for key, value in told.items():
-                words.append("--" + key.replace("_", "-"))
-                if value is not True:
+                words.append(("--no-" if value is False else "--") + key.replace("_", "-"))
+                if not isinstance(value, bool):
                     words.append(json.dumps(value) if isinstance(value, dict) else str(value))
             gpus = told["tensor_parallel_size"] * told["pipeline_parallel_size"]
             found.append(Command("", tuple(words), gpus, config["deployment_config"]["num_replicas"]))

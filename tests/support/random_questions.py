@@ -115,6 +115,19 @@ def question(
     return Question(seed, kind, document, catalog, trace, counts)
 
 
+def drafting_engine(seed: int) -> dict[str, Any]:
+    """`engine:` of a question whose workers may draft, by a drafter of their own or by looking up."""
+    rng = np.random.default_rng([seed, 5])
+    tokens = sorted({0 if rng.random() < 0.6 else 1, int(rng.integers(1, 6))})
+    acceptance = [round(float(share), 3) for share in rng.uniform(0.2, 1.0, max(tokens))]
+    draft = round(float(rng.uniform(0, 0.1)), 3)
+    method = {"method": "eagle3", "model": "drawn/drafter"} if rng.random() < 0.5 else {"method": "ngram"}
+    return {
+        "name": "vllm",
+        "speculative": {**method, "tokens": tokens, "acceptance": acceptance, "draft": draft},
+    }
+
+
 def files(question: Question) -> dict[str, str]:
     """The same question for `plan --slo slo.yaml --trace trace.jsonl --catalog catalog -o out`."""
     catalog = question.catalog

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,7 +34,7 @@ from typing import Any
 import pytest
 import yaml
 from hostile_names import NAMES, named
-from manifest_commands import EXAMPLES, Command, commands, quantised, spanning
+from manifest_commands import EXAMPLES, Command, commands, drafting, quantised, spanning
 from plans import mixed, pairs
 
 from planner import manifests
@@ -54,6 +55,7 @@ FLEETS = {
     "rocm": mixed("mi300x-192g", 2, 5),
     "spanning": spanning(),
     "16-bit kv": quantised(2.0),
+    "drafting": drafting(),
 }
 
 
@@ -81,6 +83,8 @@ def test_vllms_parser_takes_every_command(parser: Any, name: str) -> None:
                 pool
                 for pool in fleet.pools
                 if engine == (pool.type.tp, pool.type.pp, pool.type.max_num_batched_tokens)
+                and (told.speculative_config or {}).get("method")
+                == (pool.type.speculation and pool.type.speculation.method)
             )
             assert told.max_num_seqs == pool.type.max_num_seqs
             assert (told.max_model_len, told.block_size) == (5120, 16)
@@ -225,3 +229,24 @@ def test_the_script_itself_boots(tmp_path: Path) -> None:
     forced = [*REPLACED, "--port", str(port), *FORCED]
     with started(["bash", str(tmp_path / "vllm/mixed.sh"), "0", *forced], port, tmp_path):
         check_serves(port, EXAMPLES["mixed"].llm.name)
+
+
+def test_drafts_that_are_looked_up_boot(tmp_path: Path) -> None:
+    """The manifest's command of a pool that drafts by n-grams; a prompt that repeats itself finds some."""
+    fleet, port = drafting(), free_port()
+    command = next(
+        each
+        for each in commands(manifests.render(fleet, 5000, "kubernetes").files)["kubernetes"]
+        if '"ngram"' in each.value("--speculative-config")
+    )
+    with started(["vllm", "serve", *adapted(command, port)], port, tmp_path):
+        check_serves(port, fleet.llm.name)
+        body = {"model": fleet.llm.name, "prompt": [5, 6, 7, 8, 9, 10] * 20, "max_tokens": 60}
+        post(port, "/v1/completions", body | {"ignore_eos": True, "temperature": 0})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as metrics:
+            said = metrics.read().decode()
+    drafted, drafts = (
+        float(re.findall(rf"^vllm:spec_decode_num_{what}_total\S* (\S+)", said, re.M)[0])
+        for what in ("draft_tokens", "drafts")
+    )
+    assert 0 < drafts and drafts < drafted <= 2 * drafts
