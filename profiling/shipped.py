@@ -100,6 +100,7 @@ SILICON_LLMS = (
     "Qwen/Qwen3.5-397B-A17B",
     "XiaomiMiMo/MiMo-7B-Base",
     "XiaomiMiMo/MiMo-V2-Flash",
+    "moonshotai/Kimi-K3",
 )
 # Sparse attention (DeepSeek-V3.2, GLM-5) is not among them: fits miss its tables by more than 8 %.
 # Left out, because measured engines are far from their kernels: Qwen3-235B-A22B-FP8 (vLLM 0.11 and 0.12 take

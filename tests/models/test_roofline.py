@@ -7,7 +7,7 @@ import pytest
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.models.llm import Llm
+from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
 from planner.models.roofline import Efficiency, calibration, roofline, transferred
 
 # 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.
@@ -105,6 +105,33 @@ def test_fp8_weights_are_read_by_the_byte_and_multiplied_at_the_fp8_rate() -> No
     assert roofline(fp8, GPU, 1, efficiency=PEAK).step_s(1) == pytest.approx(2.24 + 0.288 + 1.12)
     assert latency.a_s == roofline(LLM, GPU, 1, efficiency=PEAK).a_s
     assert latency.b_s == roofline(LLM, GPU, 1, efficiency=PEAK).b_s
+
+
+def in_4_bits(weights: str) -> Llm:
+    """The LLM of the head of this file with its feed-forward block in another format."""
+    attention = GroupedAttention(LLM.heads, LLM.kv_heads, LLM.head_dim, LLM.head_dim)
+    groups = (LayerGroup(1, attention, FeedForward(LLM.ffn, weights=weights)),)
+    return dataclasses.replace(LLM, groups=groups, weights=weights)
+
+
+def test_each_part_is_read_and_multiplied_in_its_own_format() -> None:
+    """nvfp4: 48 and 40 parameters of 2 bytes and 96 of 4.5 bits are 230 bytes in 2.30 s; 48 are multiplied at
+    1000 FLOP/s, 96 at 4000: 0.096 + 0.048 s. mxfp4: 96 of 4.25 bits are 51 bytes, and all are multiplied at
+    1000 FLOP/s in 0.288 s; so is nvfp4 where there is no rate of 4 bits.
+    """
+    with_units = dataclasses.replace(GPU, fp4_flops_per_s=4000.0)
+    four, micro = in_4_bits("nvfp4"), in_4_bits("mxfp4")
+    assert roofline(four, with_units, 1, efficiency=PEAK).step_s(1) == pytest.approx(2.30 + 0.144 + 1.12)
+    assert roofline(four, GPU, 1, efficiency=PEAK).step_s(1) == pytest.approx(2.30 + 0.288 + 1.12)
+    assert roofline(micro, with_units, 1, efficiency=PEAK).step_s(1) == pytest.approx(2.27 + 0.288 + 1.12)
+
+
+def test_4_bits_have_a_class_by_how_they_are_multiplied() -> None:
+    with_units = dataclasses.replace(H100, fp4_flops_per_s=4000e12)
+    four, micro = in_4_bits("nvfp4"), in_4_bits("mxfp4")
+    assert calibration(four, H100) == calibration(micro, H100) == calibration(micro, with_units)
+    assert calibration(four, with_units) != calibration(four, H100) != calibration(LLAMA_70B, H100)
+    assert "like LLMs and GPUs" in roofline(micro, H100, 1).basis
 
 
 def test_experts_have_efficiencies_of_their_own() -> None:
