@@ -14,6 +14,7 @@ from planner.commands.common import (
     JsonOption,
     Progress,
     print_json,
+    print_mapping,
     print_rows,
     say_first,
     stdout_console,
@@ -22,6 +23,10 @@ from planner.commands.facts import show_catalog
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu
 from planner.errors import InputError
+from planner.models.kv_layout import kv_layout
+from planner.models.llm import Llm
+from planner.models.memory import memory
+from planner.models.spread import Z
 
 
 class CatalogCommands(TyperGroup):
@@ -110,6 +115,78 @@ def show_row(
         print_json(document)
     else:
         typer.echo(to_yaml(document), nl=False)
+
+
+@commands.command("support")
+def show_support(
+    llm: Annotated[str, typer.Argument(help="Name or alias, or the path of its config.json.")],
+    gpu: Annotated[list[str] | None, typer.Option("--gpu", help="On these GPUs; else on all.")] = None,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """What is known of an LLM on each GPU and TP: memory, step times and what they rest on, their spread."""
+    known = read_catalog(catalog)
+    served = known.llm(llm)
+    gpus = [known.gpu(name) for name in gpu] if gpu else [g for g in known.gpus.values() if g.name == g.base]
+    rows = [
+        row
+        for each in gpus
+        for tp in filter(served.splits_over, range(1, each.gpus_per_node + 1))
+        for ep in known.expert_splits(served, each, tp)
+        if (row := _support(known, served, each, tp, ep)) is not None
+    ]
+    if not rows:
+        held = f"{served.weight_bytes / 1e9:.0f} GB of weights"
+        raise InputError(f"{served.name}: {held} fit on no node of {', '.join(each.name for each in gpus)}")
+    about = {
+        "parameters_b": round(served.parameters / 1e9, 2),
+        "active_b": round(served.active_parameters / 1e9, 2),
+        "weights": served.weights,
+        "weight_gb": round(served.weight_bytes / 1e9, 1),
+        "kv_bytes_per_token": served.kv_bytes_per_token,
+        "state_bytes_per_sequence": served.state_bytes,
+    }
+    if json_output:
+        print_json({"llm": served.name, **about, "on": rows})
+        return
+    print_mapping(about, served.name)
+    print_rows([_support_shown(row) for row in rows], "on one node, with vLLM's usual settings")
+
+
+def _support(known: Catalog, llm: Llm, gpu: Gpu, tp: int, ep: bool) -> dict[str, Any] | None:
+    """None where the weights leave no room for a KV block."""
+    use = memory(llm, gpu, tp)
+    if use.kv_tokens == 0:
+        return None
+    latency = known.latency(llm, gpu, tp, ep=ep)
+    spread = latency.spread
+    return {
+        "gpu": gpu.name,
+        "tp": tp,
+        "ep": ep,
+        "weight_gb": round(use.weight_bytes / 1e9, 2),
+        "kv_tokens": use.kv_tokens,
+        "blocks_beside": kv_layout(llm, tp).beside.blocks(llm.context_tokens),
+        "step_times": latency.kind,
+        "error_frac": latency.mape_frac,
+        "spread": None if spread is None else [spread.prefill.at(Z), spread.decode.at(Z)],
+        "basis": latency.basis,
+        "unchecked": gpu.unchecked,
+    }
+
+
+def _support_shown(row: dict[str, Any]) -> dict[str, Any]:
+    error, spread = row["error_frac"], row["spread"]
+    return {
+        "gpu": row["gpu"],
+        "tp": f"{row['tp']} EP" if row["ep"] else f"{row['tp']}",
+        "weights GB/GPU": row["weight_gb"],
+        "KV tokens": f"{row['kv_tokens']:,}",
+        "beside": row["blocks_beside"],
+        "step times": row["step_times"] + (" (unchecked)" if row["unchecked"] else ""),
+        "fit error": "-" if error is None else f"{100 * error:.1f} %",
+        "upper end": "-" if spread is None else f"x{spread[0]:.2f} / x{spread[1]:.2f}",
+    }
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -122,3 +122,18 @@ def test_a_config_makes_a_row_that_reads_back(plan: Plan, tmp_path: Path) -> Non
     assert read_catalog(tmp_path / "own").llm("mine") == llm_from_config(Path("mine"))
     code, out, err = plan("catalog", "llm", "nowhere")
     assert code == 1 and "nowhere" in err and "no such file" in err
+
+
+def test_what_is_known_of_an_llm(plan: Plan) -> None:
+    """65.1 GB of gpt-oss leave room on every H100; of DeepSeek-V3's 673 GB on none but eight H200."""
+    code, out, err = plan("catalog", "support", "gpt-oss-120b", "--gpu", "h100", "--gpu", "l4", "--json")
+    assert code == 0, err
+    rows = {(row["gpu"], row["tp"], row["ep"]): row for row in json.loads(out)["on"]}
+    h100 = [(tp, ep) for gpu, tp, ep in rows if gpu == "h100-80g"]
+    assert h100 == [(1, False), (2, False), (2, True), (4, False), (4, True), (8, False), (8, True)]
+    assert all(rows["h100-80g", tp, ep]["step_times"] == "kernels" for tp, ep in h100)
+    assert rows["l4-24g", 8, False]["step_times"] == "roofline" and rows["l4-24g", 8, False]["unchecked"]
+    code, out, err = plan("catalog", "support", "deepseek-v3", "--gpu", "h200")
+    assert code == 0 and "8 EP" in out
+    code, out, err = plan("catalog", "support", "deepseek-v3", "--gpu", "a100")
+    assert (code, out) == (1, "") and "673 GB of weights fit on no node of a100-80g" in err
