@@ -182,7 +182,7 @@ class Engines:
         fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
         if fleet.llm.weights not in WEIGHTS[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
-        return fleet if self.z is None else moved(fleet, *self.z)
+        return fleet if self.z is None else fleet.within(*self.z)
 
     def _llm(self, name: str, weights: str) -> str:
         """A name of the catalog, or the path of a config.json."""
@@ -200,15 +200,6 @@ class Engines:
 
     def basis(self, fleet: Fleet) -> str:
         return "roofline" if fleet.pools[0].type.latency.kind == "roofline" else "fit"
-
-
-def moved(fleet: Fleet, z_prefill: float, z_decode: float) -> Fleet:
-    """The fleet if its step times lay so many standard deviations of their spread above its medians."""
-    pools = tuple(
-        replace(pool, type=replace(pool.type, latency=pool.type.latency.within(z_prefill, z_decode)))
-        for pool in fleet.pools
-    )
-    return replace(fleet, pools=pools)
 
 
 def _told_apart(run: Run) -> Document:

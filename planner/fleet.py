@@ -244,20 +244,25 @@ class Fleet:
         engines = [pool.type.engine for pool in self.running if pool.type.engine is not None]
         return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
 
+    def with_types(self, change: Callable[[WorkerType], WorkerType]) -> Fleet:
+        """The same fleet with other worker types."""
+        return replace(self, pools=tuple(replace(pool, type=change(pool.type)) for pool in self.pools))
+
     def without_engine(self) -> Fleet:
         """The same fleet, its steps as long as the fits say."""
-        pools = tuple(replace(pool, type=replace(pool.type, engine=None)) for pool in self.pools)
-        return replace(self, pools=pools)
+        return self.with_types(lambda worker: replace(worker, engine=None))
 
     def with_engines(self, change: Callable[[Engine], Engine]) -> Fleet:
         """The same fleet with other engines, where it has some."""
-        pools = tuple(
-            pool
-            if pool.type.engine is None
-            else replace(pool, type=replace(pool.type, engine=change(pool.type.engine)))
-            for pool in self.pools
+        return self.with_types(
+            lambda worker: worker if worker.engine is None else replace(worker, engine=change(worker.engine))
         )
-        return replace(self, pools=pools)
+
+    def within(self, z_prefill: float, z_decode: float) -> Fleet:
+        """The same fleet where step times lie so many standard deviations of their spread above the medians."""
+        return self.with_types(
+        """The same fleet, step times so many standard deviations of their spread above the medians."""
+        )
 
     @property
     def front_end_s(self) -> float:

@@ -221,10 +221,7 @@ def _at_upper_ends(
 ) -> facts.UpperEnds | None:
     if not clock.allows("longer-steps"):
         return None
-    pools = tuple(
-        replace(pool, type=replace(pool.type, latency=pool.type.latency.within(Z, Z))) for pool in fleet.pools
-    )
-    verdict = _on_every_draw(problem, replace(fleet, pools=pools))
+    verdict = _on_every_draw(problem, fleet.within(Z, Z))
     prefill, decode = (max(getattr(each, key).high for each in spreads) for key in ("prefill", "decode"))
     return facts.UpperEnds(prefill, decode, outcome_of(verdict, problem.slo))
 
