@@ -153,7 +153,7 @@ def test_an_overloaded_stage_is_named_and_left_out(tmp_path: Path, engines: Engi
     [
         ("nobody/has-it", "h100-80g", "nobody/has-it: neither in the catalog nor in benchmarks/configs"),
         (LLM, "abacus", "gpu: GPU 'abacus' is not in catalogs/gpus.yaml"),
-        ("deepseek-ai/DeepSeek-V3.1", "h100-80g", "deepseek-ai--DeepSeek-V3.1.json: kv_lora_rank"),
+        ("deepseek-ai/DeepSeek-V3.1", "h100-80g", "deepseek-ai/DeepSeek-V3 does not fit 1 x h100-80g"),
     ],
 )
 def test_what_the_planner_refuses_is_named(
@@ -214,7 +214,7 @@ def test_gpus_that_draw_little_wait_for_their_host(tmp_path: Path, engines: Engi
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"weights": "mxfp4"}, "weights in mxfp4 are not modelled"),
+        ({"weights": "int3"}, "weights in int3 are not modelled"),
         ({"task": "video"}, "task video: nothing says how long its prompts are"),
         ({"num_gpus": 2, "parallelization": {"data_parallel": 2}}, "experts shared by data-parallel workers"),
         ({"weights": "fp8", "llm": "Qwen/Qwen3-8B"}, "Qwen/Qwen3-8B: its config.json has no fp8 weights"),
