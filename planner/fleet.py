@@ -261,7 +261,7 @@ class Fleet:
     def within(self, z_prefill: float, z_decode: float) -> Fleet:
         """The same fleet where step times lie so many standard deviations of their spread above the medians."""
         return self.with_types(
-        """The same fleet, step times so many standard deviations of their spread above the medians."""
+            """The same fleet, step times so many standard deviations of their spread above the medians."""
         )
 
     @property
