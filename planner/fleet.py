@@ -259,9 +259,9 @@ class Fleet:
         )
 
     def within(self, z_prefill: float, z_decode: float) -> Fleet:
-        """The same fleet where step times lie so many standard deviations of their spread above the medians."""
+        """The same fleet, step times so many standard deviations of their spread above the medians."""
         return self.with_types(
-            """The same fleet, step times so many standard deviations of their spread above the medians."""
+            lambda worker: replace(worker, latency=worker.latency.within(z_prefill, z_decode))
         )
 
     @property
