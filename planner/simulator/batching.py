@@ -334,7 +334,7 @@ def _seat_known(state, l, budget):
         if not _has_kv(state, worker, r):
             break
         c = state.requests[r].length_tokens
-        coming = blocks_for(lane, ONE) + blocks_checked(kind, lane, c) - blocks_of(c)
+        coming = blocks_for(lane, ONE) + blocks_checked(kind, lane, state.requests[r], c) - blocks_of(c)
         is_short = worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks
         if is_short and worker.running > 0:
             return ZERO

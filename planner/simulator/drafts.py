@@ -64,7 +64,8 @@ def accept(state, l, time_s):
         entry.held_blocks = entry.next_blocks
         c = entry.context_offset + lane.decode_step
         unknown = (drafts - more) * kind.is_async
-        entry.next_blocks = max(blocks_checked(kind, lane, c + unknown), entry.held_blocks)
+        needed = blocks_checked(kind, lane, state.requests[r], c + unknown)
+        entry.next_blocks = max(needed, entry.held_blocks)
         lane.coming_blocks += entry.next_blocks - entry.held_blocks
     if together > 0:
         count_together(state, lane.worker, together, time_s)

@@ -53,14 +53,6 @@ def blocks_for(lane, steps):
     return total
 
 
-@small_jit
-def blocks_checked(kind, lane, c):
-    """KV blocks that a decode with c tokens in the cache has in its next step: of the tokens that are checked
-    there, and of those that are looked ahead for. Nobody gets more than there are.
-    """
-    return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), kind.kv_blocks), blocks_of(c))
-
-
 @kernel_jit
 def steps_with_blocks(lane, free):
     """How many steps the running decodes can take before one of them finds no block of `free`."""
@@ -188,6 +180,16 @@ def seat_blocks(state, w, r):
     return beside(state.types[state.workers[w].type], blocks_of(request.input_tokens + request.output_tokens))
 
 
+@small_jit
+def blocks_checked(kind, lane, request, c):
+    """KV blocks that a decode with c tokens in the cache has in its next step: of the tokens that are checked
+    there, and of those that are looked ahead for. Nobody gets more than there are, less what a sequence takes
+    beside its tokens.
+    """
+    most = kind.kv_blocks - beside(kind, blocks_of(request.input_tokens + request.output_tokens))
+    return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), most), blocks_of(c))
+
+
 @kernel_jit
 def release(state, w, r, tokens, cached_tokens):
     """Request r, which is in no slot, gives its blocks on worker w back, those of so many tokens; the first
@@ -304,7 +306,7 @@ def join(state, l, r):
     lane.decodes += 1
     if lane.width > 1:
         slot.held_blocks = blocks_of(c)
-        slot.next_blocks = blocks_checked(state.types[state.workers[lane.worker].type], lane, c)
+        slot.next_blocks = blocks_checked(state.types[state.workers[lane.worker].type], lane, request, c)
         lane.coming_blocks += slot.next_blocks - slot.held_blocks
 
 

@@ -13,6 +13,7 @@ from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies
 from planner.models.engine import Engine
+from planner.models.kv_layout import KvBeside
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation, SpeculativeSteps
 from planner.simulator.metrics import gaps_s, value_s
@@ -186,6 +187,18 @@ def test_kv_blocks_are_taken_for_what_is_checked_and_looked_ahead_for() -> None:
             assert found.queue_s.tolist() == [0.0, 0.5] and used[1] == 3
         else:
             assert found.queue_s[1] == 2.5 and used[2] == 2
+
+
+def test_who_fits_alone_is_served_whatever_is_looked_ahead_for() -> None:
+    """A prompt of 20 and 12 of output fill two blocks; beside them stands one for the sequence's state. The
+    drafts that are looked ahead for would need more than there is.
+    """
+    fleet = drafting(mixed(STEP, kv_tokens=16 * 3), Speculation("mtp", (0.0,) * 5))
+    kind = replace(fleet.pools[0].type, kv_beside=KvBeside(constant_blocks=1))
+    found = simulate(
+        replace(fleet, pools=(replace(fleet.pools[0], type=kind),)), make_trace([0, 0], [20, 20], [12, 12])
+    )
+    assert found.preemptions.tolist() == [0, 0] and found.e2e_s.tolist() == [12.0, 24.0]
 
 
 def test_an_asynchronous_engine_takes_blocks_before_it_knows_what_was_accepted() -> None:
