@@ -25,9 +25,11 @@ import numpy as np
 from reality import INSIDE, Document, Engines, Floats, Row, Run, replayed
 
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.spreads import SpreadRow
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
-from planner.models.llm import Llm
+from planner.models.latency import Kind
+from planner.models.llm import WEIGHTS, Llm
 from planner.models.spread import WITHIN_FRAC, Factor, Spread, Z
 
 PROBE = Factor(1.0, 0.1)
@@ -35,7 +37,11 @@ LEAST_RESPONSE = 0.3  # a figure that moves less with the step times says nothin
 OF = {"prefill": INSIDE["ttft"], "decode": INSIDE["tpot"]}
 CLASSES: dict[str, tuple[dict[str, object], Callable[[Llm], bool]]] = {
     "16 bit": ({"weights": ["bf16"]}, lambda llm: llm.weights == "bf16"),
-    "fp8": ({"weights": ["fp8", "fp8-block"]}, lambda llm: llm.weights != "bf16"),
+    "fp8": ({"weights": ["fp8", "fp8-block"]}, lambda llm: llm.weights in ("fp8", "fp8-block")),
+    "4 bit": (
+        {"weights": ["int4", "int4-g32", "mxfp4", "nvfp4"]},
+        lambda llm: llm.weights in ("int4", "int4-g32", "mxfp4", "nvfp4"),
+    ),
 }
 
 
@@ -127,9 +133,8 @@ def row_of(kind: str, keys: dict[str, object], rows: Sequence[Row]) -> dict[str,
 def probing(catalog: Catalog) -> Catalog:
     """The catalog where every spread is PROBE."""
     spread = Spread(PROBE, PROBE, "probe")
-    return replace(
-        catalog, spreads={name: replace(row, spread=spread) for name, row in catalog.spreads.items()}
-    )
+    kinds: tuple[Kind, ...] = ("kernels", "roofline")
+    return replace(catalog, spreads={kind: SpreadRow(kind, WEIGHTS, None, spread) for kind in kinds})
 
 
 def main() -> int:
