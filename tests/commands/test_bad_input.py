@@ -348,11 +348,11 @@ QUESTIONS = [
         config_json=json.dumps(CONFIG | {"num_attention_heads": 0.5}),
     ),
     question(
-        "config.json of 4 bits",
+        "config.json of 3 bits",
         "llama-3.1-8b",
         "config.json",
-        r"config.json: quantization_config: quant_method: 'awq' is not",
-        config_json=json.dumps(CONFIG | {"quantization_config": {"quant_method": "awq"}}),
+        r"config.json: quantization_config: bits: 3 is not modelled; name a checkpoint in 16 bits, fp8,",
+        config_json=json.dumps(CONFIG | {"quantization_config": {"quant_method": "awq", "bits": 3}}),
     ),
 ]
 INFEASIBLE = [
@@ -424,7 +424,7 @@ FLEETS = [
     a_fleet(
         "half a worker", "count: 1", "count: 1.5", r"fleet.yaml: workers\[0\] \(w\): count: .*whole number"
     ),
-    a_fleet("tp 3", W, W + ", tp: 3", r"fleet.yaml: workers\[0\] \(w\): tp: must divide the 64 heads of"),
+    a_fleet("tp 3", W, W + ", tp: 3", r"fleet.yaml: workers\[0\] \(w\): tp: must divide the 32 heads of"),
     a_fleet("tp 16", W, W + ", tp: 16", r"fleet.yaml: workers\[0\] \(w\): tp: a node has 8"),
     a_fleet("prefill, no decode", "name: w", "name: w, role: prefill", r"fleet.yaml: workers: .*decode"),
     a_fleet("decode, no prefill", "name: w", "name: w, role: decode", r"fleet.yaml: workers: .*prefill"),

@@ -170,7 +170,7 @@ def files(question: Question) -> dict[str, str]:
                 "f_s": list(fit.f_s),
             }
             | {name: getattr(fit, name) for name in ("a_s", "b_s", "d_s", "e_s", "h_s")}
-            for tp, fit in fits.items()
+            for (tp, _), fit in fits.items()
         ]
         document = {"llm": of_llm, "gpu": of_gpu, "command": "drawn", "fits": rows} | facts
         written[f"catalog/latency/{of_gpu}.yaml"] = yaml.safe_dump(document, sort_keys=False)
