@@ -16,7 +16,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.slo import METRICS, SloPreset
 from planner.documents.task import parse_task
 from planner.domain import Slo
-from planner.errors import InputError
+from planner.errors import CatalogError, InputError
 from planner.fleet import Policies
 from planner.io.files import is_path
 from planner.io.values import share
@@ -185,6 +185,15 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
     )
 
 
+def _usual(llm: str, catalog: Catalog) -> dict[str, None]:
+    """The stock of who names no GPU: any number of those that somebody checked."""
+    try:
+        served = catalog.llm(llm)
+    except CatalogError:
+        return {}
+    return {name: None for name, gpu in catalog.gpus.items() if catalog.is_checked(served, gpu)}
+
+
 def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """slo.yaml; what is left empty is left out. `slo.parse_task` refuses what makes no sense.
 
@@ -199,7 +208,9 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         "cost": _with_unit(asked["cost"], "usd/h"),
         "gpus": asked["gpu_limit"],
     }
-    fleet: dict[str, Any] = {"gpus": {row["GPU"]: _stock(row["stock"]) for row in used}}
+    fleet: dict[str, Any] = {}
+    if {row["GPU"]: row["stock"] for row in used} != _usual(asked["llm"], catalog):
+        fleet["gpus"] = {row["GPU"]: _stock(row["stock"]) for row in used}
     if prices := _prices(used, catalog):
         fleet["prices"] = prices
     if asked["stages"] not in ([1], []):
