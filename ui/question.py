@@ -188,10 +188,10 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
 def _usual(llm: str, catalog: Catalog) -> dict[str, None]:
     """The stock of who names no GPU: any number of those that somebody checked."""
     try:
-        served = catalog.llm(llm)
+        left = catalog.unchecked(catalog.llm(llm))
     except CatalogError:
         return {}
-    return {name: None for name, gpu in catalog.gpus.items() if catalog.is_checked(served, gpu)}
+    return {name: None for name in catalog.gpus if name not in left}
 
 
 def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:

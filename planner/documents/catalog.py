@@ -204,6 +204,10 @@ class Catalog:
             self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base)
         )
 
+    def unchecked(self, llm: Llm) -> tuple[str, ...]:
+        """The GPUs that are considered for this LLM only where they are asked for."""
+        return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
+
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same with the spread that such step times of such LLMs have, where one is known."""
         return replace(latency, spread=spread_of(latency, llm, self.spreads.values()))

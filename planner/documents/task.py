@@ -345,10 +345,7 @@ def _stock(fleet: Section, llm: Llm, catalog: Catalog) -> tuple[dict[str, int | 
     """What may be used, and what is left out because nobody checked it; who names a GPU wants it."""
     document, where = fleet.get("gpus"), fleet.at("gpus")
     if document is None:
-        allowed = fleet.flag("unchecked", False)
-        left = tuple(
-            gpu.name for gpu in catalog.gpus.values() if not (allowed or catalog.is_checked(llm, gpu))
-        )
+        left = () if fleet.flag("unchecked", False) else catalog.unchecked(llm)
         if len(left) == len(catalog.gpus):
             raise InputError(
                 f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left)}); name "

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.models.llm import FP8_BLOCK
+from planner.models.llm import cuts_blocks
 
 Milliseconds = Callable[[int], float]  # of N tokens
 ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
@@ -22,7 +22,7 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
     one. Unsaid: slices, but where they would cut through blocks of fp8.
     """
     if whole is None:
-        whole = weights == "fp8-block" and (width // tp) % FP8_BLOCK != 0
+        whole = cuts_blocks(weights, width, tp)
     return {"moe_tp_size": 1, "moe_ep_size": tp} if whole else {"moe_tp_size": tp, "moe_ep_size": 1}
 
 

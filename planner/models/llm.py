@@ -31,6 +31,11 @@ FP8_BLOCK = 128  # a side of the blocks of fp8-block
 STATE_BYTES = 4.0  # of a value of a recurrent state, as vLLM keeps it; what convolutions remember has 16 bits
 
 
+def cuts_blocks(weights: str, width: int, tp: int) -> bool:
+    """Whether a slice of this width on each of `tp` GPUs would hold a part of a block of fp8."""
+    return weights == "fp8-block" and width % (tp * FP8_BLOCK) != 0
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedAttention:
     """Query heads that share key and value heads. With a window a layer looks at the last `window_tokens`
@@ -471,7 +476,7 @@ class Llm:
         takes whole experts only.
         """
         return any(
-            block.weights == "fp8-block" and block.experts > 1 and block.width % (tp * FP8_BLOCK) != 0
+            block.experts > 1 and cuts_blocks(block.weights, block.width, tp)
             for group in self.layer_groups
             if (block := group.feed_forward) is not None
         )

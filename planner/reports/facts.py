@@ -143,6 +143,11 @@ def drawn_text(repeats: Repeats) -> str:
     return _DRAWN.get(repeats.what, repeats.what) + (losses if repeats.after_losses else "")
 
 
+def times_text(low: float, high: float) -> str:
+    """Between which factors step times lie: 'x0.76-1.43'."""
+    return f"x{low:.2f}-{high:.2f}"
+
+
 def percent(share: float) -> str:
     """0.9 -> '90 %', 0.9987 -> '99.87 %'; never rounds up to 100 %."""
     if share == share and share < 1 and f"{share * 100:.4g}" == "100":
@@ -253,7 +258,7 @@ def _(fact: facts.UpperEnds) -> str:
 
 @sentence.register
 def _(fact: facts.StepSpread) -> str:
-    prefill, decode = (f"x{low:.2f}-{high:.2f}" for low, high in (fact.prefill, fact.decode))
+    prefill, decode = (times_text(*ends) for ends in (fact.prefill, fact.decode))
     how = "measured" if fact.is_own else "estimated"
     return f"step times of {fact.worker} {how}: prefill {prefill}, decode {decode} of {fact.source}"
 

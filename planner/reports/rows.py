@@ -10,7 +10,7 @@ from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
-from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence
+from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence, times_text
 from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
@@ -374,7 +374,7 @@ def _step_times(pool: Pool) -> tuple[str, ...]:
     if latency.mape_frac is not None:
         error = f"held-out error {percent(latency.mape_frac)}"
     if (spread := latency.spread) is not None:
-        prefill, decode = (f"x{part.low:.2f}-{part.high:.2f}" for part in (spread.prefill, spread.decode))
+        prefill, decode = (times_text(part.low, part.high) for part in (spread.prefill, spread.decode))
         error += f"; 90 % of what was measured: prefill {prefill}, decode {decode} ({spread.source})"
     else:
         error += "; nobody knows how far they may be from the truth"

@@ -186,6 +186,7 @@ def _of_degree(
 ) -> list[WorkerType]:
     """Those that hold the weights, by their settings."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
+    beside = kv_layout(llm, tp).beside
     latency: StepLatency | None = None
     found = []
     for budget, most_seqs, drafts in engines.settings(pp):
@@ -205,7 +206,7 @@ def _of_degree(
                 most_seqs,
                 pp,
                 engine=drafting(engines.simulated, drafts),
-                kv_beside=kv_layout(llm, tp).beside,
+                kv_beside=beside,
                 speculation=drafts,
                 ep=degree.ep,
             )
