@@ -403,14 +403,16 @@ def _after(trace: Trace) -> npt.NDArray[np.void]:
 
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
-    """Prefill tokens of the largest step: without chunks a prompt is computed whole, recomputed ones too."""
+    """Prefill tokens of the largest step: without chunks a prompt is computed whole, recomputed ones too.
+    At least the token budget: best-fit routing looks up what that many take.
+    """
     if BATCHING[batching].is_chunked:
         return worker_type.max_num_batched_tokens
-    prompt = int((trace.input_tokens + trace.output_tokens).max())
+    largest = int((trace.input_tokens + trace.output_tokens).max())
     if BATCHING[batching].code == FASTER_TRANSFORMER:
         total = int((trace.input_tokens + trace.output_tokens).sum())
-        return min(prompt * worker_type.max_num_seqs, total)
-    return max(worker_type.max_num_batched_tokens, prompt)
+        largest = min(largest * worker_type.max_num_seqs, total)
+    return max(worker_type.max_num_batched_tokens, largest)
 
 
 def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_tokens: int) -> None:
