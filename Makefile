@@ -7,7 +7,7 @@ OUT ?= out
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: plan ui test test-vllm test-wheel check docs bench format clean
+.PHONY: plan ui test test-bounds test-vllm test-wheel check docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -17,6 +17,10 @@ ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 
 test: $(VENV)/installed-dev  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n 2
+
+# compiled anew, into a cache of its own: Numba's key does not say whether indices were checked
+test-bounds: $(VENV)/installed-dev  ## the simulator's tests with every index of compiled code checked
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(abspath $(VENV))/numba-bounds $(BIN)/python -m pytest -q -n 2 tests/simulator
 
 check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check .
