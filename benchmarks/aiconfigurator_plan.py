@@ -80,7 +80,7 @@ def aiconfigurator_fleet(catalog: Catalog, workers: int, *, routing: str = "jsq"
     llm, gpu = catalog.llm(LLM), catalog.gpu(GPU)
     tokens, seqs = AIC_MAX_NUM_BATCHED_TOKENS, AIC_MAX_NUM_SEQS
     kv_tokens = kv_cache_tokens(llm, gpu, TP, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-    worker = WorkerType(gpu, TP, catalog.latency(llm, gpu, TP), kv_tokens, tokens, seqs)
+    worker = WorkerType(gpu, TP, catalog.latency(llm, gpu, TP), kv_tokens, tokens, seqs).serving(llm)
     return Fleet(llm, (Pool("mixed", "mixed", worker, workers),), Policies(routing=routing))
 
 

@@ -11,7 +11,7 @@ from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
-from planner.models.kv_layout import BESIDE_NOTHING, KvBeside
+from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.speculation import Speculation, SpeculativeSteps
@@ -26,7 +26,8 @@ class WorkerType:
     """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
 
     One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
-    multiple of the block; `kv_beside` is what a sequence takes of it beside its tokens. `form` are the step
+    multiple of the block; `kv_beside` is what a sequence takes of it beside its tokens, nothing until
+    `serving` says which LLM. `form` are the step
     times of another program, which the simulator takes instead of `latency`. `engine` adds what its host
     takes to the step times; None: they are taken as they are. With `speculation` its decodes draft tokens
     and check them. With `ep` every GPU has whole experts, else each has a slice of all.
@@ -51,6 +52,10 @@ class WorkerType:
                 f"{self.name}: max_num_batched_tokens is {self.max_num_batched_tokens}, "
                 f"must be at least max_num_seqs ({self.max_num_seqs}), as vLLM demands"
             )
+
+    def serving(self, llm: Llm) -> WorkerType:
+        """The same engine with this LLM in it, whose windows and states take some of the KV cache."""
+        return replace(self, kv_beside=kv_layout(llm, self.tp).beside)
 
     @property
     def name(self) -> str:

@@ -129,6 +129,23 @@ def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
             assert not [name for name in names if name.split(".")[0] in heavy], module
 
 
+def test_every_worker_type_is_told_its_llm() -> None:
+    """Windows and states of an LLM that nobody names cost no KV cache. What takes no time needs none."""
+    untold = []
+    for module, path in SOURCES.items():
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        told = {
+            id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "serving"
+        }
+        untold += [
+            f"{module}:{node.lineno}"
+            for node in nodes
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("WorkerType")
+            if id(node) not in told and "INSTANT" not in {ast.unparse(one) for one in node.args}
+        ]
+    assert untold == [], "WorkerType(...).serving(llm)"
+
+
 def test_no_formatter_is_told_to_skip() -> None:
     skip = "fmt: " + "skip"
     assert [path.name for path in SOURCES.values() if skip in path.read_text()] == []

@@ -27,7 +27,6 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.imports.runs import MeasuredRun
 from planner.models import engine as models
-from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
@@ -219,15 +218,8 @@ def predict(run: MeasuredRun, engine: Engine, latency: StepLatency) -> dict[tupl
     seats = min(run.max_num_seqs or engine.max_num_seqs, budget)
     kv_tokens = run.kv_tokens or engine.kv_tokens or _kv_tokens(engine, budget, seats)
     worker = WorkerType(
-        engine.gpu,
-        engine.tp,
-        latency,
-        kv_tokens,
-        budget,
-        seats,
-        engine=engine.version,
-        kv_beside=kv_layout(engine.llm, engine.tp).beside,
-    )
+        engine.gpu, engine.tp, latency, kv_tokens, budget, seats, engine=engine.version
+    ).serving(engine.llm)
     fleet = Fleet(engine.llm, (Pool("measured", "mixed", worker, 1),))
     is_drawn = run.length_spread_frac > 0 or not (run.concurrency or run.arrival_s)
     of_seeds = []

@@ -47,7 +47,6 @@ from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Policies, Pool, Role, WorkerType
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, errors_as, mapping, refuse_unknown, refused, rows
-from planner.models.kv_layout import kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import memory
@@ -330,18 +329,8 @@ def _pool(
         )
     try:
         worker_type = WorkerType(
-            gpu,
-            tp,
-            latency,
-            kv_tokens,
-            tokens,
-            seats,
-            pp,
-            form,
-            kv_beside=kv_layout(llm, tp).beside,
-            speculation=speculation,
-            ep=ep,
-        )
+            gpu, tp, latency, kv_tokens, tokens, seats, pp, form, speculation=speculation, ep=ep
+        ).serving(llm)
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
     return Pool(name, role, worker_type, count)

@@ -124,7 +124,9 @@ def instance_types(
             if kv_tokens:
                 latency = pipelined(catalog.latency(llm, gpu, tp), llm, gpu, tp, pp)
                 types.append(
-                    WorkerType(gpu, tp, latency, kv_tokens, max_num_batched_tokens, max_num_seqs, pp)
+                    WorkerType(gpu, tp, latency, kv_tokens, max_num_batched_tokens, max_num_seqs, pp).serving(
+                        llm
+                    )
                 )
     if not types:
         raise InputError(

@@ -252,7 +252,13 @@ def _machine(task: Task, known: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> W
     kv_tokens = kv_cache_tokens(llm, gpu, tp, max_num_batched_tokens=2048, max_num_seqs=512)
     if not kv_tokens:
         raise InputError(f"{llm.name} does not fit a machine of {tp} x {gpu.name}; take larger GPUs")
-    return WorkerType(gpu, tp, known.latency(llm, gpu, tp), kv_tokens, 2048, 512)
+    machine = WorkerType(gpu, tp, known.latency(llm, gpu, tp), kv_tokens, 2048, 512).serving(llm)
+    if machine.kv_beside.is_any:
+        raise InputError(
+            f"llm: {llm.name} has layers with windows or states, and Splitwise counts KV by tokens "
+            "alone; ask `plan` or another search"
+        )
+    return machine
 
 
 def _shape(fleet: Fleet) -> str:

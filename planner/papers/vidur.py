@@ -26,7 +26,6 @@ from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Metric
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Policies, Pool, WorkerType
-from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import pipelined
@@ -116,9 +115,7 @@ def configurations(
                         )
                         if kv_tokens < max(least_kv_tokens, 1) or budget < most:
                             continue
-                        type_ = WorkerType(
-                            gpu, tp, latency, kv_tokens, budget, most, pp, kv_beside=kv_layout(llm, tp).beside
-                        )
+                        type_ = WorkerType(gpu, tp, latency, kv_tokens, budget, most, pp).serving(llm)
                         pool = Pool("mixed", "mixed", type_, total_gpus // type_.gpus)
                         fleets += [Fleet(llm, (pool,), Policies(batching=name)) for name in space.batchings]
     if not fleets:

@@ -115,7 +115,9 @@ def _fleet(folder: Path, watched: Watched) -> Fleet:
         most = min(kv_tokens, int(CPU_KV_BYTES / llm.kv_bytes_per_token))
         kv_tokens = max(most // CPU_BLOCK_TOKENS, 2) * CPU_BLOCK_TOKENS
     gpu = next(iter(catalog.gpus.values()))  # nothing of it is used
-    engine = WorkerType(gpu, 1, ANY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs)
+    engine = WorkerType(gpu, 1, ANY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs).serving(
+        llm
+    )
     return Fleet(replace(llm, name=str(folder)), (Pool(WATCHED, "mixed", engine, watched.engines),))
 
 

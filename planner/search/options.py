@@ -18,7 +18,6 @@ from planner.domain import Gpu, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.engine import Engine
-from planner.models.kv_layout import kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import memory
@@ -186,7 +185,6 @@ def _of_degree(
 ) -> list[WorkerType]:
     """Those that hold the weights, by their settings."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
-    beside = kv_layout(llm, tp).beside
     latency: StepLatency | None = None
     found = []
     for budget, most_seqs, drafts in engines.settings(pp):
@@ -206,10 +204,9 @@ def _of_degree(
                 most_seqs,
                 pp,
                 engine=drafting(engines.simulated, drafts),
-                kv_beside=beside,
                 speculation=drafts,
                 ep=degree.ep,
-            )
+            ).serving(llm)
         )
     return found
 

@@ -136,7 +136,7 @@ def _in_seconds(task: Task, llm: Llm, lengths: Lengths, catalog: Catalog) -> tup
         )
     reference = WorkerType(
         gpu, task.slowdowns.tp, catalog.latency(llm, gpu, task.slowdowns.tp), kv_tokens, 8192, MAX_NUM_SEQS
-    )
+    ).serving(llm)
     limits = tuple(
         Limit(
             line.metric,
