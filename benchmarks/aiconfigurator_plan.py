@@ -71,8 +71,11 @@ class Row:
         )
 
 
-def slo_at(percentile_frac: float) -> Slo:
-    return Slo((Limit("ttft", percentile_frac, TTFT_S), Limit("tpot", percentile_frac, TPOT_S)))
+def slo_at(percentile_frac: float, ttft_s: float = TTFT_S, tpot_s: float = TPOT_S) -> Slo:
+    return Slo((Limit("ttft", percentile_frac, ttft_s), Limit("tpot", percentile_frac, tpot_s)))
+
+
+SLO = slo_at(0.99)
 
 
 def aiconfigurator_fleet(catalog: Catalog, workers: int, *, routing: str = "jsq") -> Fleet:
@@ -84,9 +87,8 @@ def aiconfigurator_fleet(catalog: Catalog, workers: int, *, routing: str = "jsq"
     return Fleet(llm, (Pool("mixed", "mixed", worker, workers),), Policies(routing=routing))
 
 
-def row(name: str, fleet: Fleet, trace: Trace, *, refused: int = 0) -> Row:
+def row(name: str, fleet: Fleet, trace: Trace, *, refused: int = 0, slo: Slo = SLO) -> Row:
     """Simulate a fleet; `refused` requests never reached it and count as failures."""
-    slo = slo_at(0.99)
     simulation = simulate(fleet, trace, limits=slo.limits)
     verdict = judge(simulation, slo)
     served = int(measured(simulation).sum())

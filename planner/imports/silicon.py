@@ -44,7 +44,7 @@ import pandas as pd
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.imports.silicon_config import INSTALL, ConfigKernels, config_folder, experts_format
+from planner.imports.silicon_config import INSTALL, ConfigKernels, config_folder, experts_format, is_as_in
 from planner.imports.silicon_experts import Milliseconds, expert_split, operation_ms
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
@@ -223,8 +223,11 @@ def uncovered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
     if not llm.groups and not llm.gated_ffn:
         return "AIConfigurator's feed-forward blocks are all gated, those of this LLM are not"
     if not _is_plain(llm):
-        if folder is None and config_folder(llm) is None and find_spec("aiconfigurator_core") is not None:
-            return "AIConfigurator has no config.json of this LLM; give the folder of its own"
+        if folder is None and find_spec("aiconfigurator_core") is not None:
+            if (copies := config_folder(llm)) is None:
+                return "AIConfigurator has no config.json of this LLM; give the folder of its own"
+            if not is_as_in(llm, copies):
+                return "AIConfigurator's config.json has other formats of weights; give the folder of its own"
         if gpu.name in UNTUNED_FP8_EXPERTS and experts_format(llm) == "fp8" and llm.is_mixture:
             return "AIConfigurator measured experts in fp8 untuned on this GPU"
         return ""

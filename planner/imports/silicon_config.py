@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents.llm import llm_from_config
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.imports.silicon_experts import expert_split, operation_ms
@@ -52,6 +53,7 @@ PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModu
 LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")  # what a module has in it
 MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
 LAUNCHED_FRAC = 0.5
+SAME_FRAC = 0.01  # of bytes: weights of the same formats
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}  # formats of dense matrices: whose times are taken instead
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
@@ -66,6 +68,19 @@ def config_folder(llm: Llm) -> Path | None:
         return None
     folder = Path(spec.origin).parent / "model_configs"
     return folder if _files_of(llm.name, folder) else None
+
+
+@cache
+def is_as_in(llm: Llm, folder: Path) -> bool:
+    """Whether config.json there has weights of the same bytes. Some of AIConfigurator's copies say NVFP4
+    where the published checkpoint keeps attention and states in 8 or 16 bits.
+    """
+    with tempfile.TemporaryDirectory() as copy:
+        for name, path in _files_of(llm.name, folder).items():
+            shutil.copyfile(path, Path(copy, name))
+        theirs = llm_from_config(Path(copy))
+    ours_bytes = llm.weight_bytes - llm.encoder_bytes
+    return abs(theirs.weight_bytes - theirs.encoder_bytes - ours_bytes) <= SAME_FRAC * ours_bytes
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
