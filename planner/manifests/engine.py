@@ -17,7 +17,10 @@ from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
 VLLM_VERSION = DEPLOYED_VERSION
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
 FIRST_ASYNC = (0, 10)  # with --async-scheduling
-OTHER_LABELS = ("habana.ai/",)  # of accelerators that neither of these images serves
+OTHER_LABELS = (
+    "habana.ai/",
+    "cloud.google.com/gke-tpu",
+)  # of accelerators that neither of these images serves
 ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
 ROUTER_IMAGE = "python:3.12-slim"
 ROUTER_PACKAGE = "vllm-router==0.1.17"

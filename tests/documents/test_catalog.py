@@ -140,6 +140,31 @@ def test_every_llm_row_is_checked_against_a_published_count(catalog: Catalog) ->
     assert {catalog.llm(name).name for name in PUBLISHED} == set(catalog.llms)
 
 
+@pytest.mark.parametrize(
+    ("name", "dense_tflops", "fp8_tflops", "memory_bytes", "link_bytes_per_s"),
+    [
+        ("v5e", 197, None, 16 * 2**30, 400e9 / 2),
+        ("v5p", 459, None, 95 * 2**30, 1200e9 / 2),
+        ("trillium", 918, None, 32 * 2**30, 800e9 / 2),
+        ("ironwood", 2307, 4614, 192 * 2**30, 1200e9 / 2),
+    ],
+)
+def test_tpus_are_as_google_documents_them(
+    catalog: Catalog,
+    name: str,
+    dense_tflops: float,
+    fp8_tflops: float | None,
+    memory_bytes: int,
+    link_bytes_per_s: float,
+) -> None:
+    """docs.cloud.google.com/tpu/docs, of 2026: per chip; its ICI is given for both directions."""
+    gpu = catalog.gpu(name)
+    assert gpu.dense_flops_per_s == dense_tflops * 1e12
+    assert gpu.fp8_flops_per_s == (fp8_tflops and fp8_tflops * 1e12)
+    assert (gpu.memory_bytes, gpu.link_bytes_per_s) == (memory_bytes, link_bytes_per_s)
+    assert gpu.unchecked and gpu.gpus_per_node in (4, 8)
+
+
 def test_kv_bytes_of_llama_3_1_70b(catalog: Catalog) -> None:
     """2 (keys, values) x 80 layers x 8 heads x 128 x 2 bytes = 327,680; BLOOM, MHA: 2 x 70 x 14336 x 2."""
     assert catalog.llm("llama-3.1-70b").kv_bytes_per_token == 327_680

@@ -485,13 +485,14 @@ def test_names_stay_as_short_as_their_targets_ask(pools: tuple[Pool, ...]) -> No
             assert len(f"{found[1]}-{model['name']}-engine-service") <= 63
 
 
-def test_what_no_image_serves_is_refused_in_one_line() -> None:
-    """Gaudi: all targets refuse with one and the same line, and the README says that nothing deploys it."""
-    fleet = mixed("gaudi3-128g", 2, 1)
+@pytest.mark.parametrize("gpu", ["gaudi3-128g", "tpu-v6e-32g"])
+def test_what_no_image_serves_is_refused_in_one_line(gpu: str) -> None:
+    """All targets refuse with one and the same line, and the README says that nothing deploys it."""
+    fleet = mixed(gpu, 2, 1)
     found = manifests.render(fleet, 5000)
     assert set(found.files) == {"README.md"} and set(found.refused) == set(manifests.TARGETS)
     assert len(set(found.refused.values())) == 1 and "Nothing here deploys it" in found.files["README.md"]
-    with pytest.raises(InputError, match=r"^kubernetes: gaudi3-128g: no manifest is written"):
+    with pytest.raises(InputError, match=rf"^kubernetes: {gpu}: no manifest is written"):
         manifests.render(fleet, 5000, "kubernetes")
 
 
