@@ -21,12 +21,20 @@ from planner.commands.common import (
 )
 from planner.commands.facts import show_catalog
 from planner.documents.catalog import Catalog, read_catalog
-from planner.domain import Gpu
+from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
 from planner.models.memory import memory
-from planner.models.spread import Z
+from planner.models.spread import WITHIN_FRAC, Z
+
+STEP_TIMES = {
+    "kernels": "sums of measured kernels; off: the fit's mean error on steps held out",
+    "steps": "of a measured engine; off: the fit's mean error on steps held out",
+    "derived": "measured on another GPU and carried over by rooflines",
+    "given": "written down by somebody who did not say how they were found",
+    "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
+}
 
 
 class CatalogCommands(TyperGroup):
@@ -149,8 +157,52 @@ def show_support(
     if json_output:
         print_json({"llm": served.name, **about, "on": rows})
         return
-    print_mapping(about, served.name)
-    print_rows([_support_shown(row) for row in rows], "on one node, with vLLM's usual settings")
+    print_mapping(_in_words(served), served.name)
+    has_beside = any(row["blocks_beside"] for row in rows)
+    print_rows([_support_shown(row, has_beside) for row in rows], "one worker, with vLLM's usual settings")
+    console = stdout_console(soft_wrap=True)
+    fitting = {row["gpu"] for row in rows}
+    for line in _legend(rows, [each.name for each in gpus if each.name not in fitting]):
+        console.print(line, markup=False, highlight=False)
+
+
+def _in_words(llm: Llm) -> dict[str, str]:
+    """What `support` says of the LLM itself."""
+    active = f", {llm.active_parameters / 1e9:.3g} billion of them for a token" if llm.is_mixture else ""
+    about = {
+        "parameters": f"{llm.parameters / 1e9:,.4g} billion{active}",
+        "weights": f"{llm.weight_bytes / 1e9:,.4g} GB, most of them in {llm.weights}",
+        "KV cache": f"{llm.kv_bytes_per_token:,.0f} bytes per token, up to {llm.context_tokens:,} tokens",
+    }
+    if llm.state_bytes:
+        about["states"] = f"{llm.state_bytes / 1e6:,.3g} MB per sequence, however long it is"
+    if llm.encoder_bytes:
+        about["encoder"] = f"{llm.encoder_bytes / 1e9:.2g} GB of the weights, whole on every GPU"
+    return about
+
+
+def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
+    """What the columns of `support` mean, of those that are there, and which GPUs are not."""
+    lines = ["tp: GPUs of a worker; EP: each has whole experts, else a slice of all. USD/h: of the worker."]
+    lines.append("KV tokens: of all sequences of a worker together.")
+    if any(row["blocks_beside"] for row in rows):
+        lines.append(
+            "beside: KV tokens that windows and states of one sequence of full context take beside its own."
+        )
+    kinds = {row["step_times"] for row in rows}
+    lines += [f"step times, {kind}: {STEP_TIMES[kind]}." for kind in STEP_TIMES if kind in kinds]
+    if any(row["unchecked"] for row in rows):
+        lines.append(
+            "unchecked: no kernels of such GPUs were measured; plans take them only where slo.yaml names them, or "
+            "says fleet: {unchecked: true}."
+        )
+    lines.append(
+        f"at most: prefills / decodes take this many times as long in {100 * (1 + WITHIN_FRAC) / 2:.0f} % of "
+        "what was measured; robust: {spread: true} plans for it."
+    )
+    if too_small:
+        lines.append(f"Holds no worker on one node: {', '.join(too_small)}.")
+    return lines
 
 
 def _support(known: Catalog, llm: Llm, gpu: Gpu, tp: int, ep: bool) -> dict[str, Any] | None:
@@ -164,6 +216,7 @@ def _support(known: Catalog, llm: Llm, gpu: Gpu, tp: int, ep: bool) -> dict[str,
         "gpu": gpu.name,
         "tp": tp,
         "ep": ep,
+        "usd_per_h": round(tp * gpu.price_usd_per_h, 2),
         "weight_gb": round(use.weight_bytes / 1e9, 2),
         "kv_tokens": use.kv_tokens,
         "blocks_beside": kv_layout(llm, tp).beside.blocks(llm.context_tokens),
@@ -171,21 +224,23 @@ def _support(known: Catalog, llm: Llm, gpu: Gpu, tp: int, ep: bool) -> dict[str,
         "error_frac": latency.mape_frac,
         "spread": None if spread is None else [spread.prefill.at(Z), spread.decode.at(Z)],
         "basis": latency.basis,
-        "unchecked": gpu.unchecked,
+        "unchecked": "" if known.is_checked(llm, gpu) else gpu.unchecked,
     }
 
 
-def _support_shown(row: dict[str, Any]) -> dict[str, Any]:
-    error, spread = row["error_frac"], row["spread"]
+def _support_shown(row: dict[str, Any], has_beside: bool) -> dict[str, Any]:
+    error, spread = row["error_frac"], None if row["unchecked"] else row["spread"]
+    beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}
     return {
         "gpu": row["gpu"],
         "tp": f"{row['tp']} EP" if row["ep"] else f"{row['tp']}",
+        "USD/h": row["usd_per_h"],
         "weights GB/GPU": row["weight_gb"],
         "KV tokens": f"{row['kv_tokens']:,}",
-        "beside": row["blocks_beside"],
+        **beside,
         "step times": row["step_times"] + (" (unchecked)" if row["unchecked"] else ""),
-        "fit error": "-" if error is None else f"{100 * error:.1f} %",
-        "upper end": "-" if spread is None else f"x{spread[0]:.2f} / x{spread[1]:.2f}",
+        "off": "-" if error is None else f"{100 * error:.1f} %",
+        "at most": "unknown" if spread is None else f"x{spread[0]:.2f} / x{spread[1]:.2f}",
     }
 
 

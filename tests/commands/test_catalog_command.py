@@ -124,6 +124,26 @@ def test_a_config_makes_a_row_that_reads_back(plan: Plan, tmp_path: Path) -> Non
     assert code == 1 and "nowhere" in err and "no such file" in err
 
 
+def test_every_column_of_what_is_known_is_explained(plan: Plan) -> None:
+    """gpt-oss-120b: 116.8 billion parameters; a sequence's windows take 9 blocks of 16; L4 is a roofline."""
+    code, out, err = plan(
+        "catalog", "support", "gpt-oss-120b", "--gpu", "h100", "--gpu", "l4", "--gpu", "v100"
+    )
+    assert (code, err) == (0, "")
+    for said in (
+        "116.8 billion, 4.54 billion of them for a token",
+        " 144 ",
+        "beside: KV tokens that windows",
+        "step times, kernels: sums",
+        "step times, roofline: computed",
+        "unchecked: no kernels",
+        "at most: prefills / decodes",
+    ):
+        assert said in out, said
+    code, out, err = plan("catalog", "support", "deepseek-v3", "--gpu", "h200", "--gpu", "l4")
+    assert code == 0 and "beside" not in out and "Holds no worker on one node: l4-24g." in out
+
+
 def test_what_is_known_of_an_llm(plan: Plan) -> None:
     """65.1 GB of gpt-oss leave room on every H100; of DeepSeek-V3's 673 GB on none but eight H200."""
     code, out, err = plan("catalog", "support", "gpt-oss-120b", "--gpu", "h100", "--gpu", "l4", "--json")
@@ -135,5 +155,6 @@ def test_what_is_known_of_an_llm(plan: Plan) -> None:
     assert rows["l4-24g", 8, False]["step_times"] == "roofline" and rows["l4-24g", 8, False]["unchecked"]
     code, out, err = plan("catalog", "support", "deepseek-v3", "--gpu", "h200")
     assert code == 0 and "8 EP" in out
+    assert rows["h100-80g", 8, True]["usd_per_h"] == round(8 * read_catalog().gpu("h100").price_usd_per_h, 2)
     code, out, err = plan("catalog", "support", "deepseek-v3", "--gpu", "a100")
     assert (code, out) == (1, "") and "673 GB of weights fit on no node of a100-80g" in err
