@@ -193,8 +193,8 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
     lines += [f"step times, {kind}: {STEP_TIMES[kind]}." for kind in STEP_TIMES if kind in kinds]
     if any(row["unchecked"] for row in rows):
         lines.append(
-            "unchecked: no kernels of such GPUs were measured; plans take them only where slo.yaml names them, or "
-            "says fleet: {unchecked: true}."
+            "unchecked: no kernels of such GPUs were measured; plans take them only where slo.yaml names "
+            "them, or says fleet: {unchecked: true}."
         )
     lines.append(
         f"at most: prefills / decodes take this many times as long in {100 * (1 + WITHIN_FRAC) / 2:.0f} % of "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from plans import CATALOG
 
 from planner.errors import InputError
 from planner.imports.silicon import Kernels, is_whole, silicon_table
-from planner.imports.silicon_config import ConfigKernels, blocks, config_folder, experts_format
+from planner.imports.silicon_config import ConfigKernels, blocks, config_folder, experts_format, is_as_in
 from planner.imports.silicon_experts import expert_split, experts_ms
 from planner.imports.silicon_fits import silicon_fits
 from planner.models.llm import FeedForward, GroupedAttention, LatentAttention, LayerGroup, Llm, StateAttention
@@ -284,9 +286,31 @@ def test_what_the_tables_lack_of_unlike_layers_is_one_line() -> None:
         groups=(LayerGroup(36, WINDOWS[1].attention, FeedForward(2880, True, 128, 4, weights="fp8")),),
     )
     with pytest.raises(InputError, match="measured experts in fp8 untuned on this GPU"):
-        silicon_table(eight_bits, CATALOG.gpu("h200"), 8)
+        silicon_table(eight_bits, CATALOG.gpu("h200"), 8, folder=config_folder(eight_bits))
     with pytest.raises(InputError, match=r"AIConfigurator lacks kernels: .*nvfp4"):
-        silicon_table(four_bits, CATALOG.gpu("h200"), 8)
+        silicon_table(four_bits, CATALOG.gpu("h200"), 8, folder=config_folder(four_bits))
+    with pytest.raises(InputError, match="has other formats of weights; give the folder of its own"):
+        silicon_table(CATALOG.llm("nemotron-3-ultra-nvfp4"), CATALOG.gpu("b200"), 8)
+
+
+def test_formats_of_a_copied_config_are_those_of_the_row(tmp_path: Path) -> None:
+    """Llama-3.1-8B's shape in 16 bits, and the same in 8: half the bytes but for embeddings and head."""
+    llm = CATALOG.llm("llama-3.1-8b")
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": llm.layers,
+        "hidden_size": llm.hidden,
+        "num_attention_heads": llm.heads,
+        "num_key_value_heads": llm.kv_heads,
+        "intermediate_size": llm.ffn,
+        "vocab_size": llm.vocab,
+        "max_position_embeddings": llm.context_tokens,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert is_as_in(llm, tmp_path)
+    assert not is_as_in(CATALOG.llm("llama-3.1-8b-fp8"), tmp_path)
 
 
 @needs_tables
@@ -301,6 +325,7 @@ def test_a_fit_far_from_its_kernels_is_left_out_and_says_so() -> None:
             ),
         ),
     )
-    fitted = silicon_fits(sparse, CATALOG.gpu("h200"), (8,), date="2026-11-21", command="test")
+    copies = config_folder(sparse)
+    fitted = silicon_fits(sparse, CATALOG.gpu("h200"), (8,), date="2026-11-21", command="test", folder=copies)
     assert fitted.document is None
     assert all("misses its kernel times by" in why for why in fitted.left_out)
