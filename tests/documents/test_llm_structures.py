@@ -252,8 +252,9 @@ def test_active_parameters_are_those_of_the_model_cards(name: str, active_billio
 
 
 INDEX_JSON = "metadata.total_size of model.safetensors.index.json, quoted in public repositories, 2026-11-21"
-RECIPES = "github.com/vllm-project/recipes, 2026-08-21"
-BLOG = "developer.nvidia.com/blog/creating-the-nvidia-nemotron-3-ultra-nvfp4-checkpoint..., 2026-06-26"
+TREES = "an inventory of Hugging Face's file trees in GiB, August 2026, in a public repository"
+QUOTED = "the size that public repositories and forums quote for it, 2026"
+RECIPES = "github.com/vllm-project/recipes, pull request 678, 2026-07-24"
 TWO_TABLES = 2 * 2 * 129280 * 7168  # DeepSeek-V3's drafter has embeddings and head of its own, in 16 bits
 CHECKPOINTS: dict[
     str, tuple[float, float, str]
@@ -277,25 +278,44 @@ CHECKPOINTS: dict[
     "deepseek-r1": (688_586_727_753, 11.61e9 + TWO_TABLES, INDEX_JSON),
     "gpt-oss-20b": (13_761_264_768, 0, INDEX_JSON),
     "gpt-oss-120b": (65_248_815_744, 0, INDEX_JSON),
-    # 642 "GB" and the like hold fewer bytes than the checkpoint has parameters: they are binary
+    "nemotron-3-nano": (58.84 * 2**30, 0, TREES),
+    "nemotron-3-nano-nvfp4": (18.03 * 2**30, 0, TREES),
+    "nemotron-3.5-lightning-nvfp4": (20.10 * 2**30, 2 * 1.35e9, TREES),
+    "nemotron-3-super": (230.27 * 2**30, 2 * 3.01e9, TREES),
+    "nemotron-3-super-fp8": (119.56 * 2**30, 2 * 3.01e9, TREES),
+    "nemotron-3-ultra": (1044 * 2**30, 2 * 11.49e9, TREES),
+    "nemotron-3-ultra-nvfp4": (328.18 * 2**30, 2 * 11.49e9, TREES),
+    "qwen3.5-27b": (51.77 * 2**30, 2 * 0.44e9, TREES),
+    "qwen3.5-35b-a3b": (66.99 * 2**30, 2 * 0.85e9, TREES),
+    "qwen3.5-122b-a10b": (233.01 * 2**30, 2 * 2.53e9, TREES),
+    "qwen3.5-122b-a10b-nvfp4": (77.79 * 2**30, 2 * 2.53e9, TREES),
+    "qwen3.5": (751.41 * 2**30, 2 * 6.61e9, TREES),
+    "qwen3.5-397b-a17b-nvfp4": (233.99 * 2**30, 2 * 6.61e9, TREES),
+    "qwen3.6-27b-nvfp4": (20.43 * 2**30, 2 * 0.44e9, TREES),
+    "deepseek-v4-flash": (148.67 * 2**30, 0.54 * 6.63e9, TREES),
+    "deepseek-v4-flash-nvfp4": (156.75 * 2**30, 0.54 * 6.63e9, TREES),
+    "deepseek-v4-pro": (805.35 * 2**30, 0.54 * 25.9e9, TREES),
+    "deepseek-v4-pro-nvfp4": (850.42 * 2**30, 0.54 * 25.9e9, TREES),
+    "glm-5.2": (1403 * 2**30, 2 * 9.95e9, TREES),
+    "glm-5.2-fp8": (703.77 * 2**30, 9.95e9, TREES),
+    "glm-5.2-nvfp4": (432.95 * 2**30, 2 * 9.95e9, TREES),
+    "kimi-k2.5": (554.33 * 2**30, 0, TREES),
+    "kimi-k2.6-nvfp4": (554.34 * 2**30, 0, TREES),
+    "kimi-k3": (1454 * 2**30, 0, TREES),
+    # 642 "GB" are fewer bytes than the checkpoint has parameters of 8 bits: they are binary
     "deepseek-v3.2": (
         642 * 2**30,
         11.62e9 + TWO_TABLES,
         "hf.co/eousphoros/DeepSeek-V3.2-NVFP4: original size",
     ),
-    "deepseek-v4-flash": (160e9, 6.63e9 * 0.54, RECIPES),
-    "deepseek-v4-pro": (865e9, 25.9e9 * 0.54, RECIPES),
-    "kimi-k2.5": (595e9, 0, RECIPES),
+    "glm-5-fp8": (756e9, 9.95e9, QUOTED),
+    "kimi-k2": (1.03e12, 0, QUOTED),
     "kimi-k2.5-nvfp4": (591e9, 0, "forums.developer.nvidia.com/t/359810"),
-    "glm-5.2": (1.37 * 2**40, 2 * 9.95e9, "hf.co/Lorbus/GLM-5.2-NVFP4: BF16 checkpoint"),
-    "qwen3.5-122b-a10b": (234 * 2**30, 2 * 2.53e9, "forums.developer.nvidia.com/t/361819"),
-    "qwen3.6-27b-nvfp4": (21.9e9, 2 * 0.44e9, RECIPES),
+    "minimax-m2.5": (230e9, 0, QUOTED),
     "minimax-m2.7": (230.2e9, 0, "hf.co/saricles/MiniMax-M2.7-NVFP4-GB10: official FP8 release"),
     "minimax-m3": (854e9, 0, "hf.co/Mapika/MiniMax-M3-NVFP4: BF16, 2026-06-12"),
-    "minimax-m3-nvfp4": (250.1e9, 0, "github.com/vllm-project/recipes/pull/678, 2026-07-24"),
-    "nemotron-3-super": (232 * 2**30, 2 * 3.01e9, "hf.co/daksh-neo/Nemotron-3-Super-120B-NF4-4bit: BF16"),
-    "nemotron-3-ultra": (1121e9, 2 * 11.49e9, BLOG),
-    "nemotron-3-ultra-nvfp4": (352.3e9, 2 * 11.49e9, BLOG),
+    "minimax-m3-nvfp4": (250.1e9, 0, RECIPES),
+    "gemma-4-26b-a4b-nvfp4": (17.5 * 2**30, 0, QUOTED),
 }
 
 
