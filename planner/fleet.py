@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
-from planner.models.latency import StepLatency
+from planner.models.latency import StepLatency, StepsOfRanks
 from planner.models.llm import Llm
 from planner.models.speculation import Speculation, SpeculativeSteps
 
@@ -25,12 +25,13 @@ MAX_NUM_SEQS = 256  # sequences in a step of an engine, unless something else is
 class WorkerType:
     """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
 
-    One worker occupies `tp * pp` GPUs of one node. `kv_tokens` is the KV cache of the whole worker, a
-    multiple of the block; `kv_beside` is what a sequence takes of it beside its tokens, nothing until
-    `serving` says which LLM. `form` are the step
-    times of another program, which the simulator takes instead of `latency`. `engine` adds what its host
-    takes to the step times; None: they are taken as they are. With `speculation` its decodes draft tokens
-    and check them. With `ep` every GPU has whole experts, else each has a slice of all.
+    One worker occupies `tp * pp * dp` GPUs. It has `dp` data-parallel ranks, which have a scheduler, a queue
+    and a KV cache each, step together and share the experts (vLLM's --data-parallel-size); what the other
+    fields say is of one rank. `kv_tokens` is its KV cache, a multiple of the block; `kv_beside` is what a
+    sequence takes of it beside its tokens, nothing until `serving` says which LLM. `form` are the step times
+    of another program, which the simulator takes instead of `latency`. `engine` adds what its host takes to
+    the step times; None: they are taken as they are. With `speculation` its decodes draft tokens and check
+    them. With `ep` every GPU has whole experts, else each has a slice of all.
     """
 
     gpu: Gpu
@@ -45,8 +46,11 @@ class WorkerType:
     kv_beside: KvBeside = BESIDE_NOTHING
     speculation: Speculation | None = None
     ep: bool = False
+    dp: int = 1
 
     def __post_init__(self) -> None:
+        if self.dp > 1:
+            self._check_ranks()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InputError(
                 f"{self.name}: max_num_batched_tokens is {self.max_num_batched_tokens}, "
@@ -57,17 +61,31 @@ class WorkerType:
         """The same engine with this LLM in it, whose windows and states take some of the KV cache."""
         return replace(self, kv_beside=kv_layout(llm, self.tp).beside)
 
+    def _check_ranks(self) -> None:
+        """Whether what is simulated of data-parallel ranks is all that this type needs."""
+        where = f"{self.name}: dp {self.dp}"
+        if self.pp > 1:
+            raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {self.pp}")
+        if self.speculation is not None:
+            raise InputError(f"{where}: is not simulated with speculative decoding; drop one of the two")
+        if self.form is not None or not self.latency.joint_s:
+            raise InputError(
+                f"{where}: needs step times that say which part is of all ranks' tokens (joint_s beside "
+                "f_s); leave latency out for the catalog's"
+            )
+
     @property
     def name(self) -> str:
-        """For instance 'h100-80g tp4 2048': GPU, TP, EP and PP if there is any, token budget per step; then
-        the sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'; then the drafts:
-        'h100-80g tp4 2048 spec2'.
+        """For instance 'h100-80g tp4 2048': GPU, TP, DP, EP and PP if there is any, token budget per step;
+        then the sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'; then the
+        drafts: 'h100-80g tp4 2048 spec2'.
         """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
         seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
         drafts = "" if self.speculation is None else f" spec{self.speculation.tokens}"
         experts = " ep" if self.ep else ""
-        return f"{self.gpu.name} tp{self.tp}{experts}{stages} {self.max_num_batched_tokens}{seats}{drafts}"
+        split = f"tp{self.tp}" + (f" dp{self.dp}" if self.dp > 1 else "")
+        return f"{self.gpu.name} {split}{experts}{stages} {self.max_num_batched_tokens}{seats}{drafts}"
 
     @property
     def step_tokens(self) -> int:
@@ -79,6 +97,8 @@ class WorkerType:
         """What the simulator takes for the seconds of a step."""
         if self.speculation is not None:
             return SpeculativeSteps(self.latency, self.speculation)
+        if self.dp > 1:
+            return StepsOfRanks(self.latency, self.dp)
         return self.form or self.latency
 
     def holds(self, tokens: int) -> bool:
@@ -87,7 +107,21 @@ class WorkerType:
 
     @property
     def gpus(self) -> int:
-        return self.tp * self.pp
+        return self.tp * self.pp * self.dp
+
+    @property
+    def as_one(self) -> WorkerType:
+        """For bounds: one rank with the room and the seats of all, whose steps take no longer than theirs."""
+        if self.dp == 1:
+            return self
+        return replace(
+            self,
+            latency=self.latency.of_all(self.dp),
+            kv_tokens=self.dp * self.kv_tokens,
+            max_num_batched_tokens=self.dp * self.max_num_batched_tokens,
+            max_num_seqs=self.dp * self.max_num_seqs,
+            dp=1,
+        )
 
     @property
     def price_usd_per_h(self) -> float:

@@ -115,6 +115,7 @@ def _seconds(worker_type: WorkerType, decode: bool) -> Weights:
     each request it has (Splitwise section IV-A counts tokens; the speed makes workers of different GPUs
     comparable). For a decode worker it is the length of its step: sequences and KV tokens at their cost.
     """
+    worker_type = worker_type.as_one
     latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
     if not decode:
         token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget

@@ -21,6 +21,7 @@ from planner.commands.common import (
 )
 from planner.commands.facts import show_catalog
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.fits import Split
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.kv_layout import kv_layout
@@ -91,6 +92,7 @@ def fit_kernels(
             "gpu": document["gpu"],
             "tp": fit["tp"],
             "ep": fit.get("ep", False),
+            "dp": fit.get("dp", 1),
             "mape_frac": fit["mape_frac"],
             "file": str(out / name),
         }
@@ -140,8 +142,11 @@ def show_support(
         row
         for each in gpus
         for tp in filter(served.splits_over, range(1, each.gpus_per_node + 1))
-        for ep in known.expert_splits(served, each, tp)
-        if (row := _support(known, served, each, tp, ep)) is not None
+        for ep, dp in (
+            *((ep, 1) for ep in known.expert_splits(served, each, tp)),
+            *((True, dp) for dp in known.rank_counts(served, each, tp) or ()),
+        )
+        if (row := _support(known, served, each, (tp, ep, dp))) is not None
     ]
     if not rows:
         held = f"{served.weight_bytes / 1e9:.0f} GB of weights"
@@ -205,18 +210,20 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
     return lines
 
 
-def _support(known: Catalog, llm: Llm, gpu: Gpu, tp: int, ep: bool) -> dict[str, Any] | None:
+def _support(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
     """None where the weights leave no room for a KV block."""
-    use = memory(llm, gpu, tp)
+    tp, ep, dp = split
+    use = memory(llm, gpu, tp, dp=dp)
     if use.kv_tokens == 0:
         return None
-    latency = known.latency(llm, gpu, tp, ep=ep)
+    latency = known.latency(llm, gpu, tp, ep=ep, dp=dp)
     spread = latency.spread
     return {
         "gpu": gpu.name,
         "tp": tp,
         "ep": ep,
-        "usd_per_h": round(tp * gpu.price_usd_per_h, 2),
+        "usd_per_h": round(tp * dp * gpu.price_usd_per_h, 2),
+        "dp": dp,
         "weight_gb": round(use.weight_bytes / 1e9, 2),
         "kv_tokens": use.kv_tokens,
         "blocks_beside": kv_layout(llm, tp).beside.blocks(llm.context_tokens),
@@ -235,6 +242,7 @@ def _support_shown(row: dict[str, Any], has_beside: bool) -> dict[str, Any]:
         "gpu": row["gpu"],
         "tp": f"{row['tp']} EP" if row["ep"] else f"{row['tp']}",
         "USD/h": row["usd_per_h"],
+        "dp": row["dp"],
         "weights GB/GPU": row["weight_gb"],
         "KV tokens": f"{row['kv_tokens']:,}",
         **beside,
@@ -249,6 +257,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
         "gpu": row["gpu"],
         "tp": row["tp"],
         "experts": "whole" if row["ep"] else "-",
+        "dp": row["dp"],
         "held-out error": f"{100 * row['mape_frac']:.1f} %",
         "file": row["file"],
     }

@@ -211,6 +211,7 @@ def _print_written(out: Path, written: tuple[str, ...]) -> None:
 
 def _print_tables(found: Plan) -> None:
     has_drafts = any(pool.type.speculation for pool in found.fleet.pools)
+    has_ranks = any(pool.type.dp > 1 for pool in found.fleet.pools)
     rows = [
         {
             "pool": pool.name,
@@ -218,6 +219,7 @@ def _print_tables(found: Plan) -> None:
             "workers": pool.count,
             "GPU": pool.type.gpu.name,
             "TP": f"{pool.type.tp} EP" if pool.type.ep else f"{pool.type.tp}",
+            **({"DP": pool.type.dp} if has_ranks else {}),
             "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
             **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),

@@ -23,7 +23,7 @@ from planner.documents.acceptance import AcceptanceRow
 from planner.documents.acceptance import parse_row as parse_acceptance_row
 from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine import EngineRow, parse_row
-from planner.documents.fits import read_fits, read_header
+from planner.documents.fits import Split, read_fits, read_header
 from planner.documents.llm import llm_from_config
 from planner.documents.llm_row import of_groups, read_groups
 from planner.documents.offers import Offer, merged, parse_offers
@@ -111,7 +111,7 @@ class Catalog:
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
     acceptance: Mapping[str, AcceptanceRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
-    _fits: dict[tuple[str, str], dict[tuple[int, bool], StepLatency]] = field(
+    _fits: dict[tuple[str, str], dict[Split, StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -134,22 +134,22 @@ class Catalog:
             "LLM", name, self.llms, self.llm_aliases, "llms.yaml", "; or give a path to its config.json"
         )
 
-    def latency(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> StepLatency:
+    def latency(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
         A fit of the capped GPU itself comes before its base's. An LLM without fits of its own has those of a
         row of the same shape and format of weights. `ep`: every GPU has whole experts; without, each has a
-        slice of all, where there is a fit of that.
+        slice of all, where there is a fit of that. `dp`: so many ranks of `tp` GPUs each share whole experts.
         """
         gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
         names = self._same_shape(llm)
-        ep = ep and llm.is_mixture and tp > 1
-        if own := self._fit_of(names, gpu.name, tp, ep):
+        split = tp, dp > 1 or (ep and llm.is_mixture and tp > 1), dp
+        if own := self._fit_of(names, gpu.name, split):
             return self.spread(own, llm)
         base = self.gpus.get(gpu.base, gpu)
-        latency = self._fit_of(names, base.name, tp, ep)
+        latency = self._fit_of(names, base.name, split)
         if latency is None:
-            latency = self._calculated(llm, base, tp, names, ep)
+            latency = self._calculated(llm, base, split, names)
         latency = self.spread(latency, llm)
         if base.name == gpu.name:
             return latency
@@ -164,32 +164,49 @@ class Catalog:
         gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
-                if found := sorted(ep for degree, ep in self._fits_of(name, of) if degree == tp):
+                if found := sorted(
+                    ep for degree, ep, dp in self._fits_of(name, of) if (degree, dp) == (tp, 1)
+                ):
                     return tuple(found)
         return (llm.slices_cut_blocks(tp),)
 
-    def _fit_of(self, names: Sequence[str], gpu: str, tp: int, ep: bool) -> StepLatency | None:
+    def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
+        """Of how many data-parallel ranks of `tp` GPUs, more than one, there are fits; None where there is no
+        fit of this LLM on this GPU at all, so that the roofline speaks for all.
+        """
+        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        for name in self._same_shape(llm):
+            for of in (gpu.name, gpu.base):
+                if found := self._fits_of(name, of):
+                    return tuple(sorted(dp for degree, _, dp in found if degree == tp and dp > 1))
+        return None
+
+    def _fit_of(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
         """Of the first LLM that has one; whole experts come in where nobody asks for slices of which there is
         no fit, and never the other way round.
         """
+        tp, ep, dp = split
         for name in names:
             fits = self._fits_of(name, gpu)
-            if found := fits.get((tp, ep)) or fits.get((tp, True)):
+            if found := fits.get((tp, ep, dp)) or fits.get((tp, True, dp)):
                 return found
         return None
 
-    def _calculated(self, llm: Llm, gpu: Gpu, tp: int, names: Sequence[str], ep: bool) -> StepLatency:
+    def _calculated(self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str]) -> StepLatency:
         """By the roofline; of a TP between powers of two, which nobody measures, from the fit of the nearest
         one by the ratio of both rooflines.
         """
         from planner.models.roofline import roofline, transferred
 
-        asked = roofline(llm, gpu, tp)
-        if tp & (tp - 1) == 0:
+        tp, ep, dp = split
+        asked = roofline(llm, gpu, tp, dp=dp)
+        if tp & (tp - 1) == 0 or dp > 1:
             return asked
         found = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
-        nearest_tp = min({of for of, _ in found}, key=lambda of: abs(math.log(of / tp)), default=None)
-        fit = None if nearest_tp is None else self._fit_of(names, gpu.name, nearest_tp, ep)
+        nearest_tp = min(
+            {of for of, _, ranks in found if ranks == 1}, key=lambda of: abs(math.log(of / tp)), default=None
+        )
+        fit = None if nearest_tp is None else self._fit_of(names, gpu.name, (nearest_tp, ep, 1))
         if nearest_tp is None or fit is None:
             return asked
         basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"
@@ -222,8 +239,8 @@ class Catalog:
         ]
         return [llm.name, *twins]
 
-    def _fits_of(self, llm: str, gpu: str) -> dict[tuple[int, bool], StepLatency]:
-        """Fits by the two parallelisms; opens the files of this pair only, and each once."""
+    def _fits_of(self, llm: str, gpu: str) -> dict[Split, StepLatency]:
+        """Fits by the parallelisms; opens the files of this pair only, and each once."""
         if not self._headers:
             headers: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
@@ -236,7 +253,7 @@ class Catalog:
                 headers.setdefault(pair, []).append(path)
             self._headers.update(headers)  # at once: a UI reads one catalog from several threads
         if (llm, gpu) not in self._fits:
-            fits: dict[tuple[int, bool], StepLatency] = {}
+            fits: dict[Split, StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
                 with errors_as(CatalogError, path):
                     fits = {**read_fits(path, WORDING), **fits}  # the first file wins: a user's before ours

@@ -10,7 +10,8 @@
          basis: "measured", mape_frac: 0.02, max_context_tokens: 9000, simulated: {form: corrected, ...}}
 
 `planner.models.latency` says what the numbers mean, `planner.models.forms` and `correction` the forms. A fit
-with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all.
+with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all. One with `dp: 2`
+is of as many data-parallel ranks, and `joint_s` is the part of f_s that is of all ranks' tokens.
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
 MIXED = "m_s"  # 0 where a file does not say
 EP = "ep"  # false where a file does not say
+DP = "dp"  # 1 where a file does not say
+JOINT = "joint_s"
+Split = tuple[int, bool, int]  # TP, whether GPUs have whole experts, data-parallel ranks
 FIT_KEYS = (
     "tp",
     EP,
+    DP,
     "knots_tokens",
     "f_s",
+    JOINT,
     *NUMBERS,
     "basis",
     "kind",
@@ -92,33 +98,35 @@ def read_header(path: Path) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def read_fits(path: Path, wording: Wording = PLAIN) -> dict[tuple[int, bool], StepLatency]:
-    """The fits of a file of a catalog, by tensor parallelism, and whether each GPU has whole experts."""
+def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
+    """The fits of a file of a catalog, by TP, whether each GPU has whole experts, and data-parallel ranks."""
     file = Section.of(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
-    fits: dict[tuple[int, bool], StepLatency] = {}
+    fits: dict[Split, StepLatency] = {}
     for n, row in enumerate(rows(file.get("fits"), file.at("fits"), "fits")):
         fit = Section.of(row, f"{path}: fits[{n}]", wording=wording)
-        split = fit.whole("tp"), fit.flag(EP, False)
+        split = fit.whole("tp"), fit.flag(EP, False), fit.whole(DP, 1)
         where = f"{path}: tp {split[0]}" + (" with ep" if split[1] else "")
+        where += f", dp {split[2]}" if split[2] > 1 else ""
         if split in fits:
             raise InputError(f"{where}: is given twice; keep one")
         fits[split] = parse_latency(Section.of(row, where, FIT_KEYS, wording=wording))
     return fits
 
 
-def read_fit(path: Path, tp: int, wording: Wording = PLAIN) -> tuple[Section, Section]:
-    """What a file says of its fits, and its one fit of `tp` GPUs: of `fits`, or what the file itself is. Of
-    two it is the one without whole experts per GPU.
+def read_fit(path: Path, tp: int, wording: Wording = PLAIN, *, dp: int = 1) -> tuple[Section, Section]:
+    """What a file says of its fits, and its one fit of `tp` GPUs and `dp` ranks: of `fits`, or what the file
+    itself is. Of two it is the one without whole experts per GPU.
     """
     file = Section.of(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = rows(file.get("fits", [dict(file.values)]), file.at("fits"), "fits")
     found = [Section.of(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
-    match = [row for row in found if row.get("tp", tp) == tp]
+    match = [row for row in found if row.get("tp", tp) == tp and row.whole(DP, dp) == dp]
     if len(match) > 1:
         match = [row for row in match if not row.flag(EP, False)]
     if len(match) != 1:
         known = ", ".join(str(row.get("tp")) for row in found)
-        raise InputError(f"{path} has {len(match)} fits for tp {tp}, need one; found tp {known}")
+        ranks = f" and dp {dp}" if dp > 1 else ""
+        raise InputError(f"{path} has {len(match)} fits for tp {tp}{ranks}, need one; found tp {known}")
     return file, match[0]
 
 
@@ -138,6 +146,7 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
             kind=kind,
             spread=parse_spread(row.part("spread", SPREAD_KEYS)) if "spread" in row else None,
             m_s=row.number(MIXED, 0.0),
+            joint_s=row.numbers(JOINT) if JOINT in row else (),
         )
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
@@ -184,7 +193,9 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
-    numbers = {key: _plain(value) for key, value in asdict(latency).items() if key != "spread"}
+    numbers = {key: _plain(value) for key, value in asdict(latency).items() if key not in ("spread", JOINT)}
+    if latency.joint_s:
+        numbers[JOINT] = list(latency.joint_s)
     spread = {} if latency.spread is None else {"spread": spread_document(latency.spread)}
     return numbers | spread | simulated
 
@@ -208,13 +219,16 @@ def fit_row(
     form: CorrectedFormula | None = None,
     *,
     ep: bool = False,
+    dp: int = 1,
 ) -> dict[str, Any]:
     """One item of `fits:`. Seven digits are more than any of it is known to."""
     row: dict[str, Any] = {
         "tp": tp,
         **({EP: True} if ep else {}),
+        **({DP: dp} if dp > 1 else {}),
         "knots_tokens": _digits(latency.knots_tokens),
         "f_s": _digits(latency.f_s),
+        **({JOINT: _digits(latency.joint_s)} if latency.joint_s else {}),
         **{key: _digits(getattr(latency, key)) for key in NUMBERS},
         "basis": latency.basis,
         "kind": latency.kind,

@@ -25,6 +25,7 @@ from planner.documents.engine import NONE, engine_document, engine_of_fleet
 from planner.documents.fits import (
     FIT_KEYS,
     Form,
+    Split,
     latency_document,
     parse_form,
     parse_latency,
@@ -83,6 +84,7 @@ WORKER_KEYS = (
     "tp",
     "pp",
     "ep",
+    "dp",
     "count",
     "latency",
     "kv_tokens",
@@ -240,6 +242,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
                 "tp": pool.type.tp,
                 **({"pp": pool.type.pp} if pool.type.pp > 1 else {}),
                 **({"ep": True} if pool.type.ep else {}),
+                **({"dp": pool.type.dp} if pool.type.dp > 1 else {}),
                 "count": pool.count,
                 "kv_tokens": pool.type.kv_tokens,
                 "max_num_seqs": pool.type.max_num_seqs,
@@ -310,12 +313,13 @@ def _pool(
     pp = row.whole("pp", 1, most=MOST)
     if pp > llm.layers:
         raise InputError(f"{row.at('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
-    ep = _ep(row, llm, gpu, tp, catalog)
+    dp = _dp(row, llm, gpu, tp)
+    ep = _ep(row, llm, gpu, (tp, dp), catalog)
     beside = drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
     sampled = seats if speculation is None else SAMPLED_ROWS * seats
-    kv_tokens = _kv_tokens(row, llm, gpu, tp, pp, tokens, sampled, beside)
+    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside)
     try:
-        latency, form = _step_times(row.get("latency"), llm, gpu, (tp, ep), catalog, directory)
+        latency, form = _step_times(row.get("latency"), llm, gpu, (tp, ep, dp), catalog, directory)
         if "latency" not in row:
             latency = pipelined(latency, llm, gpu, tp, pp)
     except InputError as error:
@@ -329,15 +333,41 @@ def _pool(
         )
     try:
         worker_type = WorkerType(
-            gpu, tp, latency, kv_tokens, tokens, seats, pp, form, speculation=speculation, ep=ep
+            gpu, tp, latency, kv_tokens, tokens, seats, pp, form, speculation=speculation, ep=ep, dp=dp
         ).serving(llm)
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
     return Pool(name, role, worker_type, count)
 
 
-def _ep(row: Section, llm: Llm, gpu: Gpu, tp: int, catalog: Catalog) -> bool:
-    """Whether every GPU has whole experts; unsaid, as the step times of the catalog are meant."""
+def _dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
+    """Data-parallel ranks."""
+    dp = row.whole("dp", 1, most=MOST)
+    if dp > 1 and not llm.is_mixture:
+        raise InputError(
+            f"{row.at('dp')}: ranks share experts, and {llm.name} has none; give count: {dp} for as many "
+            "workers"
+        )
+    if dp > 1 and tp * dp > gpu.gpus_per_node:
+        raise InputError(
+            f"{row.at('dp')}: {dp} ranks of {tp} GPUs are more than a node has ({gpu.gpus_per_node} x "
+            f"{gpu.name}), and ranks on several nodes are not modelled; take fewer"
+        )
+    return dp
+
+
+def _ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalog: Catalog) -> bool:
+    """Whether every GPU has whole experts; unsaid, as the step times of the catalog are meant. `degrees`: TP
+    and data-parallel ranks.
+    """
+    tp, dp = degrees
+    if dp > 1:
+        if not row.flag("ep", True):
+            raise InputError(
+                f"{row.at('ep')}: slices of experts over data-parallel ranks are not modelled, must be true "
+                f"with dp {dp}"
+            )
+        return True
     usual = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
     if (ep := row.flag("ep", usual)) and not (llm.is_mixture and tp > 1):
         found = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
@@ -358,35 +388,38 @@ def _tp(row: Section, llm: Llm, gpu: Gpu) -> int:
 
 
 def _kv_tokens(
-    row: Section, llm: Llm, gpu: Gpu, tp: int, pp: int, tokens: int, seats: int, beside: Drafter
+    row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int, int], tokens: int, seats: int, beside: Drafter
 ) -> int:
+    """Of the worker, or of each of its ranks; `degrees` are TP, PP and ranks."""
+    tp, pp, dp = degrees
     if (kv_tokens := row.whole("kv_tokens", None, most=MOST)) is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
             raise InputError(f"{row.at('kv_tokens')}: must hold one block of 16 tokens, found {kv_tokens}")
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-    use = beside.beside(memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats), llm, tp)
+    use = memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp)
+    use = beside.beside(use, llm, tp)
     if use.kv_tokens == 0:
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
         raise InputError(
-            f"{row.where}: {llm.name} does not fit {tp * pp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB per "
-            f"GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); "
+            f"{row.where}: {llm.name} does not fit {tp * pp * dp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB "
+            f"per GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); "
             "raise tp, or take a larger GPU"
         )
     return use.kv_tokens
 
 
 def _step_times(
-    value: object, llm: Llm, gpu: Gpu, split: tuple[int, bool], catalog: Catalog, directory: Path
+    value: object, llm: Llm, gpu: Gpu, split: Split, catalog: Catalog, directory: Path
 ) -> tuple[StepLatency, Form | None]:
     """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the
-    simulator is to take instead. `split` is TP, and whether GPUs have whole experts.
+    simulator is to take instead. `split` is TP, whether GPUs have whole experts, and ranks.
     """
-    tp, ep = split
+    tp, ep, dp = split
     if value is None:
-        return catalog.latency(llm, gpu, tp, ep=ep), None
+        return catalog.latency(llm, gpu, tp, ep=ep, dp=dp), None
     if isinstance(value, Mapping) and "form" in value:
         form = parse_form(Section.of(value, "latency", wording=FIT_WORDING))
-        return catalog.latency(llm, gpu, tp, ep=ep), form
+        return catalog.latency(llm, gpu, tp, ep=ep, dp=dp), form
     if isinstance(value, Mapping):
         fit = Section.of(value, "fit", FIT_KEYS, wording=FIT_WORDING)
         return catalog.spread(parse_latency(fit, basis="fit fit"), llm), parse_simulated(fit)
@@ -394,7 +427,7 @@ def _step_times(
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value
     try:
-        file, fit = read_fit(path, tp, FIT_WORDING)
+        file, fit = read_fit(path, tp, FIT_WORDING, dp=dp)
     except (OSError, ValueError):  # a name no file can have
         raise InputError(f"{value[:80]!r} is no name of a file") from None
     served, fitted = file.get("llm"), file.get("gpu")

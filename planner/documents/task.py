@@ -72,11 +72,13 @@ _USUAL = Policies()
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
+MAX_DP = 64
 _FLEET_KEYS = (
     "gpus",
     "unchecked",
     "per_gpu",
     "pp",
+    "dp",
     "max_num_batched_tokens",
     "max_num_seqs",
     "network",
@@ -154,6 +156,7 @@ class Task:
     spare_workers: int = 0
     spare_nodes: int = 0
     stages: tuple[int, ...] = (1,)  # pipeline stages of a worker that may be chosen
+    ranks: tuple[int, ...] = (1,)  # data-parallel ranks of a worker, likewise
     max_num_batched_tokens: tuple[int, ...] = TOKEN_BUDGETS  # per step of an engine, that may be chosen
     max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)  # likewise
     queues: tuple[str, ...] = (_USUAL.queue,)  # orders of the prompts that may be chosen, best liked first
@@ -294,6 +297,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
         stages=_numbers(fleet, "pp", 1, most=MAX_PP),
+        ranks=_ranks(fleet, llm, prefix_cache=prefix_cache),
         max_num_batched_tokens=_numbers(fleet, "max_num_batched_tokens", list(TOKEN_BUDGETS)),
         max_num_seqs=_numbers(fleet, "max_num_seqs", MAX_NUM_SEQS),
         queues=queues,
@@ -485,6 +489,24 @@ def _numbers(section: Section, key: str, default: object, *, most: int = MOST_TO
     if numbers[-1] > most:
         raise InputError(f"{section.at(key)}: found {numbers[-1]}, at most {most} is possible here")
     return numbers
+
+
+def _ranks(fleet: Section, llm: Llm, *, prefix_cache: bool) -> tuple[int, ...]:
+    """`dp: [1, 2, 4]`: data-parallel ranks that share experts."""
+    ranks = _numbers(fleet, "dp", 1, most=MAX_DP)
+    if ranks[-1] == 1:
+        return ranks
+    if not llm.is_mixture:
+        raise InputError(
+            f"{fleet.at('dp')}: ranks share experts, and {llm.name} has none: they would be workers, of "
+            "which a plan has as many as it takes; leave dp out"
+        )
+    if prefix_cache:
+        raise InputError(
+            f"{fleet.at('dp')}: is not planned with prefix caches, which each rank has of its own; drop "
+            "policies: prefix_cache, or dp"
+        )
+    return ranks
 
 
 def _queues(section: Section) -> tuple[tuple[str, ...], float]:

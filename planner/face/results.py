@@ -138,6 +138,7 @@ class PlanFiles(Result):
                     "gpu": pool.type.gpu.name,
                     "tp": pool.type.tp,
                     "pp": pool.type.pp,
+                    "dp": pool.type.dp,
                     "gpus": pool.count * pool.type.gpus,
                     "max_num_batched_tokens": pool.type.max_num_batched_tokens,
                     "cost_usd_per_h": pool.count * pool.type.price_usd_per_h,

@@ -31,8 +31,8 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -44,8 +44,15 @@ import pandas as pd
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.imports.silicon_config import INSTALL, ConfigKernels, config_folder, experts_format, is_as_in
-from planner.imports.silicon_experts import Milliseconds, expert_split, operation_ms
+from planner.imports.silicon_config import (
+    INSTALL,
+    ConfigKernels,
+    all_reduces,
+    config_folder,
+    experts_format,
+    is_as_in,
+)
+from planner.imports.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import mixed_kv_s, tp_s
@@ -158,14 +165,15 @@ def silicon_table(
     *,
     ep: bool | None = None,
     folder: Path | None = None,
+    dp: int = 1,
 ) -> StepTable:
     """The kernel times of `steps` (default: the grid), of those that context and KV cache allow. `ep`: every
     GPU has whole experts (`is_whole` says what None means). `folder`: of config.json, where AIConfigurator
-    lacks a copy of the LLM's.
+    lacks a copy of the LLM's. With `dp` ranks what is a rank's own: without experts (`joint_seconds`).
     """
     if why := uncovered(llm, gpu, folder):
         raise InputError(f"{llm.name} on {gpu.name}: {why}")
-    kv_tokens = kv_cache_tokens(llm, gpu, tp)
+    kv_tokens = kv_cache_tokens(llm, gpu, tp, dp=dp)
     fitting = [
         step
         for step in (grid() if steps is None else steps)
@@ -173,7 +181,7 @@ def silicon_table(
     ]
     if not fitting:
         raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
-    kernels = _kernels(llm, gpu, tp, ep, folder)
+    kernels = _kernels(llm, gpu, tp, ep, folder, dp)
     rows = [_row(step, kernels.step_ms(step)) for step in fitting]
     system = SYSTEMS[gpu.name]
     experts = "whole experts per GPU; " if is_whole(llm, tp, ep) else ""
@@ -186,6 +194,14 @@ def silicon_table(
     return StepTable(pd.DataFrame(rows, columns=list(COLUMNS)), about)
 
 
+def joint_seconds(
+    llm: Llm, gpu: Gpu, tp: int, tokens: Sequence[int], *, ep: bool, dp: int, folder: Path | None = None
+) -> Floats:
+    """What a step of `dp` ranks takes for experts and for the way to them and back, by the tokens of all."""
+    kernels = _kernels(llm, gpu, tp, ep, folder, dp)
+    return np.array([kernels.joint_ms(n) for n in tokens]) / 1e3
+
+
 def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
     """Whether the GPUs have whole experts. Unsaid: only where slices would cut through blocks of fp8, as
     engines of 2025 refuse to.
@@ -195,15 +211,25 @@ def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
     return expert_split(llm.ffn, experts_format(llm), tp, whole=ep)["moe_ep_size"] > 1
 
 
-def _kernels(llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None) -> Kernels | ConfigKernels:
+@lru_cache(maxsize=4)
+def _kernels(
+    llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None, dp: int = 1
+) -> Kernels | ConfigKernels:
     if not _is_plain(llm):
         place = folder or config_folder(llm)
         if place is None:
             raise InputError(INSTALL)
         return ConfigKernels(
-            llm, gpu, SYSTEMS[gpu.name], tp, place, whole_experts=ep, reduces_by_row=gpu.name in ROW_REDUCES
+            llm,
+            gpu,
+            SYSTEMS[gpu.name],
+            tp,
+            place,
+            whole_experts=ep,
+            reduces_by_row=gpu.name in ROW_REDUCES,
+            dp=dp,
         )
-    return Kernels(llm, gpu, tp, ep=ep)
+    return Kernels(llm, gpu, tp, ep=ep, dp=dp)
 
 
 def _is_plain(llm: Llm) -> bool:
@@ -243,10 +269,12 @@ class Kernels:
     silence.
     """
 
-    def __init__(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool | None = None) -> None:
+    def __init__(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool | None = None, dp: int = 1) -> None:
         self._llm, self._gpu, self._tp, system = llm, gpu, tp, SYSTEMS[gpu.name]
+        self._dp = dp
         self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
-        self._engine, self._experts_ms = _compiled(llm, system, tp, ep)
+        self._engine, self._experts_ms = _compiled(llm, system, tp, ep, dp)
+        self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
         try:
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
             self._experts_ms(1)
@@ -257,7 +285,7 @@ class Kernels:
         self._prompts = [names.index("attention")]
         self._all_reduce = next(n for n, name in enumerate(names) if name in REDUCES)
         apart = {"attention", "logits_gemm", "moe"}
-        if gpu.name in ROW_REDUCES:
+        if gpu.name in ROW_REDUCES or dp > 1:
             apart |= set(REDUCES)
         self._alike = [n for n, name in enumerate(names) if name not in apart]
         names = [name.removeprefix("generation_") for name, *_ in decodes]
@@ -296,10 +324,31 @@ class Kernels:
 
     def _tokens_ms_anew(self, tokens: int) -> float:
         at_most = self._at_most[np.searchsorted(TOKENS, tokens)]
-        ms = float(np.minimum(self._each_ms(tokens), at_most).sum()) + self._experts_ms(tokens)
+        ms = float(np.minimum(self._each_ms(tokens), at_most).sum())
+        if self._dp > 1:
+            return ms + self._attention_reduces_ms(tokens)
+        ms += self._experts_ms(tokens)
         if self._gpu.name in ROW_REDUCES:
             ms += 1e3 * float(tp_s(self._llm, self._gpu, self._tp, tokens))
         return ms
+
+    def _attention_reduces_ms(self, tokens: int) -> float:
+        """One all-reduce a layer, over the GPUs of a rank: after experts there is none."""
+        if self._tp == 1:
+            return 0.0
+        if self._gpu.name in ROW_REDUCES:
+            return 500 * float(tp_s(self._llm, self._gpu, self._tp, tokens))
+        operation = json.dumps([all_reduces(self._llm, self._tp, self._llm.layers)])
+        return float(self._engine.evaluate_ops_json(operation, is_context=True, batch_size=1, s=tokens)[0][1])
+
+    def joint_ms(self, tokens: int) -> float:
+        """Of experts that data-parallel ranks share, for the tokens of all."""
+        assert self._dispatch_ms is not None
+        if self._gpu.name in ROW_REDUCES:  # gathered and reduced: as many bytes as in one all-reduce
+            return self._experts_ms(tokens) + 500 * float(
+                tp_s(self._llm, self._gpu, self._tp * self._dp, tokens)
+            )
+        return self._experts_ms(tokens) + self._dispatch_ms(tokens)
 
     def _each_ms(self, tokens: int) -> Floats:
         operations = self._engine.evaluate_context_ops(self._alike, batch_size=1, s=tokens)
@@ -313,7 +362,7 @@ def _row(step: Step, t_ms: float) -> tuple[float, ...]:
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3
 
 
-def _compiled(llm: Llm, system: str, tp: int, ep: bool | None) -> tuple[Any, Milliseconds]:
+def _compiled(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) -> tuple[Any, Milliseconds]:
     """AIConfigurator's engine, and milliseconds that all layers' experts take for N tokens."""
     try:
         from aiconfigurator_core.sdk import EngineHandle
@@ -336,7 +385,8 @@ def _compiled(llm: Llm, system: str, tp: int, ep: bool | None) -> tuple[Any, Mil
         )
     if llm.experts == 1:
         return engine, lambda tokens: 0.0
-    return engine, operation_ms(engine, _experts_operation(llm, split), system)
+    shared_by = expert_split(llm.ffn, llm.weights, tp * dp, whole=ep)
+    return engine, operation_ms(engine, _experts_operation(llm, shared_by), system)
 
 
 def _experts_operation(llm: Llm, split: Mapping[str, int]) -> dict[str, Any]:

@@ -39,9 +39,10 @@ import numpy.typing as npt
 from planner.documents.llm import llm_from_config
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.imports.silicon_experts import expert_split, operation_ms
+from planner.imports.silicon_experts import dispatch_ms, expert_split, operation_ms
 from planner.models.llm import LatentAttention, Llm
 from planner.models.parallel import mixed_kv_s, tp_s
+from planner.models.roofline import experts_layers
 from planner.models.tables import Step
 
 Floats = npt.NDArray[np.float64]
@@ -109,15 +110,20 @@ class ConfigKernels:
         *,
         whole_experts: bool | None = None,
         reduces_by_row: bool = False,
+        dp: int = 1,
     ) -> None:
-        self._llm, self._gpu, self._tp, self._by_row = llm, gpu, tp, reduces_by_row
+        self._llm, self._gpu, self._tp, self._by_row, self._dp = llm, gpu, tp, reduces_by_row, dp
         self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
         self._tokens_ms = cache(self._tokens_ms_anew)
         split = expert_split(llm.ffn, experts_format(llm), tp, whole=whole_experts)
         try:
             spec = _spec(llm, system, tp, split, folder)
             experts = self._sort(spec)
+            if dp > 1:
+                split = expert_split(llm.ffn, experts_format(llm), tp * dp, whole=whole_experts)
+                experts = [{"Moe": each["Moe"] | split} for each in experts]
             self._engine = _engine(spec)
+            self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
             self._experts_ms = [operation_ms(self._engine, each, system) for each in experts]
             self._launches_ms = self._waited_ms()
             self._once_ms = self._modules_ms(1, 1)
@@ -161,7 +167,7 @@ class ConfigKernels:
         if not heads or not prompts or not states:
             raise ValueError("its operations are not those of a decoder")
         if self._tp > 1 and not self._by_row:
-            tokens.append(_all_reduces(self._llm, self._tp))
+            tokens.append(all_reduces(self._llm, self._tp, self._reduces() + 1.0))
         self._is_shared = np.array([_is_shared(each) for each in tokens], dtype=bool)
         self._of_tokens = list(range(len(tokens)))
         self._of_prompts = list(range(len(tokens), len(tokens) + len(prompts)))
@@ -182,11 +188,27 @@ class ConfigKernels:
         shared_ms = float(each_ms[self._is_shared].sum())
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         beside = tokens <= MOST_SHARED_STREAM_TOKENS
+        if self._dp > 1:  # the experts' own time is all ranks'
+            shared_ms = max(shared_ms - experts_ms, 0.0) if beside else shared_ms
+            experts_ms = 0.0
         ms = max(shared_ms, experts_ms) if beside else shared_ms + experts_ms
         if self._by_row:
-            share = blocks(self._llm) / (2 * self._llm.layers)
+            share = self._reduces() / (2 * self._llm.layers)
             ms += 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp, tokens))
         return ms + float(each_ms[~self._is_shared].sum())
+
+    def _reduces(self) -> int:
+        """All-reduces over the GPUs of TP: of data-parallel ranks none after experts."""
+        return blocks(self._llm) - (experts_layers(self._llm) if self._dp > 1 else 0)
+
+    def joint_ms(self, tokens: int) -> float:
+        """Of experts that data-parallel ranks share, for the tokens of all."""
+        assert self._dispatch_ms is not None
+        ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
+        if self._by_row:  # gathered and reduced: as many bytes as in one all-reduce
+            share = experts_layers(self._llm) / (2 * self._llm.layers)
+            return ms + 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp * self._dp, tokens))
+        return ms + self._dispatch_ms(tokens)
 
     def _each_ms(self, tokens: int) -> Floats:
         operations = self._engine.evaluate_context_ops(self._of_tokens, batch_size=1, s=tokens)
@@ -367,12 +389,12 @@ def _parts(operation: Operation, llm: Llm) -> list[Operation]:
     return [*parts, *({"MlaBmm": product | {"is_pre": is_pre}} for is_pre in (True, False))]
 
 
-def _all_reduces(llm: Llm, tp: int) -> Operation:
-    """All of a step, the one of the embeddings among them."""
+def all_reduces(llm: Llm, tp: int, count: float) -> Operation:
+    """So many of a step."""
     return {
         "CustomAllReduce": {
             "name": "all_reduce",
-            "scale_factor": blocks(llm) + 1.0,
+            "scale_factor": float(count),
             "hidden_size": llm.hidden,
             "tp_size": tp,
             "quant": "half",

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.models.llm import cuts_blocks
+from planner.models.llm import Llm, cuts_blocks
+from planner.models.roofline import experts_layers
 
 Milliseconds = Callable[[int], float]  # of N tokens
 ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
@@ -37,6 +38,51 @@ def operation_ms(engine: Any, operation: dict[str, Any], system: str) -> Millise
     if system in ONE_ROUTING:
         return drawn_ms
     return partial(experts_ms, kind["topk"] / kind["num_experts"], even_ms, drawn_ms)
+
+
+def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
+    """Of all layers' experts that `gpus` GPUs share: every GPU gets the tokens of all of them and gives its
+    part of the sums back, as vLLM's all-gathers and reduce-scatters do. N tokens of all GPUs together.
+    """
+    layers = experts_layers(llm)
+    operations = [
+        json.dumps(
+            [
+                {
+                    "MoeDispatch": {
+                        "name": "dispatch",
+                        "scale_factor": float(layers),
+                        "hidden_size": llm.hidden,
+                        "topk": llm.experts_per_token,
+                        "num_experts": llm.experts,
+                        "moe_tp_size": 1,
+                        "moe_ep_size": gpus,
+                        "attention_dp_size": gpus,
+                        "pre_dispatch": is_before,
+                        "attn_ar_modeled": False,
+                        "backend": "vllm",
+                        "flavor": "CustomAllReduce",
+                        "comm_quant": "half",
+                        "moe_quant": "bfloat16",
+                        "attn_cp_size": 1,
+                        "is_context": True,
+                        "sms": 12,
+                        "scale_num_tokens": 1,
+                    }
+                }
+            ]
+        )
+        for is_before in (True, False)
+    ]
+
+    def milliseconds(tokens: int) -> float:
+        own = -(-tokens // gpus)
+        return sum(
+            float(engine.evaluate_ops_json(each, is_context=True, batch_size=1, s=own)[0][1])
+            for each in operations
+        )
+
+    return milliseconds
 
 
 def _read_ms(engine: Any, operation: str, tokens: int) -> float:

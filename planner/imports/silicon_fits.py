@@ -13,7 +13,15 @@ import numpy as np
 from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.imports.silicon import VERSION, is_whole, random_steps, silicon_table, uncovered
+from planner.imports.silicon import (
+    VERSION,
+    Floats,
+    is_whole,
+    joint_seconds,
+    random_steps,
+    silicon_table,
+    uncovered,
+)
 from planner.models.latency import Kind, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import fits
@@ -21,6 +29,8 @@ from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out
 from planner.models.tables import StepTable
 
 TPS = (1, 2, 4, 8)
+DPS = (2, 4, 8)
+JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # of experts: their corners
 LEAST_KV_TOKENS = 4096  # a worker that holds fewer serves nobody
 OFF_GRID_STEPS = 900
 WORST_MAPE_FRAC = 0.08  # a fit that misses its own table by more is not written: the roofline is as good
@@ -54,12 +64,22 @@ def silicon_fits(
         return Fitted(None, (f"{llm.name} on {gpu.name}: {why}",))
     rows, left_out = [], []
     for tp in tps:
-        if not llm.splits_over(tp) or not fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
-            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: does not fit into memory, or not its heads")
+        if not llm.splits_over(tp):
+            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: its heads are not dealt out to so many")
             continue
-        for ep in _splits(llm, tp):
+        if not fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
+            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: does not fit into memory")
+        for ep in _splits(llm, tp) if fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS) else ():
             try:
                 rows.append(_fitted_row(llm, gpu, tp, ep, folder))
+            except InputError as error:
+                left_out.append(str(error))
+        for dp in DPS if llm.is_mixture else ():
+            try:
+                if tp * dp <= gpu.gpus_per_node and fits(
+                    llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp
+                ):
+                    rows.append(_ranks_row(llm, gpu, tp, dp, True, folder))
             except InputError as error:
                 left_out.append(str(error))
     if not rows:
@@ -68,15 +88,54 @@ def silicon_fits(
     return Fitted(document, tuple(left_out))
 
 
+def ranks_latency(own: StepLatency, joint_s: Floats) -> StepLatency:
+    """Step times of data-parallel ranks: of a rank alone, and at JOINT_TOKENS of the experts of all."""
+    knots = np.array(JOINT_TOKENS, dtype=float)
+    joint_s = np.maximum.accumulate(joint_s)
+    own_s = np.asarray(own.step_s(knots)) - own.h_s
+    return dataclasses.replace(
+        own,
+        knots_tokens=tuple(knots.tolist()),
+        f_s=tuple((own_s + joint_s).tolist()),
+        joint_s=tuple(joint_s.tolist()),
+    )
+
+
 def file_name(llm: Llm, gpu: Gpu) -> str:
     return f"{llm.name.split('/')[-1].lower()}--{gpu.name}.yaml"
 
 
 def _splits(llm: Llm, tp: int) -> Sequence[bool]:
-    """Ways to share experts."""
+    """Ways to share experts over so many GPUs."""
     if not llm.is_mixture or tp == 1:
         return (False,)
     return (True,) if is_whole(llm, tp) else (False, True)
+
+
+def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
+    """One fit of data-parallel ranks; its errors are on random steps of a rank that is alone, experts
+    included, and, without these ("own"), on cells held out in turn.
+    """
+    basis = f"{BASIS}, {dp} ranks share the experts" + ", whole ones per GPU" * ep
+    own, held_out = fit(silicon_table(llm, gpu, tp, ep=ep, folder=folder, dp=dp), basis=basis, kind="kernels")
+
+    def experts_s(tokens: Sequence[int]) -> Floats:
+        return joint_seconds(llm, gpu, tp, tokens, ep=ep, dp=dp, folder=folder)
+
+    latency = ranks_latency(own, experts_s(JOINT_TOKENS))
+    steps = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
+    unseen = silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder, dp=dp)
+    error = np.abs(
+        latency.step_s(*unseen.X.T) / (unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())) - 1
+    )
+    off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
+    if off_grid.mape_frac > WORST_MAPE_FRAC:
+        raise InputError(
+            f"{llm.name} on {gpu.name} tp{tp} dp{dp}{' ep' * ep}: the fit misses its kernel times by "
+            f"{100 * off_grid.mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
+        )
+    latency = dataclasses.replace(latency, mape_frac=off_grid.mape_frac)
+    return fit_row(tp, latency, {"all": off_grid, "own": held_out["all"]}, ep=ep, dp=dp)
 
 
 def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:

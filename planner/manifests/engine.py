@@ -67,6 +67,8 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
     }
     if not fleet.llm.has_heads_alone:
         del told["block-size"]  # the kernels of latent attention and of states have sizes of their own
+    if engine.dp > 1:  # all on one node, behind one port: vLLM itself chooses the rank
+        told["data-parallel-size"] = engine.dp
     if engine.ep:
         told["enable-expert-parallel"] = True
     if (order := answer(QUEUE[fleet.policies.queue], VLLM).name) != Policies().queue:  # vLLM's own
@@ -203,6 +205,16 @@ def on_one_node(fleet: Fleet, target: str) -> None:
             raise InputError(
                 f"{target}: {one_line(pool.name)}: a worker of {pool.type.gpus} GPUs spans {nodes} nodes; "
                 "take lws"
+            )
+
+
+def without_ranks(fleet: Fleet, target: str) -> None:
+    """Refuse data-parallel ranks, where `target` would start them in another way than was simulated."""
+    for pool in fleet.running:
+        if pool.type.dp > 1:
+            raise InputError(
+                f"{target}: {one_line(pool.name)}: starts data-parallel ranks (dp {pool.type.dp}) in a way "
+                "of its own, which is not written here; take kubernetes, lws or compose"
             )
 
 

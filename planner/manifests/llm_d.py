@@ -94,7 +94,9 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         )
     name, gpu = engine.hub_name(fleet, "llm-d"), pool.type.gpu
     if pool.type.pp > 1:
-        raise InputError(f"llm-d: the chart counts TP alone as GPUs, found PP {pool.type.pp}; take lws")
+        raise InputError(
+            f"llm-d: the chart counts TP and DP alone as GPUs, found PP {pool.type.pp}; take lws"
+        )
     if kubernetes.keeps_off_capped(fleet, pool):
         raise InputError(
             "llm-d: the chart cannot keep a pool off nodes, and another pool caps "
@@ -122,7 +124,12 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     workers: Document = {
         "create": True,
         "replicas": pool.count,
-        "parallelism": {"tensor": pool.type.tp, "data": 1, "dataLocal": 1, "workers": 1},
+        "parallelism": {
+            "tensor": pool.type.tp,
+            "data": pool.type.dp,
+            "dataLocal": pool.type.dp,
+            "workers": 1,
+        },
         "nodeSelector": kubernetes.node_labels(gpu),
         "tolerations": kubernetes.tolerations(gpu),
         "containers": [main],

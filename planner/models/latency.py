@@ -14,6 +14,11 @@ included). Five numbers describe it:
 m is what decodes take longer beside prefills: kernels that serve both in one launch (FlashAttention 2)
 read the decodes' KV in the prefills' tiles, and no longer split it over the GPU. On an RTX PRO 6000 that
 doubles d.
+
+Data-parallel ranks of one worker step together (vLLM's --data-parallel-size), and experts see the tokens of
+all of them. With g the part of f that is theirs, and ranks i:
+
+    t = g(sum N_i) + max_i ( f(N_i) - g(N_i) + a A_i + b D_i + d K_i + e P_i (+ m K_i) ) + h
 """
 
 from __future__ import annotations
@@ -45,10 +50,11 @@ class StepLatency:
     """The formula above with numbers in it; what the simulator and the optimizer both predict with.
 
     `knots_tokens` and `f_s` are f's corners; beyond the last one f goes on with its last slope, below the
-    first it is constant. `kind` says what the numbers rest on, `basis` the same in words, `mape_frac` is the
-    held-out error of the fit, None where there is nothing to hold out. `max_context_tokens` is the longest
-    context that was profiled, None for a formula from first principles. `uncertainty_frac` is the relative
-    standard error a calibration left, None where there was none.
+    first it is constant. `joint_s` is g at the same corners, empty where f is of one rank's tokens alone.
+    `kind` says what the numbers rest on, `basis` the same in words, `mape_frac` is the held-out error of the
+    fit, None where there is nothing to hold out. `max_context_tokens` is the longest context that was
+    profiled, None for a formula from first principles. `uncertainty_frac` is the relative standard error a
+    calibration left, None where there was none.
     """
 
     knots_tokens: tuple[float, ...]
@@ -65,6 +71,7 @@ class StepLatency:
     kind: Kind = "given"
     m_s: float = 0.0  # more per KV token read by decodes, in steps with prefills
     spread: Spread | None = None  # of other engines around these times; None: nobody knows
+    joint_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         knots, f_s = np.array(self.knots_tokens), np.array(self.f_s)
@@ -82,6 +89,22 @@ class StepLatency:
             raise InputError("step latency: a, b, d, e, h and m must be >= 0")
         if self.uncertainty_frac is not None and not self.uncertainty_frac >= 0:
             raise InputError(f"step latency: uncertainty_frac is {self.uncertainty_frac}, must be >= 0")
+        if self.joint_s:
+            self._check_joint()
+
+    def _check_joint(self) -> None:
+        if len(self.joint_s) != len(self.knots_tokens):
+            raise InputError(
+                f"step latency: {len(self.joint_s)} values of joint_s, must be one per knot "
+                f"({len(self.knots_tokens)})"
+            )
+        joint_s = np.array(self.joint_s)
+        own_s = np.array(self.f_s) - joint_s
+        slack_s = 1e-6 * np.array(self.f_s[1:])  # of rounding to the digits of a file
+        if not joint_s[0] >= 0 or (np.diff(joint_s) < -slack_s).any():
+            raise InputError("step latency: joint_s must be >= 0 and never fall")
+        if not own_s[0] > 0 or (np.diff(own_s) < -slack_s).any():
+            raise InputError("step latency: f_s less joint_s must be > 0 and never fall")
 
     @property
     def is_measured(self) -> bool:
@@ -102,11 +125,8 @@ class StepLatency:
         prefills: float | Array = 0.0,
     ) -> Array:
         """Seconds of a step with N, A_p, D, K and P as in the module's docstring; broadcasts."""
-        knots, f_s = np.array(self.knots_tokens), np.array(self.f_s)
-        slope = (f_s[-1] - f_s[-2]) / (knots[-1] - knots[-2])
-        f = np.interp(tokens, knots, f_s) + slope * np.maximum(np.asarray(tokens) - knots[-1], 0.0)
         return np.asarray(
-            f
+            _along(np.asarray(tokens), self.knots_tokens, self.f_s)
             + self.a_s * np.asarray(pairs)
             + self.b_s * np.asarray(decodes)
             + (self.d_s + self.m_s * (np.asarray(prefills) > 0)) * np.asarray(kv_tokens)
@@ -118,6 +138,47 @@ class StepLatency:
         """For the simulator: f(N) + h for every N up to `most_tokens`."""
         table = self.step_s(np.arange(most_tokens + 1, dtype=float))
         return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s, self.m_s), (table,), (len(table),))
+
+    @property
+    def of_rank(self) -> StepLatency:
+        """Of one rank, without what experts take."""
+        if not self.joint_s:
+            return self
+        f_s = np.maximum.accumulate(np.array(self.f_s) - np.array(self.joint_s))
+        return replace(self, f_s=tuple(f_s.tolist()), joint_s=())
+
+    def joint_at(self, tokens: float | Array) -> Array:
+        """Seconds of experts for so many tokens of all ranks."""
+        if not self.joint_s:
+            return np.zeros_like(np.asarray(tokens, dtype=float))
+        return _along(np.asarray(tokens, dtype=float), self.knots_tokens, self.joint_s)
+
+    def of_all(self, dp: int) -> StepLatency:
+        """Of `dp` ranks taken for one: no steps of theirs with as many tokens, pairs, decodes and prefills in
+        all take less. The mean over the ranks is at most the slowest, and a convex g at the mean at most the
+        mean of g: so the lower hull of what is a rank's own counts, at its share of the tokens.
+        """
+        own = self.of_rank
+        x, y = [own.knots_tokens[0]], [own.f_s[0]]
+        for tokens, seconds in zip(own.knots_tokens[1:], own.f_s[1:], strict=True):
+            while len(x) > 1 and (y[-1] - y[-2]) * (tokens - x[-1]) >= (seconds - y[-1]) * (x[-1] - x[-2]):
+                x.pop()
+                y.pop()
+            x.append(tokens)
+            y.append(seconds)
+        knots = sorted({*self.knots_tokens, *(dp * tokens for tokens in x)})
+        f_s = _along(np.array(knots) / dp, tuple(x), tuple(y)) + self.joint_at(np.array(knots))
+        return replace(
+            self,
+            knots_tokens=tuple(knots),
+            f_s=tuple(f_s.tolist()),
+            joint_s=(),
+            a_s=self.a_s / dp,
+            b_s=self.b_s / dp,
+            d_s=self.d_s / dp,
+            e_s=self.e_s / dp,
+            m_s=0.0,
+        )
 
     def prefill_s(self, input_tokens: Array | Sequence[float] | float, budget_tokens: int) -> Array:
         """Seconds to prefill prompts alone on an idle engine, in chunks of `budget_tokens`."""
@@ -141,6 +202,7 @@ class StepLatency:
             e_s=self.e_s * factor,
             h_s=self.h_s * factor,
             m_s=self.m_s * factor,
+            joint_s=tuple(joint * factor for joint in self.joint_s),
         )
 
     def within(self, z_prefill: float, z_decode: float) -> StepLatency:
@@ -158,13 +220,38 @@ class StepLatency:
         """Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
         floor of a step and the KV reads are bandwidth-bound and take `decode` times as long.
         """
-        floor = self.f_s[0] * decode
+
+        def times(values_s: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(values_s[0] * decode + (value - values_s[0]) * prefill for value in values_s)
+
         return replace(
             self,
-            f_s=tuple(floor + (f - self.f_s[0]) * prefill for f in self.f_s),
+            f_s=times(self.f_s),
+            joint_s=times(self.joint_s),
             a_s=self.a_s * prefill,
             b_s=self.b_s * decode,
             d_s=self.d_s * decode,
             e_s=self.e_s * prefill,
             m_s=self.m_s * decode,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOfRanks:
+    """The step times of `dp` data-parallel ranks, as the simulator reads them: of a rank, then of all."""
+
+    latency: StepLatency
+    dp: int
+
+    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
+        of_rank = self.latency.of_rank.compiled(most_tokens, most_decodes)
+        joint_s = self.latency.joint_at(np.arange(self.dp * most_tokens + 1, dtype=float))
+        tables = (*of_rank.tables, joint_s)
+        return replace(of_rank, tables=tables, widths=tuple(len(table) for table in tables))
+
+
+def _along(tokens: Array, knots_tokens: tuple[float, ...], values_s: tuple[float, ...]) -> Array:
+    """Piecewise linear, with the last slope beyond the last knot, constant below the first."""
+    knots, values = np.array(knots_tokens), np.array(values_s)
+    slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
+    return np.asarray(np.interp(tokens, knots, values) + slope * np.maximum(tokens - knots[-1], 0.0))

@@ -5,15 +5,17 @@
 with everything counted on one GPU of the worker, the one with the least room. Tensor parallelism splits
 weights and KV heads; once it exceeds the KV heads these are copied, so a token costs each GPU one KV head at
 least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
-output head, and the longest stage ceil(layers / PP) layers. Where weights are quantised, embeddings and head
-keep 16 bits.
+output head, and the longest stage ceil(layers / PP) layers. Data-parallel ranks have keys, values and all
+other weights of their own; experts are dealt out to the GPUs of all ranks, whole or in slices. Where weights
+are quantised, embeddings and head keep 16 bits.
 
 Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then samples `max_num_seqs` rows, and
 keeps the larger peak free. In the layers these are alive: the residual stream and its norm (hidden each,
 whole on every GPU), the feed-forward block's gate, up and their product (split over TP). A mixture holds
 gate, up and product once per expert a token visits, and each such expert's output (hidden, whole) before the
-sum. In the sampler, on the last stage: the residual stream, and for each row and word of the vocabulary its
-logit in 16 and in 32 bit, its probability and a random number.
+sum. Of data-parallel ranks every GPU gets the tokens of all (vLLM's allgather_reducescatter), and makes room
+for their experts' values as if all were its own. In the sampler, on the last stage: the residual stream, and
+for each row and word of the vocabulary its logit in 16 and in 32 bit, its probability and a random number.
 
 Reserve: what vLLM calls non-torch memory (CUDA context, NCCL), the CUDA graphs, and fragmentation.
 """
@@ -68,6 +70,7 @@ def memory(
     gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
+    dp: int = 1,
 ) -> Memory:
     """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names."""
     stages = stage_memory(
@@ -78,6 +81,7 @@ def memory(
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        dp=dp,
     )
     return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
 
@@ -91,6 +95,7 @@ def stage_memory(
     gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
+    dp: int = 1,
 ) -> tuple[Memory, ...]:
     """The breakdown for one GPU of each pipeline stage, first to last."""
     if tp < 1 or llm.heads % tp:
@@ -101,10 +106,19 @@ def stage_memory(
         raise InputError(f"gpu_memory_utilization is {gpu_memory_utilization}, must be in (0, 1]")
     head = llm.vocab * llm.hidden
     block_bytes = kv_layout(llm, tp).block_bytes
-    width = 2 * llm.hidden + (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / tp
+    if dp < 1 or (dp > 1 and not llm.is_mixture):
+        raise InputError(
+            f"LLM {llm.name}: data parallelism is {dp}, must be 1 without routed experts: its ranks would "
+            "share nothing, take several workers"
+        )
+    width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
-    layers_peak = max_num_batched_tokens * width * 2.0
+    layers_peak = max_num_batched_tokens * (2 * llm.hidden + dp * width) * 2.0
+    experts_bytes = sum(
+        n * llm.bytes_per_weight(weights) for part, weights, n, _ in llm.parts() if part == "experts"
+    )
+    rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)
     rows = min(max_num_seqs, max_num_batched_tokens)
     sampler_peak = max_num_batched_tokens * llm.hidden * 2.0 + rows * llm.vocab * SAMPLER_BYTES
     stages = []
@@ -112,13 +126,13 @@ def stage_memory(
         is_first, is_last = stage == 0, stage == pp - 1
         has_embeddings = is_first and not (is_last and llm.tied_embeddings)
         copies_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
-        weight_bytes = layers / llm.layers * llm.layers_bytes + head * copies_bytes
+        weight_bytes = layers / llm.layers * rank_bytes + head * copies_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
                 weight_bytes=weight_bytes / tp + is_first * llm.encoder_bytes,
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
-                reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
+                reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp * dp, NCCL_BYTES[8]),
                 kv_bytes_per_token=block_bytes * layers / llm.layers / KV_BLOCK_TOKENS,
             )
         )
@@ -142,8 +156,9 @@ def kv_cache_tokens(
     gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
+    dp: int = 1,
 ) -> int:
-    """Whole KV tokens of one worker, in blocks; 0 if its weights do not fit."""
+    """Whole KV tokens of one worker, or of each of its ranks, in blocks; 0 if its weights do not fit."""
     return memory(
         llm,
         gpu,
@@ -152,12 +167,13 @@ def kv_cache_tokens(
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        dp=dp,
     ).kv_tokens
 
 
-def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS) -> bool:
+def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS, dp: int = 1) -> bool:
     """Whether a worker holds the weights and at least this many KV tokens, with vLLM's usual settings."""
-    return kv_cache_tokens(llm, gpu, tp) >= least_kv_tokens
+    return kv_cache_tokens(llm, gpu, tp, dp=dp) >= least_kv_tokens
 
 
 def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:

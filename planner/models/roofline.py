@@ -12,7 +12,9 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
 
 p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie between. In a mixture of
 experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in k of them each: a term of
-their own like the first, with shares of the peaks, a time per layer and activations of their own.
+their own like the first, with shares of the peaks, a time per layer and activations of their own. That term
+is of all tokens of data-parallel ranks and on the GPUs of all of them; in place of the second all-reduce each
+GPU gathers the tokens of all and gives its sums back, as many bytes as in one all-reduce over all GPUs.
 
 fp8 weights are multiplied at the fp8 rate, nvfp4 at that of 4 bits, and in 16 bits where the GPU has none;
 int4 and mxfp4 are read as 4 bits and multiplied in 16 (vLLM's Marlin and Triton kernels).
@@ -134,12 +136,17 @@ def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
     )
 
 
-def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None) -> StepLatency:
+def roofline(
+    llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None, dp: int = 1
+) -> StepLatency:
     """The formula above, with the catalog's efficiencies or with these. `gpu` counts as uncapped; a power cap
-    is `StepLatency.slowed` on top.
+    is `StepLatency.slowed` on top. `dp`: of so many data-parallel ranks.
     """
-    if not 1 <= tp <= gpu.gpus_per_node:
-        raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
+    if not 1 <= tp * dp <= gpu.gpus_per_node:
+        ranks = f" of {dp} ranks" if dp > 1 else ""
+        raise InputError(
+            f"GPU {gpu.name}: tensor parallelism{ranks} is {tp}, must be 1 to {gpu.gpus_per_node // dp}"
+        )
     basis = "roofline (no measurement)"
     if efficiency is None:
         known, of = calibration(llm, gpu), "dense" if llm.experts == 1 else "mixture"
@@ -154,11 +161,16 @@ def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = Non
 
     activations_s = _activation_bytes(llm, tp, tokens, efficiency) / bytes_per_s
 
-    communication_s = tp_s(
-        llm, gpu, tp, tokens, link_frac=efficiency.link_frac, latency_s=efficiency.all_reduce_s
-    )
+    def reduces_s(gpus: int) -> Array:
+        return tp_s(llm, gpu, gpus, tokens, link_frac=efficiency.link_frac, latency_s=efficiency.all_reduce_s)
 
-    f_s = _weights_s(llm, gpu, tp, tokens, efficiency) + activations_s + communication_s
+    experts_s, joint_s = _experts_s(llm, gpu, tp * dp, tokens, efficiency), np.zeros(0)
+    communication_s = reduces_s(tp)
+    if dp > 1:
+        share = experts_layers(llm) / (2 * llm.layers)  # of the all-reduces
+        joint_s = np.maximum.accumulate(experts_s + share * reduces_s(tp * dp))
+        experts_s, communication_s = joint_s, (1 - share) * communication_s
+    f_s = _dense_s(llm, gpu, tp, tokens, efficiency) + experts_s + activations_s + communication_s
     attention = _attention(llm, gpu, tp, efficiency)
     row_s = 2 * llm.vocab * llm.hidden / flops_per_s
     return StepLatency(
@@ -172,6 +184,16 @@ def roofline(llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = Non
         basis=basis,
         kind="roofline",
         m_s=max(mixed_kv_s(llm, gpu, tp) - attention.kv_token_s, 0.0),
+        joint_s=tuple(joint_s.tolist()),
+    )
+
+
+def experts_layers(llm: Llm) -> int:
+    """Layers that have routed experts."""
+    return sum(
+        group.count
+        for group in llm.layer_groups
+        if group.feed_forward is not None and group.feed_forward.experts > 1
     )
 
 
@@ -240,34 +262,51 @@ def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attentio
     )
 
 
-def _weights_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
-    """Reading and multiplying with all weights, and the fixed times per layer."""
-    peak_bytes_per_s = tp * gpu.bandwidth_bytes_per_s
+def _both_s(
+    gpu: Gpu,
+    gpus: int,
+    read: float | Array,
+    multiplied: Sequence[tuple[str, float]],
+    tokens: Array,
+    fracs: tuple[float, float, float],
+) -> Array:
+    """Reading and multiplying with weights on so many GPUs. `fracs`: reached shares of bandwidth and FLOP
+    rate, and the exponent of their overlap.
+    """
+    bandwidth_frac, gemm_frac, overlap = fracs
+    read_s = read / (gpus * gpu.bandwidth_bytes_per_s * bandwidth_frac)
+    parameters = sum(each for _, each in multiplied)
+    multiplied_s = 2 * tokens * parameters / (gpus * _joint_rate(multiplied, gpu) * gemm_frac)
+    return np.asarray((read_s**overlap + multiplied_s**overlap) ** (1 / overlap))
 
-    def both_s(
-        read: float | Array, multiplied: Sequence[tuple[str, float]], bandwidth_frac: float, gemm_frac: float
-    ) -> Array:
-        read_s = read / (peak_bytes_per_s * bandwidth_frac)
-        parameters = sum(each for _, each in multiplied)
-        multiplied_s = 2 * tokens * parameters / (tp * _joint_rate(multiplied, gpu) * gemm_frac)
-        return np.asarray(
-            (read_s**efficiency.overlap + multiplied_s**efficiency.overlap) ** (1 / efficiency.overlap)
-        )
 
+def _dense_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
+    """Weights that every token visits, and the fixed times per layer."""
     every_token = [(weights, active) for part, weights, _, active in llm.parts() if part != "experts"]
     dense_bytes = sum(parameters * llm.bytes_per_weight(weights) for weights, parameters in every_token)
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
-    time_s = both_s(dense_bytes + head_bytes, every_token, efficiency.bandwidth_frac, efficiency.gemm_frac)
-    time_s += llm.layers * efficiency.layer_s
+    fracs = efficiency.bandwidth_frac, efficiency.gemm_frac, efficiency.overlap
+    return (
+        _both_s(gpu, tp, dense_bytes + head_bytes, every_token, tokens, fracs)
+        + llm.layers * efficiency.layer_s
+    )
+
+
+def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficiency) -> Array:
+    """Routed experts, and their fixed times per layer."""
+    fracs = efficiency.expert_bandwidth_frac, efficiency.expert_gemm_frac, efficiency.overlap
+    time_s = np.zeros_like(tokens)
     for group in llm.layer_groups:
         if (block := group.feed_forward) is None or block.experts == 1:
             continue
         parameters = group.count * block.expert_parameters(llm.hidden)
-        time_s += both_s(
+        time_s += _both_s(
+            gpu,
+            gpus,
             touched_experts(block, tokens) * parameters * llm.bytes_per_weight(block.weights),
             [(block.weights, block.experts_per_token * parameters)],
-            efficiency.expert_bandwidth_frac,
-            efficiency.expert_gemm_frac,
+            tokens,
+            fracs,
         )
         time_s += group.count * efficiency.expert_layer_s
     return time_s

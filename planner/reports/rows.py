@@ -37,6 +37,12 @@ def tokens_text(worker: WorkerType) -> str:
     return f"{worker.max_num_batched_tokens:,}" + (f", {drafts} drafted" if drafts else "")
 
 
+def split_text(worker: WorkerType) -> str:
+    """How a worker of several GPUs is split, where that is not by TP alone."""
+    ranks = f", DP {worker.dp}" if worker.dp > 1 else ""
+    return ranks + (", EP" if worker.ep else "")
+
+
 def fleet_rows(fleet: Fleet) -> Rows:
     """A line per pool."""
     rows: list[tuple[str, ...]] = [
@@ -44,7 +50,7 @@ def fleet_rows(fleet: Fleet) -> Rows:
             pool.name,
             pool.role,
             str(pool.count),
-            f"{pool.type.gpus} × {pool.type.gpu.name}" + (", EP" if pool.type.ep else ""),
+            f"{pool.type.gpus} × {pool.type.gpu.name}{split_text(pool.type)}",
             f"{pool.count * pool.type.gpus}",
             tokens_text(pool.type),
             f"{pool.type.max_num_seqs:,}",

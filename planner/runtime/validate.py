@@ -213,6 +213,12 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     """How to start an engine, and how many GPUs there are for them (None: they need none)."""
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
+    for pool in wanted.fleet.running:
+        if pool.type.dp > 1:
+            raise InputError(
+                f"{pool.name}: data-parallel ranks (dp {pool.type.dp}) are not validated: what is measured "
+                "would be of several schedulers in one engine; validate a plan with dp 1"
+            )
     policies = wanted.fleet.policies
     ours = Policies(
         routing=policies.routing,

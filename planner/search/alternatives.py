@@ -145,7 +145,9 @@ def _cheapest_mixed(
         counts, ceiling = best, value
     elif known and holds(known[0], count := search.smallest[known[0].name]):
         counts, ceiling = ((known[0], count),), count * known[0].objective
-    sizes = {(option.type.tp, option.type.pp): option for option in reversed(ordered)}.values()
+    sizes = {
+        (option.type.tp, option.type.pp, option.type.dp): option for option in reversed(ordered)
+    }.values()
     price = max(_least(options, failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
     while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
         for option in sizes if price < ceiling else ordered:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from planner.domain import FleetLimit
 from planner.errors import BoundError
-from planner.search.options import by_hardware, decode_options, mixed_options, prefill_options
+from planner.search.options import decode_options, mixed_options, prefill_options, split
 from planner.search.problem import Problem
 from planner.solvers import master
 from planner.solvers.demand import demand
@@ -85,11 +85,14 @@ def _any_fleet(problem: Problem) -> list[Option]:
 
 
 def envelopes(options: Sequence[Option]) -> list[Option]:
-    """One option per role, GPU, TP and PP that is at least as good as each of its engine settings.
+    """One option per role and way to split the LLM that is at least as good as each of its engine settings.
 
     The largest budget has the least u, min f(N)/N being over more N, and so have the most sequences, and the
     most drafts, of which a bound takes all for accepted; the most KV tokens are the smallest's.
     """
+    groups: dict[tuple[object, ...], list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.role, split(option.type)), []).append(option)
     return [
         replace(
             alike[0],
@@ -104,5 +107,5 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
                 ),
             ),
         )
-        for alike in by_hardware(options).values()
+        for alike in groups.values()
     ]

@@ -11,7 +11,14 @@ from planner.search import link, shortcuts
 from planner.search.designs import Design, Pool, learn_from
 from planner.search.fleets import Counts, counts_of, may_hand_over
 from planner.search.one_pool import Bounded, Holds, Search, StoppedError, first_incumbent, search_one_pool
-from planner.search.options import breaks_gaps, decode_options, hardware, mixed_options, prefill_options
+from planner.search.options import (
+    Hardware,
+    breaks_gaps,
+    decode_options,
+    hardware,
+    mixed_options,
+    prefill_options,
+)
 from planner.search.oracle import LEAST_EFFORT, side_by_side
 from planner.search.problem import Problem, Standing
 from planner.search.two_pools import AskPairs, pair_up, search_two_pools
@@ -194,7 +201,7 @@ def _offer_known(
 
 def _search_mixed(ordered: list[Bounded], holds: Holds, search: Search, enough: Callable[[], bool]) -> None:
     """One mixed pool; `ordered` begins with the most promising, of equal offers the first stays."""
-    first_of_kind: dict[tuple[str, int, int], Bounded] = {}
+    first_of_kind: dict[Hardware, Bounded] = {}
     for item in ordered:
         first_of_kind.setdefault(hardware(item.option), item)
     if search.best is None:

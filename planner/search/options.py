@@ -32,14 +32,16 @@ from planner.traffic.sessions import waiting
 from planner.traffic.trace import IntArray, Trace
 from planner.traffic.workload import Lengths
 
-
-def hardware(option: Option) -> tuple[str, int, int]:
-    """GPU, TP and PP: what a worker type is but for its engine settings."""
-    return option.type.gpu.name, option.type.tp, option.type.pp
+Hardware = tuple[str, int, int, int]
 
 
-def by_hardware(options: Iterable[Option]) -> dict[tuple[str, tuple[str, int, int]], list[Option]]:
-    groups: dict[tuple[str, tuple[str, int, int]], list[Option]] = {}
+def hardware(option: Option) -> Hardware:
+    """GPU, TP, PP and ranks: what a worker type is but for its engine settings."""
+    return option.type.gpu.name, option.type.tp, option.type.pp, option.type.dp
+
+
+def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Option]]:
+    groups: dict[tuple[str, Hardware], list[Option]] = {}
     for option in options:
         groups.setdefault((option.role, hardware(option)), []).append(option)
     return groups
@@ -66,15 +68,16 @@ class Engines:
     """What may be chosen of an engine, and how its steps are counted.
 
     `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
-    `stages` are the depths of pipelines; activations cross from node to node at `node_bytes_per_s` where a
-    worker has more GPUs than a node. `host_overhead_s` is added to each step of a fit, and every step then
-    takes `longer_frac` longer, from the upper end of its spread on with `at_spread`. What `engine` adds only
-    simulations count: bounds on a step leave it out.
+    `ranks` are the data-parallel ones, `stages` the depths of pipelines; activations cross from node to node
+    at `node_bytes_per_s` where a worker has more GPUs than a node. `host_overhead_s` is added to each step of
+    a fit, and every step then takes `longer_frac` longer, from the upper end of its spread on with
+    `at_spread`. What `engine` adds only simulations count: bounds on a step leave it out.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
     seats: tuple[int, ...] = (MAX_NUM_SEQS,)
     stages: tuple[int, ...] = (1,)
+    ranks: tuple[int, ...] = (1,)
     node_bytes_per_s: float | None = None
     host_overhead_s: float = 0.0
     engine: Engine | None = None
@@ -88,6 +91,7 @@ class Engines:
             budgets=task.max_num_batched_tokens,
             seats=task.max_num_seqs,
             stages=task.stages,
+            ranks=task.ranks,
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
             host_overhead_s=task.host_overhead_s,
             engine=task.engine,
@@ -100,15 +104,17 @@ class Engines:
     def simulated(self) -> Engine | None:
         return self.engine and self.engine.longer(self.longer_frac)
 
-    def settings(self, stages: int) -> list[tuple[int, int, Speculation | None]]:
-        """Budgets, seats and drafts that go together: a step checks all drafts of all its sequences."""
+    def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
+        """Budgets, seats and drafts that go together: a step checks all drafts of all its sequences. Neither
+        pipelines draft nor ranks.
+        """
         return list(
             dict.fromkeys(
                 (budget, min(n, budget // (each.most_tokens if each else 1)), each)
                 for each in self.speculations
                 for budget in self.budgets
                 for n in self.seats
-                if each is None or (stages == 1 and budget >= each.most_tokens)
+                if each is None or (stages == ranks == 1 and budget >= each.most_tokens)
             )
         )
 
@@ -136,7 +142,6 @@ def worker_types(
     left: list[Left] = []
     drafters = {each: drafter(each, llm, catalog) for each in engines.speculations}
     for gpu, pp in itertools.product(gpus, engines.stages):
-        settings = engines.settings(pp)
         for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
@@ -145,12 +150,26 @@ def worker_types(
             elif pp > llm.layers:
                 left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
             else:
-                for ep in catalog.expert_splits(llm, gpu, tp):
-                    degree = Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
+                for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
+                    settings = engines.settings(pp, degree.dp)
                     found = _of_degree(degree, llm, drafters, catalog, engines)
                     types += [worker for worker in found if worker.holds(longest_tokens)]
                     left += _left_of(degree.name, llm, found, settings, longest_tokens)
     return tuple(types), tuple(left)
+
+
+def _degrees(
+    name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: Engines
+) -> Iterator[Degree]:
+    """The ways to deal experts out, and to as many ranks as may be chosen: on one node, without pipelines."""
+    gpu, tp, pp = on
+    if 1 in engines.ranks:
+        for ep in catalog.expert_splits(llm, gpu, tp):
+            yield Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
+    known = catalog.rank_counts(llm, gpu, tp)
+    for dp in engines.ranks:
+        if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (known is None or dp in known):
+            yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +181,11 @@ class Degree:
     tp: int
     pp: int
     ep: bool
+    dp: int = 1
 
     def latency(self, llm: Llm, catalog: Catalog, engines: Engines) -> StepLatency:
         between = engines.node_bytes_per_s if self.tp * self.pp > self.gpu.gpus_per_node else None
-        fit = catalog.latency(llm, self.gpu, self.tp, ep=self.ep)
+        fit = catalog.latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp)
         latency = pipelined(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=between)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
         if engines.at_spread:
@@ -187,9 +207,9 @@ def _of_degree(
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
     latency: StepLatency | None = None
     found = []
-    for budget, most_seqs, drafts in engines.settings(pp):
+    for budget, most_seqs, drafts in engines.settings(pp, degree.dp):
         rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
-        use = memory(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=rows)
+        use = memory(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=rows, dp=degree.dp)
         kv_tokens = drafters[drafts].beside(use, llm, tp).kv_tokens
         if kv_tokens == 0:
             continue
@@ -206,6 +226,7 @@ def _of_degree(
                 engine=drafting(engines.simulated, drafts),
                 speculation=drafts,
                 ep=degree.ep,
+                dp=degree.dp,
             ).serving(llm)
         )
     return found
@@ -240,9 +261,9 @@ def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     return [Option("mixed", worker, weight(worker, objective)) for worker in types]
 
 
-def split(worker: WorkerType) -> tuple[str, int, int, bool]:
+def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
     """The GPU, and how the LLM is dealt out to several."""
-    return worker.gpu.name, worker.tp, worker.pp, worker.ep
+    return worker.gpu.name, worker.tp, worker.pp, worker.ep, worker.dp
 
 
 def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:

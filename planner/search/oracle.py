@@ -316,6 +316,7 @@ def _machine(option: Option) -> tuple[object, ...]:
         worker.form,
         worker.engine,
         worker.speculation,
+        worker.dp,
     )
 
 

@@ -34,7 +34,7 @@ from planner.policies import (
     VLLM_V1,
 )
 from planner.simulator.caches import evict, keep_prefix, shared_blocks, take_prefix
-from planner.simulator.compiled import kernel_jit, small_jit, where_cached
+from planner.simulator.compiled import kernel_jit, small_jit, where_cached, where_ranked
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
@@ -605,9 +605,34 @@ def _peak_tokens(state, l, r):
     return peak
 
 
+@small_jit
+def run_length(state, l, time_s, goes_on):
+    """How many steps like the one that was formed may follow each other, it included, by what there is of
+    tokens and blocks; `goes_on`: nobody waits who might join after any of them.
+    """
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    goes_on = goes_on and lane.width == 1 and not is_asked_again(state, lane.worker)
+    if not goes_on or lane.late_decodes > 0 or lane.prefills > 0 or lane.last_token_s != time_s:
+        return ONE
+    steps = lane.next_finish_step - lane.decode_step
+    free = kind.kv_blocks - worker.used_blocks
+    if kind.batching == VLLM_V1:
+        steps = min(steps, steps_with_blocks(lane, free))
+    elif kind.batching == LIGHTLLM:
+        steps = min(steps, (kind.kv_blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
+        if worker.waiting > 0:
+            steps = min(steps, kind.patience_steps - worker.tried_steps)
+    elif kind.reserved_blocks == 0 and free >= lane.decodes:  # so many must be free as a step starts
+        steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
+    elif kind.reserved_blocks == 0:  # as long as nobody needs one
+        steps = min(steps, steps_with_blocks(lane, ZERO))
+    return max(steps, ONE)
+
+
 @kernel_jit
-def _launch(state, l, time_s, goes_on):
-    """Start the step that was formed; `goes_on`: it may be followed by others like it."""
+def _launch_alone(state, l, time_s, goes_on):
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -621,21 +646,7 @@ def _launch(state, l, time_s, goes_on):
     lane.run_steps = 1
     if kind.lanes == 1:
         lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s
-        goes_on = goes_on and lane.width == 1 and not is_asked_again(state, w)
-        if goes_on and lane.late_decodes == 0 and lane.prefills == 0 and lane.last_token_s == time_s:
-            steps = lane.next_finish_step - lane.decode_step
-            free = kind.kv_blocks - worker.used_blocks
-            if kind.batching == VLLM_V1:
-                steps = min(steps, steps_with_blocks(lane, free))
-            elif kind.batching == LIGHTLLM:
-                steps = min(steps, (kind.kv_blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
-                if worker.waiting > 0:
-                    steps = min(steps, kind.patience_steps - worker.tried_steps)
-            elif kind.reserved_blocks == 0 and free >= lane.decodes:  # so many must be free as a step starts
-                steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
-            elif kind.reserved_blocks == 0:  # as long as nobody needs one
-                steps = min(steps, steps_with_blocks(lane, ZERO))
-            lane.run_steps = max(min(steps, longest), 1)
+        lane.run_steps = max(min(run_length(state, l, time_s, goes_on), longest), 1)
         set_time(state, l, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
         return
     if lane.decodes * lane.is_decoding > 0 and kind.reserved_blocks == 0:
@@ -649,3 +660,16 @@ def _launch(state, l, time_s, goes_on):
         worker.stage_free_s[i] = end_s
     lane.run_first_s, lane.run_growth_s = end_s - time_s, 0.0
     set_time(state, l, end_s)
+
+
+@where_ranked(_launch_alone)
+def _launch(state, l, time_s, goes_on):
+    """Start the step that was formed; `goes_on`: it may be followed by others like it. Ranks wait for the
+    others, and start together (joint_steps.py).
+    """
+    w = state.lanes[l].worker
+    if state.dp_ranks[w].count == 1:
+        _launch_alone(state, l, time_s, goes_on)
+        return
+    state.lanes[l].run_steps = 1
+    state.dp_ranks[w].goes_on = goes_on

@@ -42,6 +42,16 @@ def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]]
     Numba compiles the kernel once for either type of state, so what caches need costs fleets without nothing.
     The first argument of both functions is the state.
     """
+    return _where("caches", otherwise)
+
+
+def where_ranked(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The same of fleets with data-parallel ranks (`State.dp_ranks`)."""
+    return _where("dp_ranks", otherwise)
+
+
+def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    plain = getattr(otherwise, "py_func", otherwise)
 
     def decorate(function: Callable[..., Any]) -> Any:
         def hook(*arguments: Any) -> Any:
@@ -50,8 +60,8 @@ def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]]
         @overload(hook, strict=False, jit_options=_INNER)
         def pick(state: Any, *rest: Any) -> Callable[..., Any]:
             fields = state.fields
-            caches = fields.types[fields.fields.index("caches")]
-            return otherwise if isinstance(caches, types.NoneType) else function
+            found = fields.types[fields.fields.index(field)]
+            return plain if isinstance(found, types.NoneType) else function
 
         return hook
 

@@ -79,9 +79,9 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
         gpu_w[of_type] = run_w(fleet.llm, types[first], runs[of_type], seconds[of_type], power)
 
     count, window_s = len(types), end_s - start_s
-    gpus = np.array([worker.gpus for worker in types])
+    gpus = np.array([worker.gpus / worker.dp for worker in types])  # of a rank: each has runs of its own
     busy_j = np.bincount(runs["worker"], weights=gpu_w * inside_s, minlength=count) * gpus
-    busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count)
+    busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count) / [worker.dp for worker in types]
     idle_w = np.array([worker.gpus * power.idle_w(worker.gpu) for worker in types])
     idle_w *= np.maximum(1 - busy_s / window_s, 0.0)
     finish_s = simulation.arrival_s + simulation.e2e_s
@@ -114,6 +114,7 @@ def run_w(llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Flo
         worker.gpu,
         worker.gpus,
         seconds / steps,
-        runs["prefill_tokens"] + worker.step_tokens * sequences,
-        kv_tokens,
+        worker.dp
+        * (runs["prefill_tokens"] + worker.step_tokens * sequences),  # the others' are about as many
+        worker.dp * kv_tokens,
     )

@@ -31,7 +31,7 @@ import numpy as np
 from planner.policies import FCFS, LIGHTLLM, SRPT, VLLM_V1
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, lose_prefix, show_prefix
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
+from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached, where_ranked
 from planner.simulator.counting import (
     count_run,
     end_batch,
@@ -46,6 +46,7 @@ from planner.simulator.counting import (
 )
 from planner.simulator.drafts import accept
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
+from planner.simulator.joint_steps import start_ranks
 from planner.simulator.layout import (
     BACK,
     DECODE,
@@ -80,6 +81,7 @@ from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
+from planner.simulator.ranks import end_empty, rank_count, runs_empty
 from planner.simulator.routing import choose, fits, set_pools
 from planner.simulator.slots import (
     assign,
@@ -101,13 +103,22 @@ from planner.simulator.transfer import cut, end_transfer, known_s, receive, wake
 
 
 @kernel_jit
-def start_steps(state, l, time_s):
-    """Start what the worker of lane l has to do, on l and on its other idle lanes."""
+def _start_lanes(state, l, time_s):
     worker = state.workers[state.lanes[l].worker]
     first, end = worker.first_lane, worker.first_lane + state.types[worker.type].lanes
     for other in range(first, end):
         if state.lanes[other].run_steps == 0:
             start_step(state, other, time_s)
+
+
+@where_ranked(_start_lanes)
+def start_steps(state, l, time_s):
+    """Start what the worker of lane l has to do, on l and on its other idle lanes, or on all of its ranks."""
+    w = state.lanes[l].worker
+    if state.dp_ranks[w].count == 1:
+        _start_lanes(state, l, time_s)
+    else:
+        start_ranks(state, w, time_s)
 
 
 @kernel_jit
@@ -283,7 +294,7 @@ def _leave(state, w, r, time_s):
 
 
 @kernel_jit
-def end_run(state, l, time_s):
+def _end_lane(state, l, time_s):
     """The current run of lane l ends: tokens leave, requests finish, move on or join the decodes."""
     lane = state.lanes[l]
     w = lane.worker
@@ -338,6 +349,16 @@ def end_run(state, l, time_s):
     receive(state, w, time_s, l)
 
 
+@where_ranked(_end_lane)
+def end_run(state, l, time_s):
+    """The current run of lane l ends, and that of the ranks beside it."""
+    first = state.lanes[l].worker
+    for w in range(first, first + state.dp_ranks[first].count):
+        own = state.workers[w].first_lane if w > first else l
+        if not end_empty(state, w, time_s):
+            _end_lane(state, own, time_s)
+
+
 @small_jit
 def _is_lost(state, r):
     """The prefill worker of r went down while its KV lay there."""
@@ -363,7 +384,8 @@ def arrived(state, r, time_s):
         _lose(state, r)
         return
     prefill_worker = state.workers[w]
-    is_formed = state.lanes[prefill_worker.first_lane].run_steps > 0 or prefill_worker.formed_s < np.inf
+    is_formed = state.lanes[prefill_worker.first_lane].run_steps > 0 and not runs_empty(state, w)
+    is_formed = is_formed or prefill_worker.formed_s < np.inf
     used_blocks = prefill_worker.used_blocks
     release(state, w, r, request.length_tokens, request.length_tokens)
     if state.types[prefill_worker.type].is_async and is_formed:
@@ -411,7 +433,7 @@ def route_lost(state, time_s, cause):
 
 
 @kernel_jit
-def _go_down(state, w, time_s):
+def _go_down_alone(state, w, time_s):
     """Worker w dies: what it was doing is lost, its requests are routed anew."""
     worker = state.workers[w]
     worker.is_up, worker.epoch = 0, worker.epoch + 1
@@ -470,6 +492,15 @@ def _go_down(state, w, time_s):
     state.counters[LIMBO] = NONE
 
 
+@where_ranked(_go_down_alone)
+def _go_down(state, w, time_s):
+    """Worker w dies with all of its ranks."""
+    for v in range(w, w + state.dp_ranks[w].count):
+        state.workers[v].is_up = 0
+    for v in range(w, w + state.dp_ranks[w].count):
+        _go_down_alone(state, v, time_s)
+
+
 @kernel_jit
 def _forget_lost(state, v, time_s):
     """Route anew what waits to be fetched by worker v from one that went down."""
@@ -499,14 +530,16 @@ def _outside(state, time_s):
     if disturbance.kind == LINK_SLOW:
         state.link[0].slow_factor = disturbance.factor
     elif disturbance.kind == SLOW:
-        state.workers[disturbance.worker].slow_factor = disturbance.factor
+        for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
+            state.workers[w].slow_factor = disturbance.factor
         cut(state, disturbance.worker, time_s, cause)
     elif disturbance.kind == DOWN:
         if state.workers[disturbance.worker].is_up:
             _go_down(state, disturbance.worker, time_s)
     elif disturbance.kind == UP and state.workers[disturbance.worker].is_up == 0:
-        state.workers[disturbance.worker].is_up = 1
-        state.workers[disturbance.worker].idle_since_s = time_s
+        for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
+            state.workers[w].is_up = 1
+            state.workers[w].idle_since_s = time_s
         set_pools(state)
         state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
         state.counters[LIMBO] = NONE

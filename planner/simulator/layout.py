@@ -1,7 +1,9 @@
 """What the engines read and write: records, their fields, and the constants that stand for names.
 
 A worker is one engine. It forms batches on lanes: one lane without pipeline parallelism, `pp` of them or
-more with it, because that many batches are in flight at once. A decode sits in a slot of its lane, a part of
+more with it, because that many batches are in flight at once. Each data-parallel rank of an engine is a
+worker here, with one lane; the ranks of an engine follow each other, and events are of the first one's lane
+(ranks.py). A decode sits in a slot of its lane, a part of
 a prompt that the batch computes is a chunk. A batch of decodes alone is repeated: a run of equal steps. In
 kernel.py and splitwise.py a lane holds the whole batch; in distserve.py lane l is the l-th rank.
 
@@ -255,6 +257,14 @@ RANK = np.dtype(  # what a lane is in distserve.py besides
         ("formed", "i8"),  # prefill batches
     ]
 )
+DP_RANK = np.dtype(  # what a worker is besides, in fleets with data-parallel ranks
+    [
+        ("first", "i8"),  # of the ranks that step together
+        ("count", "i8"),  # ... how many; the worker alone: 1
+        ("turn", "i8"),  # of the first one: the rank that comes first among equally loaded ones
+        ("goes_on", "i8"),  # 1: the step that was formed may be followed by others like it
+    ]
+)
 MACHINE = np.dtype(  # what a worker is in splitwise.py besides
     [
         ("held_tokens", "i8"),  # of KV reserved by tasks that run or have run
@@ -323,6 +333,7 @@ class State(NamedTuple):
     after: npt.NDArray[np.void] = np.zeros(0, AFTER)  # (n + 1,), empty where nobody waits for others
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that do, by parent
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
+    dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
 
 
 # counters; FRONT and BACK also name the rows of `pools`, whose lengths, a third one included, come first

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Policies
-from planner.policies import BATCHING, BY_FIELD, QUEUE, ROUTING, STEPWISE, VLLM_V1, Batching
+from planner.policies import (
+    BATCHING,
+    BY_FIELD,
+    QUEUE,
+    ROUND_ROBIN,
+    ROUTING,
+    SCORE,
+    STEPWISE,
+    VLLM_V1,
+    Batching,
+)
 
 
 def check(fleet: Fleet) -> None:
@@ -35,6 +45,7 @@ def check(fleet: Fleet) -> None:
             "of the two"
         )
     _check_drafts(fleet, batching)
+    _check_ranks(fleet, batching)
     if policies.long_prefill_token_threshold and batching.code != VLLM_V1:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
@@ -84,6 +95,25 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
             raise InputError(
                 f"{where}: {worker.max_num_seqs} sequences of {worker.step_tokens} tokens each need as many "
                 f"max_num_batched_tokens, found {worker.max_num_batched_tokens}"
+            )
+
+
+def _check_ranks(fleet: Fleet, batching: Batching) -> None:
+    """Whether what is simulated of data-parallel ranks is all that the fleet needs."""
+    found = next((pool for pool in fleet.running if pool.type.dp > 1), None)
+    if found is None:
+        return
+    policies, usual, where = fleet.policies, Policies(), f"{found.name}: dp {found.type.dp}"
+    if batching.code != VLLM_V1:
+        raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
+    for name in ("admission", "pools"):
+        if (value := getattr(policies, name)) != getattr(usual, name):
+            raise InputError(f"{where}: needs {name} {getattr(usual, name)}, found {value!r}")
+    for name in ("routing", "decode_routing"):
+        if ROUTING[value := getattr(policies, name)].code not in (SCORE, ROUND_ROBIN):
+            known = ", ".join(row.name for row in ROUTING.values() if row.code in (SCORE, ROUND_ROBIN))
+            raise InputError(
+                f"{where}: {name} {value!r} looks into workers, and not into their ranks; take one of {known}"
             )
 
 

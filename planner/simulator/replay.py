@@ -267,7 +267,8 @@ def _state(
         _predict(requests, policies.prediction_accuracy_frac, policies.seed)
 
     types, tables = _types(pools, fleet, trace)
-    kinds = np.repeat(np.arange(len(pools)), [pool.count for pool in pools])
+    kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
+    dp_ranks = _dp_ranks(pools)
     workers, lanes = _workers(pools, types, kinds)
     count, seats = len(workers), int(types["seats"].max())
     entities = len(lanes) + (2 if _engine(fleet) == STEPWISE else n)
@@ -284,7 +285,7 @@ def _state(
         score=np.zeros(count),
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=_link(fleet.llm, fleet.network),
-        disturbances=_disturbances(fleet, count),
+        disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
         limits=_watched(limits, trace, window_s),
         policy=_policy_numbers(fleet),
         window=np.array(window_s),
@@ -302,9 +303,13 @@ def _state(
             if policies.prefix_cache and trace.has_prefixes
             else None
         ),
+        dp_ranks=dp_ranks,
     )
     for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
-        members = np.flatnonzero((workers["role"] == layout.DECODE) == is_decode)
+        is_member = (workers["role"] == layout.DECODE) == is_decode
+        if dp_ranks is not None:
+            is_member &= dp_ranks["first"] == np.arange(count)
+        members = np.flatnonzero(is_member)
         state.pools[pool_index, : len(members)] = members
         workers["pool_index"][members] = np.arange(len(members))
         state.counters[layout.SIZE + pool_index] = len(members)
@@ -353,12 +358,26 @@ def _workers(
     return workers, lanes
 
 
-def _disturbances(fleet: Fleet, workers: int) -> npt.NDArray[np.void]:
+def _dp_ranks(pools: Sequence[Pool]) -> npt.NDArray[np.void] | None:
+    """Which of the kernel's workers are ranks of one worker; None if none are."""
+    if all(pool.type.dp == 1 for pool in pools):
+        return None
+    counts = np.repeat([pool.type.dp for pool in pools], [pool.count for pool in pools])
+    ranks = np.zeros(int(counts.sum()), dtype=layout.DP_RANK)
+    ranks["first"] = np.repeat(np.cumsum(counts) - counts, counts)
+    ranks["count"] = np.repeat(counts, counts)
+    return ranks
+
+
+def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
+    """`first_ranks`: of each of the kernel's workers the first rank beside it."""
+    firsts = np.unique(first_ranks) if fleet.disturbances else first_ranks
+    workers = len(firsts)
     rows = np.zeros(len(fleet.disturbances), dtype=layout.DISTURBANCE)
     for k, event in enumerate(sorted(fleet.disturbances, key=lambda event: event.time_s)):
         if not 0 <= event.worker < workers:
             raise InputError(f"disturbance: there is no worker {event.worker}, the fleet has {workers}")
-        rows[k] = (event.time_s, EVENTS[event.kind], event.worker, event.factor)
+        rows[k] = (event.time_s, EVENTS[event.kind], firsts[event.worker], event.factor)
     return rows
 
 
@@ -497,9 +516,12 @@ def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
 
 
 def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
-    if ((state.lanes["run_steps"] > 0) & np.isinf(state.due_s[: len(state.lanes)])).any():
+    is_due = state.due_s[: len(state.lanes)] < np.inf
+    if state.dp_ranks is not None:  # events are of the first rank
+        is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
+    if ((state.lanes["run_steps"] > 0) & ~is_due).any():
         raise InputError("a step is larger than the tables of its step times; give larger tables")
-    workers, output = state.workers, trace.output_tokens
+    workers, runs, output = state.workers, state.runs[: state.counters[layout.RUNS]], trace.output_tokens
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s, status, preemptions, front, back = (
         state.requests[name].copy()  # one pass over the records for each
         for name in (
@@ -516,6 +538,10 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
     )
     finished = status == layout.FINISHED
     with_gaps = finished & (output > 1)
+    if state.dp_ranks is not None:
+        workers, worker_of = _of_ranks(state)
+        front, back, runs = worker_of[front], worker_of[back], runs.copy()
+        runs["worker"] = worker_of[runs["worker"]]
     end_s = float(np.nanmax(finish_s)) if finished.any() else float(arrival_s[-1])
     return Simulation(
         arrival_s=arrival_s,
@@ -540,7 +566,7 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         violations=state.limits["violations"],
         counted=state.limits["counted"],
         complete=bool(state.counters[layout.DONE] == len(status)),
-        runs=state.runs[: state.counters[layout.RUNS]],
+        runs=runs,
         parts=state.parts[: state.counters[layout.PARTS]],
         cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
         tenant=trace.tenant,
@@ -549,3 +575,14 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
     )
+
+
+def _of_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
+    """Of each worker the record of its first rank, with the tokens of all, (W,); and of each rank its worker,
+    then NONE, of NONE. Ranks are busy in the same steps.
+    """
+    assert state.dp_ranks is not None
+    firsts, worker_of = np.unique(state.dp_ranks["first"], return_inverse=True)
+    workers = state.workers[firsts]
+    workers["dense_tokens"] = np.add.reduceat(state.workers["dense_tokens"], firsts)
+    return workers, np.append(worker_of, layout.NONE)

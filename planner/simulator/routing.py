@@ -22,6 +22,7 @@ from planner.simulator.layout import (
     TTFT_S,
     TURN,
 )
+from planner.simulator.ranks import leads, rank_for_new
 from planner.simulator.slots import beside, blocks_for, blocks_of, steps_done
 
 
@@ -32,6 +33,8 @@ def set_pools(state):
         size = 0
         for w in range(len(state.workers)):
             worker = state.workers[w]
+            if not leads(state, w):
+                continue
             if worker.is_up and (worker.role == DECODE) == (pool == BACK):
                 state.pools[pool, size] = w
                 worker.pool_index = size
@@ -58,9 +61,14 @@ def fits(state, w, need):
     return need + beside(kind, need) <= kind.longest_blocks
 
 
-@kernel_jit
+@small_jit
 def choose(state, pool, r, time_s):
-    """The worker of `pool` for request r; NONE if it fits on none."""
+    """The worker of `pool` for request r, and of its data-parallel ranks one; NONE if it fits on none."""
+    return rank_for_new(state, _choose(state, pool, r, time_s))
+
+
+@kernel_jit
+def _choose(state, pool, r, time_s):
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]

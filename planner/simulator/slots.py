@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT, VLLM_V1
 from planner.simulator.caches import release_prefix
-from planner.simulator.compiled import kernel_jit, small_jit
+from planner.simulator.compiled import kernel_jit, small_jit, where_ranked
 from planner.simulator.counting import count, in_window, record_part, settle_gap, steps_reaching
 from planner.simulator.layout import (
     BACK,
@@ -66,8 +66,7 @@ def steps_with_blocks(lane, free):
 
 
 @kernel_jit
-def load(state, w, pending_tokens, requests, kv_tokens):
-    """What the router sees of worker w changes by this much."""
+def _load_alone(state, w, pending_tokens, requests, kv_tokens):
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
     worker.assigned += requests
@@ -81,6 +80,32 @@ def load(state, w, pending_tokens, requests, kv_tokens):
         + weight[3] * worker.waiting
     )
     state.lowest[pool, group] = min(state.lowest[pool, group], state.score[w])
+
+
+@where_ranked(_load_alone)
+def load(state, w, pending_tokens, requests, kv_tokens):
+    """What the router sees of worker w changes by this much: of ranks the sum of all."""
+    ranks = state.dp_ranks[w]
+    if ranks.count == 1:
+        _load_alone(state, w, pending_tokens, requests, kv_tokens)
+        return
+    worker = state.workers[w]
+    worker.pending_tokens += pending_tokens
+    worker.assigned += requests
+    worker.assigned_tokens += kv_tokens
+    first = ranks.first
+    pool, group = BACK if worker.role == DECODE else FRONT, state.workers[first].pool_index // GROUP
+    weight, score = state.types[worker.type].routing_weight[pool], 0.0
+    for v in range(first, first + ranks.count):
+        rank = state.workers[v]
+        score += (
+            weight[0] * rank.pending_tokens
+            + weight[1] * rank.assigned
+            + weight[2] * rank.assigned_tokens
+            + weight[3] * rank.waiting
+        )
+    state.score[first] = score
+    state.lowest[pool, group] = min(state.lowest[pool, group], score)
 
 
 @kernel_jit

@@ -1,6 +1,7 @@
 """Seconds of a step, in each form of step times the simulator knows.
 
 FIVE              t = f(N) + a A_p + b D + d K + e P, + m K if P > 0, with h in f    (planner.models.latency)
+                  of a data-parallel rank what is its own: ranks.py adds what all have together
 SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) + b D + d K
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
@@ -17,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.models.forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULATIVE, SPLITWISE_LOOKUP
-from planner.simulator.compiled import kernel_jit
+from planner.simulator.compiled import kernel_jit, small_jit
 
 UNBOUNDED = np.int64(2**62)
 LONGEST_FALL_FRAC = 0.001
@@ -30,6 +31,12 @@ def engine_seconds(state, kind, lane):
     the first stage that waits for the host.
     """
     stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
+    return with_host(kind, lane, stage_s, extra_s, send_s, growth_s, steps)
+
+
+@small_jit
+def with_host(kind, lane, stage_s, extra_s, send_s, growth_s, steps):
+    """`step_seconds`, with the engine's host."""
     sequences = lane.decodes * lane.is_decoding + lane.prefills
     host_s = kind.host_s[0] + kind.host_s[1] * sequences
     least_s, added_s = kind.token_s * sequences, host_s  # of g + added_s

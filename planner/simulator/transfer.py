@@ -10,6 +10,7 @@ from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import INBOUND, NONE, PARTIAL, ZERO
 from planner.simulator.queues import pop, put, without_root
+from planner.simulator.ranks import event_lane, runs_empty, shorten_ranks
 from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks, seat_blocks
 
 
@@ -20,7 +21,7 @@ def cut(state, w, time_s, cause):
     Of a step that ends just then the next one is in progress if the lane's turn came before that of `cause`:
     a lane, the link, or NONE for an arrival that nothing caused.
     """
-    l = state.workers[w].first_lane
+    l = event_lane(state, w)
     lane = state.lanes[l]
     if lane.run_steps > 1:
         if l < cause:
@@ -44,6 +45,7 @@ def _cut_after(state, l, steps):
     lane = state.lanes[l]
     if steps < lane.run_steps:
         lane.run_steps = steps
+        shorten_ranks(state, lane.worker, steps)
         set_time(state, l, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, steps))
 
 
@@ -59,13 +61,13 @@ def known_s(time_s, cause):
 def wake(state, w, time_s, cause):
     """Something came to worker w: it starts a step now where a lane is idle, else when the step ends."""
     worker = state.workers[w]
-    lanes = state.types[worker.type].lanes
-    for l in range(worker.first_lane, worker.first_lane + lanes):
+    first, lanes = event_lane(state, w), state.types[worker.type].lanes
+    for l in range(first, first + lanes):
         if state.lanes[l].run_steps == 0:
             set_time(state, l, time_s)
             return
-    if state.types[worker.type].is_async:
-        _cut_after_next(state, worker.first_lane, known_s(time_s, cause))
+    if state.types[worker.type].is_async and not runs_empty(state, w):
+        _cut_after_next(state, first, known_s(time_s, cause))
     elif lanes == 1:
         cut(state, w, time_s, cause)
 
@@ -76,10 +78,10 @@ def wake_for_kv(state, v, r, time_s, cause):
     scheduler with that step's tokens; an idle one looks all the time.
     """
     worker, request = state.workers[v], state.requests[r]
-    delay, l = state.types[worker.type].kv_delay_steps, worker.first_lane
+    delay, l = state.types[worker.type].kv_delay_steps, event_lane(state, v)
     lane = state.lanes[l]
     request.known_step = 0
-    if delay == 0 or lane.run_steps == 0:
+    if delay == 0 or lane.run_steps == 0 or runs_empty(state, v):
         wake(state, v, time_s, cause)
         return
     at_s = np.nextafter(time_s, np.inf)

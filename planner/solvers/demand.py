@@ -61,7 +61,7 @@ Bound = tuple[float, float, bool]
 
 def bounds_of(option: Option) -> list[Bound]:
     """Every way to bound the work of a worker of this option from below."""
-    found = lines(option.type, most_step_tokens(option))
+    found = lines(option.type.as_one, most_step_tokens(option))
     return [(alpha, beta, by_kv) for alpha, beta in found for by_kv in (False, True)]
 
 
@@ -69,7 +69,7 @@ def least_work(
     option: Option, bound: Bound, input_tokens: Floats, output_tokens: Floats
 ) -> tuple[Floats, Floats]:
     """Least seconds of a worker for the prefill and for the decode of such requests, (U,), by one bound."""
-    worker, (alpha, beta, by_kv) = option.type, bound
+    worker, (alpha, beta, by_kv) = option.type.as_one, bound
     latency = bounding(worker.latency, worker.speculation)
     n, gaps = input_tokens, output_tokens - 1
     prefill_s, decode_s = np.zeros(len(n)), np.zeros(len(n))

@@ -203,8 +203,8 @@ def is_held(
 
 
 def most_step_tokens(option: Option) -> int:
-    """Of a step: the budget, in a decode worker what its sequences have."""
-    worker = option.type
+    """Of a step of all ranks: the budget, in a decode worker what its sequences have."""
+    worker = option.type.as_one
     return (
         worker.max_num_seqs * worker.step_tokens if option.role == "decode" else worker.max_num_batched_tokens
     )
@@ -226,7 +226,8 @@ def least_seconds(
     A pipeline of pp stages has up to pp steps under way. `cached_tokens` of the prompts hit a prefix cache;
     `is_cached`: so may the prompts of who was preempted.
     """
-    latency, worker = bounding(option.type.latency, option.type.speculation), option.type
+    worker = option.type.as_one
+    latency = bounding(worker.latency, worker.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
     most = most_step_tokens(option)
@@ -293,7 +294,7 @@ def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
         cached = lengths.is_cached
         whole_s = least_seconds(option, n, output, lengths.cached_tokens, is_cached=cached)
         held = least_token_seconds(option, n, output, lengths.shared_tokens, is_cached=cached)
-        held /= option.type.kv_tokens
+        held /= option.type.dp * option.type.kv_tokens
         workers = max(workers, least_sum(whole_s, obliged.whole_frac) / obliged.whole_s)
         workers = max(workers, least_sum(held, obliged.whole_frac) / obliged.whole_s)
     return int(np.ceil(workers - 1e-9))
@@ -489,7 +490,9 @@ def _carry(
         # divided by the horizon, so that the coefficients are workers, not seconds
         work = pulp.lpSum(u[j, k] / horizon_s * x[k][j] for k in classes)
         problem += work <= n[j], f"capacity_{j}"
-        kept = pulp.lpSum(m[j, k] / horizon_s / options[j].type.kv_tokens * x[k][j] for k in classes)
+        kept = pulp.lpSum(
+            m[j, k] / horizon_s / (options[j].type.dp * options[j].type.kv_tokens) * x[k][j] for k in classes
+        )
         problem += kept <= n[j], f"memory_{j}"
     if of_role["prefill"]:
         moved = pulp.lpSum(

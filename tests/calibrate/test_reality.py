@@ -216,7 +216,10 @@ def test_gpus_that_draw_little_wait_for_their_host(tmp_path: Path, engines: Engi
     [
         ({"weights": "int3"}, "weights in int3 are not modelled"),
         ({"task": "video"}, "task video: nothing says how long its prompts are"),
-        ({"num_gpus": 2, "parallelization": {"data_parallel": 2}}, "experts shared by data-parallel workers"),
+        (
+            {"num_gpus": 2, "parallelization": {"data_parallel": 2}},
+            "data-parallel groups: whether they share",
+        ),
         ({"weights": "fp8", "llm": "Qwen/Qwen3-8B"}, "Qwen/Qwen3-8B: its config.json has no fp8 weights"),
     ],
 )
@@ -285,7 +288,7 @@ def test_profiles_beside_a_run_are_imported(tmp_path: Path, engines: Engines) ->
     assert ttft_s["fit"] == pytest.approx(STEP_S)
     assert 0.001 < ttft_s["import"] < 0.004
     verdicts = {each["over"]: each["rows"] for each in reality.judged(rows, [])}
-    assert verdicts == {"its profiles imported": 1, "ours": 1}
+    assert verdicts == {"its profiles imported": 1, "ours": 1, "ours, DP 2": 0}
 
 
 # --- points of the wheel
@@ -360,7 +363,7 @@ def test_the_command_prints_rows_and_says_what_it_missed(
     document = json.loads(capsys.readouterr().out)
     assert len(document["rows"]) == 12 and document["rows"][0]["gpu"] == "h100-80g"
     assert [each["gpu"] for each in document["left_out"]] == ["abacus"]
-    assert [bound["holds"] for bound in document["bounds"]] == [False] * 6
+    assert [bound["holds"] for bound in document["bounds"]] == [False] * 8
     assert reality.main(command) == 1
     page = capsys.readouterr().out
     assert "| llmservingsim | ours | ttft mean | 1 | 50.0 % | 6 % | missed |" in page

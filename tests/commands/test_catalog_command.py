@@ -148,7 +148,7 @@ def test_what_is_known_of_an_llm(plan: Plan) -> None:
     """65.1 GB of gpt-oss leave room on every H100; of DeepSeek-V3's 673 GB on none but eight H200."""
     code, out, err = plan("catalog", "support", "gpt-oss-120b", "--gpu", "h100", "--gpu", "l4", "--json")
     assert code == 0, err
-    rows = {(row["gpu"], row["tp"], row["ep"]): row for row in json.loads(out)["on"]}
+    rows = {(row["gpu"], row["tp"], row["ep"]): row for row in json.loads(out)["on"] if row["dp"] == 1}
     h100 = [(tp, ep) for gpu, tp, ep in rows if gpu == "h100-80g"]
     assert h100 == [(1, False), (2, False), (2, True), (4, False), (4, True), (8, False), (8, True)]
     assert all(rows["h100-80g", tp, ep]["step_times"] == "kernels" for tp, ep in h100)

@@ -12,7 +12,7 @@ import yaml
 
 from planner.documents import catalog as catalog_module
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fits import read_fits, read_header
+from planner.documents.fits import Split, read_fits, read_header
 from planner.domain import Limit
 from planner.errors import CatalogError
 from planner.io.files import repository_dir
@@ -546,7 +546,7 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
     own = with_fits(tmp_path, FIT)
     parsed: list[Path] = []
 
-    def counted(path: Path, wording: Wording) -> dict[tuple[int, bool], StepLatency]:
+    def counted(path: Path, wording: Wording) -> dict[Split, StepLatency]:
         parsed.append(path)
         return read_fits(path, wording)
 
@@ -588,8 +588,8 @@ def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> Non
 def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
     for path in catalog.fit_files:
         llm, gpu = read_header(path)
-        for (tp, ep), fit in read_fits(path).items():
-            latency = catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep)
+        for (tp, ep, dp), fit in read_fits(path).items():
+            latency = catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep, dp=dp)
             assert replace(latency, spread=None) == fit
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import yaml
 
 from planner.documents.catalog import Catalog, Provenance, read_catalog
+from planner.documents.fits import Split
 from planner.documents.slo import parse_slo
 from planner.documents.task import Task, parse_task
 from planner.domain import Gpu, Limit, Metric
@@ -170,7 +171,7 @@ def files(question: Question) -> dict[str, str]:
                 "f_s": list(fit.f_s),
             }
             | {name: getattr(fit, name) for name in ("a_s", "b_s", "d_s", "e_s", "h_s")}
-            for (tp, _), fit in fits.items()
+            for (tp, _, _), fit in fits.items()
         ]
         document = {"llm": of_llm, "gpu": of_gpu, "command": "drawn", "fits": rows} | facts
         written[f"catalog/latency/{of_gpu}.yaml"] = yaml.safe_dump(document, sort_keys=False)
@@ -206,7 +207,7 @@ def _shipped_catalog() -> Catalog:
 def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
     """4 GPUs with step times, memory, power and prices of their own; the faster they are the dearer."""
     gpus: dict[str, Gpu] = {}
-    fits: dict[tuple[str, str], dict[tuple[int, bool], StepLatency]] = {}
+    fits: dict[tuple[str, str], dict[Split, StepLatency]] = {}
     floor_s, token_s = _log_uniform(rng, 0.005, 0.03), _log_uniform(rng, 2e-5, 2e-4)
     for i in range(4):
         name = f"gpu{i}"
@@ -231,7 +232,7 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
             name,
         )
         fits[LLM.name, name] = {
-            (tp, False): fit for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
+            (tp, False, 1): fit for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
         }
     provenance = {
         name: Provenance("drawn", "2026-11-20", "drawn", "2026-11-20") for name in (*gpus, LLM.name)

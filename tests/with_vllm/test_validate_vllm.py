@@ -95,7 +95,7 @@ def engine(llm: Path, tmp_path_factory: pytest.TempPathFactory) -> WorkerType:
     plan("fit", table, "--llm", str(llm), "--gpu", "h100-80g", "-o", str(folder / "fit.yaml"))
     catalog = read_catalog(folder)  # with engines.yaml, which the profile wrote
     added = parse_engine({"name": "vllm"}, catalog.engines.values(), "engine")
-    latency = read_fits(folder / "fit.yaml")[1, False]
+    latency = read_fits(folder / "fit.yaml")[1, False, 1]
     gpu = catalog.gpu("h100-80g")  # it is not used
     return WorkerType(gpu, 1, latency, KV_TOKENS, 512, 32, engine=added)
 

@@ -1,0 +1,75 @@
+"""The next step of the ranks of one worker: each forms its own, all take as long.
+
+    t = g(N) + max over ranks of what is the rank's own,   N the tokens of all ranks
+
+then the host of each rank beside it, and the slowest counts. An empty batch is one of one token. As long as
+decodes alone are in all batches, steps are repeated as a run; it ends where another rank becomes the slowest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.batching import run_length, start_step
+from planner.simulator.compiled import kernel_jit
+from planner.simulator.counting import run_s
+from planner.simulator.event_heap import set_time
+from planner.simulator.layout import ZERO
+from planner.simulator.step_times import UNBOUNDED, step_seconds, with_host
+
+
+@kernel_jit
+def _slower(first_s, growth_s, steps, other_first_s, other_growth_s):
+    """(first_s, growth_s, steps) of the slower of two runs, for as many steps as it is."""
+    if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
+        first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
+    if other_growth_s > growth_s and other_first_s > -np.inf:
+        steps = min(steps, int(min((first_s - other_first_s) / (other_growth_s - growth_s), 1e15)) + 1)
+    return first_s, growth_s, steps
+
+
+@kernel_jit
+def start_ranks(state, w, time_s):
+    """Start what the ranks have to do whose first one is w."""
+    end = w + state.dp_ranks[w].count
+    kind, tables = state.types[state.workers[w].type], state.tables
+    tokens, active = ZERO, ZERO
+    own_s, growth_s, steps = -np.inf, 0.0, UNBOUNDED
+    for v in range(w, end):
+        l = state.workers[v].first_lane
+        start_step(state, l, time_s)
+        lane = state.lanes[l]
+        if lane.run_steps == 0:
+            tokens += 1
+            continue
+        active += 1
+        tokens += lane.prefill_tokens + lane.decodes * lane.is_decoding
+        stage_s, _, _, rank_growth_s, _ = step_seconds(state, kind, lane)
+        own_s, growth_s, steps = _slower(own_s, growth_s, steps, stage_s, rank_growth_s)
+    if active == 0:
+        return
+    gpus_s, gpus_growth_s = own_s + tables[kind.table_at[1] + tokens], growth_s
+    own_s, growth_s = -np.inf, 0.0
+    for v in range(w, end):
+        l = state.workers[v].first_lane
+        lane = state.lanes[l]
+        if lane.run_steps == 0:
+            continue
+        stage_s, extra_s, _, rank_growth_s, longest = with_host(
+            kind, lane, gpus_s, 0.0, 0.0, gpus_growth_s, UNBOUNDED
+        )
+        own_s, growth_s, steps = _slower(own_s, growth_s, steps, stage_s + extra_s, rank_growth_s)
+        steps = min(steps, longest, run_length(state, l, time_s, state.dp_ranks[v].goes_on == 1))
+    _run_together(state, w, max(steps, 1), own_s, growth_s, time_s)
+
+
+@kernel_jit
+def _run_together(state, w, steps, first_s, growth_s, time_s):
+    slow = state.workers[w].slow_factor
+    if slow != 1.0:
+        first_s, growth_s = first_s * slow, growth_s * slow
+    for v in range(w, w + state.dp_ranks[w].count):
+        lane = state.lanes[state.workers[v].first_lane]
+        lane.run_start_s, lane.run_steps = time_s, steps
+        lane.run_first_s, lane.run_growth_s, lane.stage_s = first_s, growth_s, first_s
+    set_time(state, state.workers[w].first_lane, time_s + run_s(first_s, growth_s, steps))

@@ -1,0 +1,84 @@
+"""Data-parallel ranks of one worker, as vLLM has them (0.32: v1/engine/core.py, core_client.py).
+
+Each rank schedules for itself: a queue, a batch, KV blocks and seats of its own. A step begins and ends on
+all of them at once, because experts need the tokens of all (joint_steps.py). A rank with nothing to do runs
+an empty batch as long as another one has work, and takes what comes meanwhile into the next step.
+
+Routers choose a worker; which of its ranks takes the request the worker itself decides: the one with the
+fewest requests in flight, and among equals the next in turn. It knows them as they are. Left out is what vLLM
+adds to that where a rank has prompts waiting and more than half of its KV in use, that earlier releases went
+by 4 * waiting + running, as ranks had told up to 100 ms before, and that after its last request a worker goes
+on with empty batches for up to 16 steps.
+
+Here a rank is a worker of the kernel's state. The first one's lane has the events of all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.compiled import where_ranked
+from planner.simulator.counting import end_batch
+from planner.simulator.layout import NONE, ONE
+
+
+@where_ranked(lambda state, w: state.workers[w].first_lane)
+def event_lane(state, w):
+    """The first lane whose events are those of worker w."""
+    return state.workers[state.dp_ranks[w].first].first_lane
+
+
+@where_ranked(lambda state, w: True)
+def leads(state, w):
+    """Whether routers see worker w: of ranks the first."""
+    return state.dp_ranks[w].first == w
+
+
+@where_ranked(lambda state, w: ONE)
+def rank_count(state, w):
+    return state.dp_ranks[w].count
+
+
+@where_ranked(lambda state, w: False)
+def runs_empty(state, w):
+    """Whether w is a rank that takes part in the steps under way with an empty batch."""
+    lane = state.lanes[state.workers[w].first_lane]
+    return (
+        state.dp_ranks[w].count > 1
+        and lane.run_steps > 0
+        and lane.decodes * lane.is_decoding + lane.prefills == 0
+    )
+
+
+@where_ranked(lambda state, w: w)
+def rank_for_new(state, w):
+    """The rank of worker w that takes a new request."""
+    if w == NONE:
+        return w
+    ranks = state.dp_ranks[w]
+    best, fewest = w, np.inf
+    for i in range(ranks.count):
+        v = w + (ranks.turn + i) % ranks.count
+        if state.workers[v].assigned < fewest:
+            best, fewest = v, state.workers[v].assigned
+    ranks.turn = (ranks.turn + 1) % ranks.count
+    return best
+
+
+@where_ranked(lambda state, w, steps: None)
+def shorten_ranks(state, w, steps):
+    """The run of worker w, and of the ranks beside it, has so many steps."""
+    first = state.dp_ranks[w].first
+    for v in range(first, first + state.dp_ranks[w].count):
+        state.lanes[state.workers[v].first_lane].run_steps = steps
+
+
+@where_ranked(lambda state, w, time_s: False)
+def end_empty(state, w, time_s):
+    """End the run of w if it is one of empty batches; True if it was."""
+    if not runs_empty(state, w):
+        return False
+    lane = state.lanes[state.workers[w].first_lane]
+    end_batch(state, state.workers[w].first_lane, time_s - lane.run_start_s, lane.run_steps)
+    lane.run_steps = 0
+    return True

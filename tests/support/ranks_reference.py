@@ -1,0 +1,241 @@
+"""The plain simulators with data-parallel ranks: workers of several schedulers that step together."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+from async_reference import AsyncReference, Formed
+from simulations import random_case
+from simulator_reference import WORKER, Reference, Request, Worker
+
+from planner.domain import Limit
+from planner.fleet import Fleet, Pool
+from planner.policies import ROUTING
+from planner.traffic.trace import Trace
+
+
+def ranked(fleet: Fleet, seed: int, *, dyadic: bool, least: int = 1) -> Fleet:
+    """The same fleet, its workers of one to three ranks each, and some share of each step of all ranks."""
+    rng = np.random.default_rng([seed, 17])
+
+    def number(high: float) -> float:
+        value = rng.uniform(0, high)
+        return round(value * 1024) / 1024 if dyadic else float(value)
+
+    def change(pool: Pool) -> Pool:
+        latency = pool.type.latency
+        rises = [number(0.05) * gap for gap in np.diff(latency.knots_tokens)]
+        joint = number(0.1) + np.cumsum([0.0, *rises])
+        latency = replace(
+            latency, f_s=tuple((np.array(latency.f_s) + joint).tolist()), joint_s=tuple(joint.tolist())
+        )
+        return replace(pool, type=replace(pool.type, latency=latency, dp=int(rng.integers(least, 4))))
+
+    return replace(fleet, pools=tuple(change(pool) for pool in fleet.pools))
+
+
+def random_ranked_case(seed: int, *, dyadic: bool) -> tuple[Fleet, Trace, tuple[Limit, ...], int]:
+    """`random_case` with ranks: at least one pool has some."""
+    fleet, trace, limits, closed_loop = random_case(seed, dyadic=dyadic)
+    found = ranked(fleet, seed, dyadic=dyadic)
+    if all(pool.type.dp == 1 for pool in found.pools):
+        found = ranked(fleet, seed, dyadic=dyadic, least=2)
+    return found, trace, limits, closed_loop
+
+
+class Ranks(Reference):
+    """`workers` are ranks while it runs; then what each worker did."""
+
+    def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
+        self.dp = [pool.type.dp for pool in fleet.pools for _ in range(pool.count)]
+        apart = tuple(
+            replace(pool, type=replace(pool.type, dp=1), count=pool.count * pool.type.dp)
+            for pool in fleet.pools
+        )
+        super().__init__(replace(fleet, pools=apart), trace, closed_loop=closed_loop)
+        kinds = [pool.type for pool in fleet.pools for _ in range(pool.count * pool.type.dp)]
+        for rank, kind in zip(self.workers, kinds, strict=True):
+            is_decode = rank.role == "decode"
+            policy = fleet.policies.decode_routing if is_decode else fleet.policies.routing
+            rank.weights = ROUTING[policy].weights(kind, is_decode)
+        ranks = iter(self.workers)
+        self.groups = [[next(ranks) for _ in range(dp)] for dp in self.dp]
+        self.group_of = {rank.index: group for group in self.groups for rank in group}
+        self.rank_turn = {group[0].index: 0 for group in self.groups}
+
+    def run(self) -> Self:
+        super().run()
+        number = {rank.index: k for k, group in enumerate(self.groups) for rank in group} | {-1: -1}
+        for request in self.requests:
+            request.prefill_worker = number[request.prefill_worker]
+            request.decode_worker = number[request.decode_worker]
+        for group in self.groups:
+            group[0].tokens = sum(rank.tokens for rank in group)
+        self.workers = [group[0] for group in self.groups]
+        return self
+
+    def choose(self, side: str, request: Request) -> Worker | None:
+        groups = [group for group in self.groups if (group[0].role == "decode") == (side == "back")]
+        policies = self.fleet.policies
+        fitting = [group for group in groups if group[0].fits(request)]
+        if not fitting:
+            self.turns[side] += len(groups)
+            return None
+        if ROUTING[policies.routing if side == "front" else policies.decode_routing].name == "round-robin":
+            while True:
+                group = groups[self.turns[side] % len(groups)]
+                self.turns[side] += 1
+                if group in fitting:
+                    break
+        else:
+            group = min(fitting, key=lambda group: sum(rank.score() for rank in group))
+        turn = self.rank_turn[group[0].index]
+        self.rank_turn[group[0].index] += 1
+        ranks = [group[(turn + i) % len(group)] for i in range(len(group))]
+        return min(ranks, key=lambda rank: len(rank.assigned))
+
+    def wake(self, worker: Worker, now: float) -> None:
+        super().wake(self.group_of[worker.index][0], now)
+
+    def own_s(self, worker: Worker) -> float:
+        """Of the step that the rank has formed, on its GPUs, without what all ranks have together."""
+        tokens = len(worker.decoding) + sum(n for _, n in worker.chunks)
+        pairs = sum(n * (request.cached + (n + 1) / 2) for request, n in worker.chunks)
+        kv_tokens = sum(request.cached + 1 for request in worker.decoding)
+        latency = worker.type.latency
+        own_s = latency.step_s(tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks))
+        return float(own_s - latency.joint_at(tokens))
+
+    def together_s(self, ranks: Sequence[tuple[Worker, float, int, int]], empty: int) -> float:
+        """Of all ranks: (rank, own seconds, tokens, sequences), and how many more have nothing to do."""
+        kind = ranks[0][0].type
+        tokens = sum(tokens for _, _, tokens, _ in ranks) + empty
+        of_gpus_s = max(own_s for _, own_s, _, _ in ranks) + float(kind.latency.joint_at(tokens))
+        engine = kind.engine
+        if engine is None:
+            return of_gpus_s
+        longest_s = 0.0
+        for _, _, _, sequences in ranks:
+            host_s, rest_s = (
+                part.step_s + part.sequence_s * sequences + part.log2_tp_s * math.log2(kind.tp)
+                for part in kind.host
+            )
+            step_s = max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
+            longest_s = max(longest_s, step_s, sequences / engine.tokens_per_s)
+        return longest_s
+
+    def start_step(self, worker: Worker, now: float) -> None:
+        group = self.group_of[worker.index]
+        worker.is_starting = False
+        busy = []
+        for rank in group:
+            while self.form_step(rank, now) and not rank.decoding and not rank.chunks:
+                pass  # whoever ran was preempted
+            if not rank.decoding and not rank.chunks and not rank.knows_all:
+                rank.knows_all = True
+                while self.form_step(rank, now) and not rank.decoding and not rank.chunks:
+                    pass
+            if rank.decoding or rank.chunks:
+                tokens = len(rank.decoding) + sum(n for _, n in rank.chunks)
+                busy.append((rank, self.own_s(rank), tokens, len(rank.decoding) + len(rank.chunks)))
+        if busy:
+            self.begin(group, now, self.together_s(busy, len(group) - len(busy)))
+
+    def begin(self, group: Sequence[Worker], now: float, step_s: float) -> None:
+        for rank in group:
+            rank.step_start_s = now
+        heapq.heappush(self.events, (now + step_s, WORKER, group[0].index))
+
+    def end_step(self, worker: Worker, now: float) -> None:
+        for rank in self.group_of[worker.index]:
+            if self.has_batch(rank):
+                super().end_step(rank, now)
+                continue
+            assert rank.step_start_s is not None
+            rank.busy_s += now - rank.step_start_s
+            rank.steps += 1
+            rank.step_start_s = None
+
+    def has_batch(self, rank: Worker) -> bool:
+        return bool(rank.decoding or rank.chunks)
+
+
+class SyncRanks(Ranks):
+    """... of an engine that schedules a step when it has seen the last one's tokens."""
+
+    def end_transfer(self, now: float) -> None:
+        request = self.link[0]
+        target = self.workers[request.decode_worker]
+        is_empty = target.step_start_s is not None and not self.has_batch(target)
+        super().end_transfer(now)
+        if is_empty:
+            request.known_step = 0  # it looks all the time
+
+
+class AsyncRanks(Ranks, AsyncReference):
+    """... of an engine that forms the next step as one begins."""
+
+    def start_step(self, worker: Worker, now: float) -> None:
+        group = self.group_of[worker.index]
+        worker.is_starting = False
+        steps: list[tuple[Worker, Formed]] = []
+        for rank in group:
+            step = self.prepared[rank.index]
+            if step is None:
+                rank.knows_all = True
+                step = self.formed(rank, now, is_prepared=False)
+            self.prepared[rank.index] = None
+            self.running.pop(rank.index, None)
+            if step is not None:
+                steps.append((rank, step))
+        if not steps:
+            return
+        busy = [
+            (rank, step.step_s, self.tokens_of(step), len(step.decoding) + len(step.chunks))
+            for rank, step in steps
+        ]
+        self.begin(group, now, self.together_s(busy, len(group) - len(busy)))
+        for rank, step in steps:
+            self.running[rank.index] = step
+            rank.knows_all = False
+            for request in step.decoding:
+                self.advance(rank, request, 1)
+            for request, n in step.chunks:
+                request.under_way = n
+                if math.isnan(request.scheduled_s):
+                    request.scheduled_s = now
+                if self.advance(rank, request, n):
+                    step.ended.append(request)
+            self.prepared[rank.index] = self.formed(rank, now, is_prepared=True)
+
+    def step_s(self, worker: Worker) -> float:
+        return self.own_s(worker)
+
+    def tokens_of(self, step: Formed) -> int:
+        return len(step.decoding) + sum(n for _, n in step.chunks)
+
+    def has_batch(self, rank: Worker) -> bool:
+        return rank.index in self.running
+
+    def end_transfer(self, now: float) -> None:
+        request = self.link[0]
+        target = self.workers[request.decode_worker]
+        is_empty = target.step_start_s is not None and not self.has_batch(target)
+        super().end_transfer(now)
+        if is_empty:
+            request.known_step = 0  # it looks all the time
+
+    def end_step(self, worker: Worker, now: float) -> None:
+        for rank in self.group_of[worker.index]:
+            if self.has_batch(rank):
+                AsyncReference.end_step(self, rank, now)
+                continue
+            assert rank.step_start_s is not None
+            rank.busy_s += now - rank.step_start_s
+            rank.steps += 1
+            rank.step_start_s = None
