@@ -164,7 +164,10 @@ def show_support(
         return
     print_mapping(_in_words(served), served.name)
     has_beside = any(row["blocks_beside"] for row in rows)
-    print_rows([_support_shown(row, has_beside) for row in rows], "one worker, with vLLM's usual settings")
+    has_ranks = any(row["dp"] > 1 for row in rows)
+    print_rows(
+        [_support_shown(row, has_beside, has_ranks) for row in rows], "one worker, with vLLM's usual settings"
+    )
     console = stdout_console(soft_wrap=True)
     fitting = {row["gpu"] for row in rows}
     for line in _legend(rows, [each.name for each in gpus if each.name not in fitting]):
@@ -190,6 +193,11 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
     """What the columns of `support` mean, of those that are there, and which GPUs are not."""
     lines = ["tp: GPUs of a worker; EP: each has whole experts, else a slice of all. USD/h: of the worker."]
     lines.append("KV tokens: of all sequences of a worker together.")
+    if any(row["dp"] > 1 for row in rows):
+        lines.append(
+            "dp: data-parallel ranks of a worker, tp GPUs and so many KV tokens each; plans choose from "
+            "fleet: {dp: [1, 2]}."
+        )
     if any(row["blocks_beside"] for row in rows):
         lines.append(
             "beside: KV tokens that windows and states of one sequence of full context take beside its own."
@@ -235,14 +243,14 @@ def _support(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any]
     }
 
 
-def _support_shown(row: dict[str, Any], has_beside: bool) -> dict[str, Any]:
+def _support_shown(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:
     error, spread = row["error_frac"], None if row["unchecked"] else row["spread"]
     beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}
     return {
         "gpu": row["gpu"],
         "tp": f"{row['tp']} EP" if row["ep"] else f"{row['tp']}",
         "USD/h": row["usd_per_h"],
-        "dp": row["dp"],
+        **({"dp": row["dp"]} if has_ranks else {}),
         "weights GB/GPU": row["weight_gb"],
         "KV tokens": f"{row['kv_tokens']:,}",
         **beside,
