@@ -321,7 +321,9 @@ def _empty(fleet: Fleet) -> State:
         prefix_block_tokens=KV_BLOCK_TOKENS if blocks else 0,
         tenants=(*named, *[""] * (TENANTS + 1)),
     )
-    state = fresh_state(fleet, trace)
+    # of data-parallel ranks the engine itself chooses one
+    workers = fleet.with_types(lambda worker: replace(worker.as_one, kv_tokens=worker.kv_tokens))
+    state = fresh_state(workers, trace)
     state = state._replace(requests=state.requests[:0])
     if state.caches is not None:
         blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)

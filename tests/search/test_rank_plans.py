@@ -127,3 +127,13 @@ def test_every_command_says_it_and_what_starts_ranks_otherwise_is_refused(tmp_pa
     for target in ("kserve", "ray-serve", "dynamo"):
         assert "starts data-parallel ranks (dp 4) in a way of its own" in refused[target]
     assert "--data-parallel-size" not in str(manifests.render(fleet(tmp_path, "tp: 2"), 4096).files)
+
+
+def test_our_router_sees_a_worker_and_leaves_its_ranks_to_it(tmp_path: Path) -> None:
+    """Two workers of four ranks: two places to go, each with a rank's room for one request."""
+    from planner.runtime.routing import LiveFleet
+
+    found = fleet(tmp_path, "tp: 2, dp: 4, count: 2")
+    state = LiveFleet(found).state
+    assert len(state.workers) == 2 and state.dp_ranks is None
+    assert state.types["kv_blocks"].tolist() == [found.pools[0].type.kv_tokens // 16]
