@@ -11,6 +11,7 @@
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
+    safety: {kept_in: 0.9, growth: 10 %}   # or none
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
 is quietly dropped would certify the wrong fleet. Several LLMs on one stock: planner/documents/together.py.
@@ -31,6 +32,7 @@ from planner.documents.engine import default_engine, parse_engine
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import Offer, Term, offer_of
+from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
 from planner.domain import SPOT, Gpu, Slo
@@ -164,6 +166,7 @@ class Task:
     routings: tuple[str, ...] = (_USUAL.routing,)  # likewise; those that look at prefixes need the caches
     prefix_cache: bool = False  # hits in prefix caches may be counted on
     robust: Robust = Robust()
+    safety: Safety | None = None  # None: the traffic and the step times as they are written
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
@@ -234,6 +237,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     known = (
         *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "objective", "limits", "spare"),
         "robust",
+        "safety",
     )
     if "llms" in document:
         raise InputError(
@@ -305,6 +309,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         routings=routings,
         prefix_cache=prefix_cache,
         robust=_robust(asked.part("robust", ("step_times", "traffic", "spread"))),
+        safety=_safety(asked),
     )
     if task.objective == "throughput":
         _check_throughput(task, where)
@@ -557,6 +562,13 @@ def _robust(section: Section) -> Robust:
     return Robust(
         section.share("step_times", 0.0), section.share("traffic", 0.0), spread=section.flag("spread", False)
     )
+
+
+def _safety(asked: Section) -> Safety | None:
+    """The default is left to whoever says himself what a plan must stand, or looks for a rate."""
+    if "safety" in asked:
+        return parse_safety(asked.get("safety"), asked.at("safety"))
+    return None if "robust" in asked or asked.get("objective") == "throughput" else Safety()
 
 
 def _check_throughput(task: Task, where: str) -> None:

@@ -564,6 +564,22 @@ def _(fact: facts.OldPrices) -> str:
 
 
 @sentence.register
+def _(fact: facts.NotCertified) -> str:
+    asked = percent(fact.asked_frac)
+    if not fact.have_spread:
+        return (
+            "not certified: how far these step times are from measured ones is not known, so every future has "
+            "them as predicted"
+        )
+    if fact.kept_in is None:
+        return "not certified: no time was left to test it on futures"
+    return (
+        f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.futures} futures that the search had "
+        f"not seen, which does not say that it is kept in {asked} of all"
+    )
+
+
+@sentence.register
 def _(fact: facts.NotSimulated) -> str:
     left_out = "; ".join(_LEFT_OUT[name] for name in fact.left_out)
     return f"not simulated, out of time: {left_out}; raise --time-limit"

@@ -108,7 +108,8 @@ def plan_yaml(plan: Plan) -> str:
         "objective": {
             "name": plan.certificate.objective,
             "unit": plan.certificate.unit,
-            "value": plan.certificate.value,
+            "value": plan.value,
+            "on_paper": plan.certificate.value,
             "bound": plan.certificate.bound,
         },
         "slo": slo_document(plan.slo),

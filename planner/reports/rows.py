@@ -9,6 +9,7 @@ from planner.domain import KV_BLOCK_TOKENS, SPOT
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
+from planner.reports.answers import workers_text
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence, times_text
 from planner.reports.words import (
@@ -292,9 +293,21 @@ def prefix_rows(plan: Plan) -> Rows:
 def alternative_rows(plan: Plan) -> Rows:
     """The plan and what else it could be."""
     certificate = plan.certificate
-    head = ("Alternative", "Fleet", certificate.unit, "Against the plan", "Note")
+    against = "Against the plan on paper" if certificate.answers else "Against the plan"
+    head = ("Alternative", "Fleet", certificate.unit, against, "Note")
     rows: list[tuple[str, ...]] = [
-        ("This plan", describe(plan.fleet), amount(certificate.value, certificate.unit), "", "")
+        ("This plan", describe(plan.fleet), amount(plan.value, certificate.unit), "", "")
+    ]
+    rows += [
+        (
+            "This plan on paper",
+            workers_text(each.workers),
+            amount(certificate.value, certificate.unit),
+            "",
+            "as all that follow",
+        )
+        for each in certificate.answers
+        if each.name == "on-paper"
     ]
     rows += [
         (

@@ -52,6 +52,18 @@ def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
     return Found(beyond.best, beyond.value, level0, beyond.cuts, beyond.is_exact)
 
 
+def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
+    """The best fleet of a stricter question about what was searched before, unproved; None if none is found.
+
+    Those of `start` that still hold are what others must beat. Fleets of several types per pool are looked
+    for only where `is_mixed`, or no other holds.
+    """
+    level0 = search_level0(problem, start, walks=False)
+    if level0.search.best is not None and not is_mixed:
+        return level0.search.best
+    return search_beyond(problem, level0).best
+
+
 def search_policies(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
 ) -> list[tuple[Problem, Found]]:

@@ -289,14 +289,14 @@ def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | No
         return None
 
 
-def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
+def on_spot(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
     """What the plan takes for granted of its spot workers, and a run in which they are taken away at once."""
-    fleet, oracle = problem.oracle.fleet(found.best), problem.oracle
+    fleet, oracle = problem.oracle.fleet(best), problem.oracle
     first = 0
     said: list[Binding] = []
     events: list[Disturbance] = []
     middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
-    for pool, (option, count) in zip(fleet.pools, found.best, strict=True):
+    for pool, (option, count) in zip(fleet.pools, best, strict=True):
         if terms := oracle.spot.get(option.type.gpu.name):
             down = oracle.spot_down(option, count)
             said.append(

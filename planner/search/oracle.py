@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from scipy.special import bdtr
@@ -23,6 +24,7 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.fleets import Counts, Named, may_hand_over, named
+from planner.search.futures import Future
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.solvers.master import Option
@@ -87,9 +89,10 @@ def is_looser(slo: Slo, other: Slo) -> bool:
 class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
-    With `draws` it must keep it on each of them too. `spot` holds the terms of spot workers by the GPU's
-    name, `told` what was said of fleets, by the names of their options. The kernel releases the GIL, so
-    threads use the cores.
+    With `draws` it must keep it on each of them too, and in each of `futures`. With `z` step times are so
+    many standard deviations of their spread above the medians, those of prefills and of decodes. `spot` holds the
+    terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of their options. The
+    kernel releases the GIL, so threads use the cores.
     """
 
     llm: Llm
@@ -102,10 +105,13 @@ class Oracle:
     spot: Mapping[str, Spot] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)
     draws: tuple[Trace, ...] = ()
+    futures: tuple[Future, ...] = ()
+    z: tuple[float, float] | None = None
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
-    _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
+    _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws` and `futures`
+    _order: tuple[Oracle, ...] = field(init=False)  # who is asked first: futures are harder
     _prompts: Trace = field(init=False)
     _requests: Requests = field(init=False)
     _only_prompts: Requests = field(init=False)
@@ -114,7 +120,13 @@ class Oracle:
         self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
         self._requests = Requests(self.trace)
         self._only_prompts = Requests(self._prompts, predicted_tokens=self.trace.output_tokens)
-        self._others = tuple(replace(self, trace=trace, draws=()) for trace in self.draws)
+        alone = partial(replace, self, draws=(), futures=())
+        self._others = (
+            *(alone(trace=trace) for trace in self.draws),
+            *(alone(trace=future.trace, z=future.z) for future in self.futures),
+        )
+        first = len(self.draws)
+        self._order = (*self._others[first:], self, *self._others[:first])
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""
@@ -153,7 +165,7 @@ class Oracle:
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
         answers = [
-            all(oracle._simulated(left) for oracle in (self, *self._others) for left in self._losses(counts))
+            all(oracle._simulated(left) for oracle in self._order for left in self._losses(counts))
             for counts in fleets
         ]
         for counts, answer in zip(fleets, answers, strict=True):
@@ -210,8 +222,12 @@ class Oracle:
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
         self._verdicts += 1
-        simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+        simulation = simulate(self._at(fleet), self.trace, limits=self.slo.limits, record=record)
         return simulation, judge(simulation, self.slo)
+
+    def _at(self, fleet: Fleet) -> Fleet:
+        """The fleet with the step times that this oracle asks about."""
+        return fleet if self.z is None else fleet.within(*self.z)
 
     def _losses(self, counts: Counts) -> list[Counts]:
         """What may be left of a fleet: without the spot workers that are down, and one spare pool or node."""
@@ -293,11 +309,11 @@ class Oracle:
     def _answer(
         self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
     ) -> bool:
-        key = (self.llm, self.network, self.policies, self.trace, *key)
+        key = (self.llm, self.network, self.policies, self.trace, self.z, *key)
         self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:
-            simulation = keeps(fleet(), trace, slo.limits, requests)
+            simulation = keeps(self._at(fleet()), trace, slo.limits, requests)
             known = simulation is not None and judge(simulation, slo, values=False).holds
             self.answers.add(key, slo, holds=known)
         return known

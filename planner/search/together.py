@@ -97,7 +97,7 @@ class SharedPlan:
 
     @property
     def status(self) -> str:
-        return "certified" if self.is_exhausted else "best found"
+        return "on paper" if self.is_exhausted else "best found"
 
     @property
     def gap_frac(self) -> float:

@@ -1,0 +1,261 @@
+"""The three answers: the cheapest fleet on paper, in production, and with a loss.
+
+    on paper      the SLO is kept on the traffic and with the step times as they are written
+    production    ... in the share of futures that `safety: kept_in` asks for
+    with a loss   ... in that share after the loss of any one worker
+
+Production is searched for by production.py on futures that it sees, and tested on others until Wald's test
+(simulator/repeats.py) decides: whether the share of futures that it keeps is above TEST_BELOW less than what
+was asked. Of fleets that cost the same, or up to NEAR_FRAC more, the one that holds furthest is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified, Workers
+from planner.documents.safety import Safety
+from planner.errors import InfeasibleError
+from planner.search.best_fleet import Found
+from planner.search.fleets import Counts, named, objective
+from planner.search.futures import SEARCHED, TESTED, Futures, drawn_by
+from planner.search.headroom import ends, holds_with
+from planner.search.options import hardware
+from planner.search.oracle import Oracle
+from planner.search.problem import Problem
+from planner.search.production import (
+    Chance,
+    cheaper_kept,
+    cheapest_kept,
+    futures_count,
+    in_future,
+    least_kept,
+    needed,
+    within,
+)
+from planner.simulator.repeats import decision
+from planner.traffic.redraw import block_s
+from planner.traffic.scaling import SAME_FRAC
+from planner.traffic.trace import Trace
+
+TEST_BELOW = 0.05  # under the share asked for, and
+TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
+TEST_REQUESTS, TEST_LEAST, TEST_MOST = 8_000_000, 32, 200
+BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
+TRIES = 3  # searches; what failed the test joins the futures of the next
+NEAR_FRAC = 0.01
+MOST_NEAR = 16  # fleets of about one price among which the roomiest is looked for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Production:
+    """The fleet that is to be run, the answers beside it, and whether it passed its test."""
+
+    best: Counts
+    answers: tuple[Answered, ...]
+    futures: FuturesDrawn
+    is_tested: bool
+
+
+@dataclass(slots=True, eq=False)
+class Test:
+    """Fleets in futures that no search has seen, from the number `first` on."""
+
+    oracle: Oracle
+    futures: Futures
+    safety: Safety
+    first: int = 0
+    _asked: dict[int, Oracle] = field(default_factory=dict)
+
+    def run(self, counts: Counts) -> KeptIn:
+        """Until it is decided, TEST_MOST futures at most."""
+        most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
+        kept, number = 0, 0
+        said = self._said(0, 0)
+        while number < most and said.decision == "open":
+            kept += self._holds(counts, number)
+            number += 1
+            said = self._said(kept, number)
+        return said
+
+    def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
+        """In the first so many of them."""
+        oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
+        kept = sum(
+            in_future(oracle, self.futures[self.first + i]).holds([counts])[0]
+            if after_loss
+            else self._holds(counts, i)
+            for i in range(number)
+        )
+        return replace(self._said(kept, number), after_loss=after_loss)
+
+    def _holds(self, counts: Counts, number: int) -> bool:
+        if number not in self._asked:
+            self._asked[number] = in_future(self.oracle, self.futures[self.first + number])
+        return self._asked[number].holds([counts])[0]
+
+    def _said(self, kept: int, number: int) -> KeptIn:
+        share = self.safety.kept_in_frac
+        few, most = share - TEST_BELOW, share + TEST_ABOVE * (1 - share)
+        return KeptIn(kept, number, few, most, decision(kept, number, few, most))
+
+
+def is_passed(kept_in: KeptIn, safety: Safety) -> bool:
+    return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - 1e-9
+
+
+def production(problem: Problem, paper: Found, trace: Trace, seed: int) -> Production:
+    """The three answers; `paper` is the cheapest fleet on what is written, `trace` the whole one, as read.
+
+    Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
+    """
+    safety = problem.task.safety
+    assert safety is not None
+    count = futures_count(problem.trace)
+    drawn = Futures(problem.task, trace, seed, SEARCHED, count)
+    futures, tests, first = [drawn[i] for i in range(count)], Futures(problem.task, trace, seed, TESTED), 0
+    for attempt in range(TRIES):
+        problem.progress(f"production: the cheapest fleet that keeps the SLO in {len(futures)} futures")
+        chance = Chance(problem.oracle, futures, needed(safety, len(futures)))
+        cheapest = cheapest_kept(problem, paper, chance)
+        if cheapest is None:
+            raise unreachable(problem, paper, chance)
+        best = _roomier(problem, paper, chance, cheapest)
+        problem.progress("production: on futures that the search has not seen")
+        test = Test(problem.oracle, tests, safety, first)
+        kept_in = test.run(best)
+        if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
+            break
+        futures = [*futures, *(tests[first + i] for i in range(kept_in.futures))]
+        first += kept_in.futures
+    answers = [
+        _answered(problem, "on-paper", paper.best, test.of(paper.best, min(kept_in.futures, BESIDE_FUTURES))),
+        _answered(problem, "production", best, kept_in),
+    ]
+    if not problem.oracle.has_losses and not problem.out_of_time():
+        answers.append(_with_a_loss(problem, paper, chance, best, test))
+    return Production(
+        best, tuple(answers), _drawn(problem, trace, best, len(futures)), is_passed(kept_in, safety)
+    )
+
+
+def not_certified(problem: Problem, made: Production) -> tuple[NotCertified, ...]:
+    """A warning where the word certified is not earned."""
+    assert problem.task.safety is not None
+    if made.is_tested and made.futures.have_spread:
+        return ()
+    kept_in = next(each.kept_in for each in made.answers if each.name == "production")
+    return (NotCertified(kept_in, problem.task.safety.kept_in_frac, made.futures.have_spread),)
+
+
+def unreachable(problem: Problem, paper: Found, chance: Chance) -> InfeasibleError:
+    """No fleet within the limits keeps enough; the largest share that one does, and its price."""
+    assert problem.task.safety is not None
+    most = least_kept(problem, paper, chance)
+    kept = sum(chance.kept(most)) / len(chance.futures)
+    asked = problem.task.safety.kept_in_frac
+    reachable = int(100 * kept) / 100
+    return InfeasibleError(
+        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * asked:g} % of "
+        f"futures; the most is {100 * kept:.0f} %, for {objective(most):.2f} {problem.task.objective} "
+        f"(on paper: {paper.value:.2f})",
+        kind="capacity",
+        constraint="safety: kept_in",
+        relaxation=f"safety: kept_in: {reachable:g}, more stock, or `safety: none`",
+        is_proved=False,
+    )
+
+
+def _with_a_loss(problem: Problem, paper: Found, chance: Chance, best: Counts, test: Test) -> Answered:
+    """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
+    problem.progress("with a loss: the cheapest fleet that keeps the SLO without any one worker")
+    asked = replace(problem, oracle=replace(problem.oracle, spare_workers=1))
+    lossy = Chance(asked.oracle, chance.futures, chance.need, chance.order)
+    more = tuple((option, count + 1) for option, count in best)
+    found = cheaper_kept(asked, paper, lossy, more if within(problem, more) else None)
+    if found is None:
+        return Answered("with-a-loss", (), None, None, None)
+    return _answered(asked, "with-a-loss", found, test.of(found, BESIDE_FUTURES, after_loss=True))
+
+
+def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    fleet = problem.oracle.fleet(counts)
+    workers = tuple(
+        Workers(
+            pool.role,
+            pool.type.gpu.name,
+            pool.type.tp,
+            pool.type.pp,
+            pool.count,
+            pool.count * pool.type.gpus,
+            pool.type.max_num_batched_tokens,
+        )
+        for pool in fleet.running
+    )
+    end = ends(problem.oracle, counts)
+    return Answered(
+        name,
+        workers,
+        objective(counts),
+        fleet.price_usd_per_h,
+        kept_in,
+        end.headroom,
+        end.by_traffic,
+        end.by_steps,
+    )
+
+
+def _drawn(problem: Problem, trace: Trace, best: Counts, searched: int) -> FuturesDrawn:
+    assert problem.task.safety is not None
+    how = drawn_by(problem.task, trace)
+    return FuturesDrawn(
+        how,
+        block_s(trace) if how == "blocks" else 0.0,
+        problem.task.safety.growth_frac,
+        all(option.type.latency.spread is not None for option, _ in best),
+        searched,
+    )
+
+
+def _roomier(problem: Problem, paper: Found, chance: Chance, best: Counts) -> Counts:
+    """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
+    end = ends(problem.oracle, best).headroom
+    room = min(end.traffic_frac, end.steps_frac)
+    for counts in itertools.islice(_near(problem, paper, best), MOST_NEAR):
+        beyond = room * 1.1 + SAME_FRAC
+        if (
+            problem.out_of_time()
+            or not holds_with(problem.oracle, counts, beyond)
+            or not chance.holds(counts)
+        ):
+            continue
+        end = ends(problem.oracle, counts).headroom
+        best, room = counts, min(end.traffic_frac, end.steps_frac)
+    return best
+
+
+def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
+    """The same GPUs with other settings of the engine, then fleets that hold on paper at about this price."""
+    options = paper.level0.options
+    alike = [
+        [each for each in options if each.role == option.role and hardware(each) == hardware(option)]
+        for option, _ in best
+    ]
+    counted = [count for _, count in best]
+    seen = {named(best)}
+    by_name = {option.name: option for option in options}
+    held = (
+        tuple((by_name[name], count) for name, count in fleet)
+        for fleet, holds in list(problem.oracle.told.items())
+        if holds and all(name in by_name and count > 0 for name, count in fleet)
+    )
+    others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
+    for counts in itertools.chain(others, held):
+        is_near = abs(objective(counts) - objective(best)) <= NEAR_FRAC * objective(best)
+        if named(counts) not in seen and is_near and within(problem, counts):
+            seen.add(named(counts))
+            yield counts
