@@ -568,8 +568,8 @@ def _(fact: facts.NotCertified) -> str:
     asked = percent(fact.asked_frac)
     if not fact.have_spread:
         return (
-            "not certified: how far these step times are from measured ones is not known, so every future has "
-            "them as predicted"
+            "not certified: how far these step times are from measured ones is not known, so every future "
+            "has them as predicted"
         )
     if fact.kept_in is None:
         return "not certified: no time was left to test it on futures"

@@ -13,30 +13,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified, Workers
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
-from planner.search.best_fleet import Found
+from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
-from planner.search.futures import SEARCHED, TESTED, Futures, drawn_by
+from planner.search.futures import SEARCHED, TESTED, Future, Futures, drawn_by
 from planner.search.headroom import ends, holds_with
-from planner.search.options import hardware
+from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
 from planner.search.problem import Problem
-from planner.search.production import (
-    Chance,
-    cheaper_kept,
-    cheapest_kept,
-    futures_count,
-    in_future,
-    least_kept,
-    needed,
-    within,
-)
+from planner.search.production import cheaper_kept, cheapest_kept, futures_count, in_most, may_miss, within
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
@@ -48,6 +39,7 @@ TEST_REQUESTS, TEST_LEAST, TEST_MOST = 8_000_000, 32, 200
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
 TRIES = 3  # searches; what failed the test joins the futures of the next
 NEAR_FRAC = 0.01
+NEARLY, MOST_NEARLY = 2, 3  # futures too many, and fleets that miss no more, which are tested
 MOST_NEAR = 16  # fleets of about one price among which the roomiest is looked for
 
 
@@ -69,7 +61,6 @@ class Test:
     futures: Futures
     safety: Safety
     first: int = 0
-    _asked: dict[int, Oracle] = field(default_factory=dict)
 
     def run(self, counts: Counts) -> KeptIn:
         """Until it is decided, TEST_MOST futures at most."""
@@ -85,23 +76,20 @@ class Test:
     def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
         """In the first so many of them."""
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
-        kept = sum(
-            in_future(oracle, self.futures[self.first + i]).holds([counts])[0]
-            if after_loss
-            else self._holds(counts, i)
-            for i in range(number)
-        )
+        kept = sum(_in_future(oracle, self.futures[self.first + i]).holds([counts])[0] for i in range(number))
         return replace(self._said(kept, number), after_loss=after_loss)
 
     def _holds(self, counts: Counts, number: int) -> bool:
-        if number not in self._asked:
-            self._asked[number] = in_future(self.oracle, self.futures[self.first + number])
-        return self._asked[number].holds([counts])[0]
+        return _in_future(self.oracle, self.futures[self.first + number]).holds([counts])[0]
 
     def _said(self, kept: int, number: int) -> KeptIn:
         share = self.safety.kept_in_frac
         few, most = share - TEST_BELOW, share + TEST_ABOVE * (1 - share)
         return KeptIn(kept, number, few, most, decision(kept, number, few, most))
+
+
+def _in_future(oracle: Oracle, future: Future) -> Oracle:
+    return replace(oracle, trace=future.trace, z=future.z, draws=(), futures=(), may_miss=0)
 
 
 def is_passed(kept_in: KeptIn, safety: Safety) -> bool:
@@ -119,15 +107,20 @@ def production(problem: Problem, paper: Found, trace: Trace, seed: int) -> Produ
     drawn = Futures(problem.task, trace, seed, SEARCHED, count)
     futures, tests, first = [drawn[i] for i in range(count)], Futures(problem.task, trace, seed, TESTED), 0
     for attempt in range(TRIES):
-        problem.progress(f"production: the cheapest fleet that keeps the SLO in {len(futures)} futures")
-        chance = Chance(problem.oracle, futures, needed(safety, len(futures)))
-        cheapest = cheapest_kept(problem, paper, chance)
+        problem.progress(
+            f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
+        )
+        asked, cheapest = cheapest_kept(in_most(problem, futures, may_miss(safety, len(futures))), paper)
         if cheapest is None:
-            raise unreachable(problem, paper, chance)
-        best = _roomier(problem, paper, chance, cheapest)
+            raise unreachable(asked, paper)
+        best = _roomier(asked, paper, cheapest)
         problem.progress("production: on futures that the search has not seen")
         test = Test(problem.oracle, tests, safety, first)
         kept_in = test.run(best)
+        for counts in _nearly(asked, paper, best):
+            if is_passed(said := test.run(counts), safety):
+                best, kept_in = counts, said
+                break
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = [*futures, *(tests[first + i] for i in range(kept_in.futures))]
@@ -137,10 +130,31 @@ def production(problem: Problem, paper: Found, trace: Trace, seed: int) -> Produ
         _answered(problem, "production", best, kept_in),
     ]
     if not problem.oracle.has_losses and not problem.out_of_time():
-        answers.append(_with_a_loss(problem, paper, chance, best, test))
+        answers.append(_with_a_loss(asked, paper, best, test))
     return Production(
         best, tuple(answers), _drawn(problem, trace, best, len(futures)), is_passed(kept_in, safety)
     )
+
+
+def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
+    """Cheaper fleets that miss a few too many of the futures that the search has seen, the closest first."""
+    options = {option.name: option for option in paper.level0.options}
+    below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
+    found = [
+        tuple((options[name], count) for name, count in key)
+        for key in asked.oracle.told
+        if all(name in options and count > 0 for name, count in key)
+    ]
+    cheaper = [counts for counts in found if paper.value < objective(counts) < below]
+    missed = {named(counts): asked.oracle.missed(counts, most) for counts in cheaper}
+    return sorted(
+        (counts for counts in cheaper if missed[named(counts)] <= most and _holds_as_written(asked, counts)),
+        key=lambda counts: (missed[named(counts)], objective(counts)),
+    )[:MOST_NEARLY]
+
+
+def _holds_as_written(asked: Problem, counts: Counts) -> bool:
+    return replace(asked.oracle, futures=(), may_miss=0).holds([counts])[0]
 
 
 def not_certified(problem: Problem, made: Production) -> tuple[NotCertified, ...]:
@@ -152,34 +166,40 @@ def not_certified(problem: Problem, made: Production) -> tuple[NotCertified, ...
     return (NotCertified(kept_in, problem.task.safety.kept_in_frac, made.futures.have_spread),)
 
 
-def unreachable(problem: Problem, paper: Found, chance: Chance) -> InfeasibleError:
+def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     """No fleet within the limits keeps enough; the largest share that one does, and its price."""
-    assert problem.task.safety is not None
-    most = least_kept(problem, paper, chance)
-    kept = sum(chance.kept(most)) / len(chance.futures)
-    asked = problem.task.safety.kept_in_frac
-    reachable = int(100 * kept) / 100
+    assert asked.task.safety is not None
+    count = len(asked.oracle.futures)
+    best, low, high = paper.best, asked.oracle.may_miss, asked.oracle.missed(paper.best, count)
+    while high - low > 1 and not asked.out_of_time():
+        middle = (low + high) // 2
+        weaker = in_most(asked, asked.oracle.futures, middle)
+        found = search_again(weaker, [], is_mixed=False)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, min(middle, weaker.oracle.missed(found, count))
+    kept_frac, wanted = 1 - high / count, asked.task.safety.kept_in_frac
+    unit = OBJECTIVE_UNITS[asked.task.objective]
     return InfeasibleError(
-        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * asked:g} % of "
-        f"futures; the most is {100 * kept:.0f} %, for {objective(most):.2f} {problem.task.objective} "
-        f"(on paper: {paper.value:.2f})",
+        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
+        f"futures; the most that one does is {100 * kept_frac:.0f} %, for {objective(best):.2f} {unit} (on "
+        f"paper: {paper.value:.2f} {unit})",
         kind="capacity",
         constraint="safety: kept_in",
-        relaxation=f"safety: kept_in: {reachable:g}, more stock, or `safety: none`",
+        relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
         is_proved=False,
     )
 
 
-def _with_a_loss(problem: Problem, paper: Found, chance: Chance, best: Counts, test: Test) -> Answered:
+def _with_a_loss(asked: Problem, paper: Found, best: Counts, test: Test) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
-    problem.progress("with a loss: the cheapest fleet that keeps the SLO without any one worker")
-    asked = replace(problem, oracle=replace(problem.oracle, spare_workers=1))
-    lossy = Chance(asked.oracle, chance.futures, chance.need, chance.order)
+    lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
     more = tuple((option, count + 1) for option, count in best)
-    found = cheaper_kept(asked, paper, lossy, more if within(problem, more) else None)
+    found = cheaper_kept(lossy, paper, more if within(asked, more) else None, any_mix=False)
     if found is None:
         return Answered("with-a-loss", (), None, None, None)
-    return _answered(asked, "with-a-loss", found, test.of(found, BESIDE_FUTURES, after_loss=True))
+    return _answered(lossy, "with-a-loss", found, test.of(found, BESIDE_FUTURES, after_loss=True))
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
@@ -221,7 +241,7 @@ def _drawn(problem: Problem, trace: Trace, best: Counts, searched: int) -> Futur
     )
 
 
-def _roomier(problem: Problem, paper: Found, chance: Chance, best: Counts) -> Counts:
+def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
     end = ends(problem.oracle, best).headroom
     room = min(end.traffic_frac, end.steps_frac)
@@ -230,7 +250,7 @@ def _roomier(problem: Problem, paper: Found, chance: Chance, best: Counts) -> Co
         if (
             problem.out_of_time()
             or not holds_with(problem.oracle, counts, beyond)
-            or not chance.holds(counts)
+            or not problem.oracle.holds([counts])[0]
         ):
             continue
         end = ends(problem.oracle, counts).headroom

@@ -55,13 +55,11 @@ def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
 def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
     """The best fleet of a stricter question about what was searched before, unproved; None if none is found.
 
-    Those of `start` that still hold are what others must beat. Fleets of several types per pool are looked
-    for only where `is_mixed`, or no other holds.
+    Those of `start` that still hold are what others must beat. Where `is_mixed` fleets of several types per
+    pool are looked for too.
     """
     level0 = search_level0(problem, start, walks=False)
-    if level0.search.best is not None and not is_mixed:
-        return level0.search.best
-    return search_beyond(problem, level0).best
+    return search_beyond(problem, level0).best if is_mixed else level0.search.best
 
 
 def search_policies(

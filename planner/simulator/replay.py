@@ -158,31 +158,42 @@ def simulate(
 class Requests:
     """The kernel's requests of one trace, laid out once for many simulations, from any thread.
 
-    A simulation that is refuted early has touched few of them, and only those are made fresh again.
+    A simulation that is refuted early has touched few of them, and only those are made fresh again. Nothing
+    is laid out before the first simulation; unless they are `kept`, every one lays out its own.
     """
 
-    def __init__(self, trace: Trace, predicted_tokens: Ints | None = None):
+    def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, kept: bool = True):
         """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
-        self._fresh = _fresh_requests(trace)
-        if predicted_tokens is not None:
-            self._fresh["predicted_tokens"] = self._fresh["predicted_later_tokens"] = predicted_tokens
+        self._trace, self._predicted_tokens, self._kept = trace, predicted_tokens, kept
+        self._fresh: npt.NDArray[np.void] | None = None
         self._spare: list[npt.NDArray[np.void]] = []
         self._lock = threading.Lock()
         self.runs = self.entered = 0  # simulations, and the requests that they got to see
 
     def take(self) -> npt.NDArray[np.void]:
         """(n,) layout.REQUEST, as before the first event."""
+        if not self._kept:
+            return self._laid_out()
         try:
             return self._spare.pop()
         except IndexError:
+            if self._fresh is None:
+                self._fresh = self._laid_out()
             return self._fresh.copy()
 
     def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
         """Nobody looks any more at what `take` gave, of which only the first `touched` may have changed."""
-        requests[:touched].view(np.uint8)[:] = self._fresh[:touched].view(np.uint8)  # not field by field
-        self._spare.append(requests)
+        if self._fresh is not None:
+            requests[:touched].view(np.uint8)[:] = self._fresh[:touched].view(np.uint8)  # not field by field
+            self._spare.append(requests)
         with self._lock:
             self.runs, self.entered = self.runs + 1, self.entered + touched
+
+    def _laid_out(self) -> npt.NDArray[np.void]:
+        requests = _fresh_requests(self._trace)
+        if self._predicted_tokens is not None:
+            requests["predicted_tokens"] = requests["predicted_later_tokens"] = self._predicted_tokens
+        return requests
 
 
 def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Requests) -> Simulation | None:
