@@ -12,7 +12,7 @@ was asked. Of fleets that cost the same, or up to NEAR_FRAC more, the one that h
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,18 +20,18 @@ import numpy as np
 from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified, Workers
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
+from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
-from planner.search.futures import SEARCHED, TESTED, Future, Futures, drawn_by
+from planner.search.futures import Future, Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
-from planner.search.oracle import Oracle
+from planner.search.oracle import Answers, Oracle
 from planner.search.problem import Problem
-from planner.search.production import cheaper_kept, cheapest_kept, futures_count, in_most, may_miss, within
+from planner.search.production import cheaper_kept, cheapest_kept, in_most, in_production, may_miss, within
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
-from planner.traffic.trace import Trace
 
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
@@ -60,14 +60,15 @@ class Test:
     oracle: Oracle
     futures: Futures
     safety: Safety
-    first: int = 0
+    first: int
+    out_of_time: Callable[[], bool]
 
     def run(self, counts: Counts) -> KeptIn:
         """Until it is decided, TEST_MOST futures at most."""
         most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
         kept, number = 0, 0
         said = self._said(0, 0)
-        while number < most and said.decision == "open":
+        while number < most and said.decision == "open" and not self.out_of_time():
             kept += self._holds(counts, number)
             number += 1
             said = self._said(kept, number)
@@ -89,33 +90,45 @@ class Test:
 
 
 def _in_future(oracle: Oracle, future: Future) -> Oracle:
-    return replace(oracle, trace=future.trace, z=future.z, draws=(), futures=(), may_miss=0)
+    return replace(
+        oracle, trace=future.trace, z=future.z, draws=(), futures=(), may_miss=0, answers=Answers()
+    )
 
 
 def is_passed(kept_in: KeptIn, safety: Safety) -> bool:
     return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - 1e-9
 
 
-def production(problem: Problem, paper: Found, trace: Trace, seed: int) -> Production:
-    """The three answers; `paper` is the cheapest fleet on what is written, `trace` the whole one, as read.
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """The fleet for production, how it did in futures that no search has seen, the last question asked."""
+
+    best: Counts
+    kept_in: KeptIn
+    asked: Problem
+    test: Test
+
+
+def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried | None:
+    """The cheapest fleet found that passes its test, or that of the last try; None where the time was over.
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
     """
-    safety = problem.task.safety
-    assert safety is not None
-    count = futures_count(problem.trace)
-    drawn = Futures(problem.task, trace, seed, SEARCHED, count)
-    futures, tests, first = [drawn[i] for i in range(count)], Futures(problem.task, trace, seed, TESTED), 0
+    safety, asked, first = problem.task.safety, in_production(problem), 0
+    assert safety is not None and problem.tested is not None
+    futures = asked.oracle.futures
     for attempt in range(TRIES):
         problem.progress(
             f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
         )
-        asked, cheapest = cheapest_kept(in_most(problem, futures, may_miss(safety, len(futures))), paper)
+        asked, cheapest = cheapest_kept(asked, paper, start)
+        if cheapest is None and problem.out_of_time():
+            return None
         if cheapest is None:
             raise unreachable(asked, paper)
         best = _roomier(asked, paper, cheapest)
         problem.progress("production: on futures that the search has not seen")
-        test = Test(problem.oracle, tests, safety, first)
+        test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
         for counts in _nearly(asked, paper, best):
             if is_passed(said := test.run(counts), safety):
@@ -123,17 +136,30 @@ def production(problem: Problem, paper: Found, trace: Trace, seed: int) -> Produ
                 break
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
-        futures = [*futures, *(tests[first + i] for i in range(kept_in.futures))]
+        futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
+        asked = in_most(problem, futures, may_miss(safety, len(futures)))
         first += kept_in.futures
+    return Tried(best, kept_in, asked, test)
+
+
+def production(problem: Problem, paper: Found) -> Production | None:
+    """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
+
+    Raises InfeasibleError as `tried` does.
+    """
+    if (found := tried(problem, paper)) is None:
+        return None
+    best, kept_in = found.best, found.kept_in
+    on_paper = found.test.of(paper.best, min(kept_in.futures, BESIDE_FUTURES))
     answers = [
-        _answered(problem, "on-paper", paper.best, test.of(paper.best, min(kept_in.futures, BESIDE_FUTURES))),
+        _answered(problem, "on-paper", paper.best, on_paper),
         _answered(problem, "production", best, kept_in),
     ]
     if not problem.oracle.has_losses and not problem.out_of_time():
-        answers.append(_with_a_loss(asked, paper, best, test))
-    return Production(
-        best, tuple(answers), _drawn(problem, trace, best, len(futures)), is_passed(kept_in, safety)
-    )
+        answers.append(_with_a_loss(found, paper))
+    assert problem.task.safety is not None
+    is_tested = is_passed(kept_in, problem.task.safety)
+    return Production(best, tuple(answers), _drawn(problem, best, len(found.asked.oracle.futures)), is_tested)
 
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
@@ -157,13 +183,16 @@ def _holds_as_written(asked: Problem, counts: Counts) -> bool:
     return replace(asked.oracle, futures=(), may_miss=0).holds([counts])[0]
 
 
-def not_certified(problem: Problem, made: Production) -> tuple[NotCertified, ...]:
-    """A warning where the word certified is not earned."""
-    assert problem.task.safety is not None
+def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertified, ...]:
+    """A warning where production was asked for and the word certified is not earned."""
+    if (safety := problem.task.safety) is None:
+        return ()
+    if made is None:
+        return (NotCertified(None, safety.kept_in_frac, have_spread=True),)
     if made.is_tested and made.futures.have_spread:
         return ()
     kept_in = next(each.kept_in for each in made.answers if each.name == "production")
-    return (NotCertified(kept_in, problem.task.safety.kept_in_frac, made.futures.have_spread),)
+    return (NotCertified(kept_in, safety.kept_in_frac, made.futures.have_spread),)
 
 
 def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
@@ -192,14 +221,15 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     )
 
 
-def _with_a_loss(asked: Problem, paper: Found, best: Counts, test: Test) -> Answered:
+def _with_a_loss(production: Tried, paper: Found) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
+    asked = production.asked
     lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
-    more = tuple((option, count + 1) for option, count in best)
+    more = tuple((option, count + 1) for option, count in production.best)
     found = cheaper_kept(lossy, paper, more if within(asked, more) else None, any_mix=False)
     if found is None:
         return Answered("with-a-loss", (), None, None, None)
-    return _answered(lossy, "with-a-loss", found, test.of(found, BESIDE_FUTURES, after_loss=True))
+    return _answered(lossy, "with-a-loss", found, production.test.of(found, BESIDE_FUTURES, after_loss=True))
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
@@ -229,8 +259,9 @@ def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptI
     )
 
 
-def _drawn(problem: Problem, trace: Trace, best: Counts, searched: int) -> FuturesDrawn:
-    assert problem.task.safety is not None
+def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
+    assert problem.task.safety is not None and problem.searched is not None
+    trace = problem.searched.trace
     how = drawn_by(problem.task, trace)
     return FuturesDrawn(
         how,

@@ -59,7 +59,7 @@ def plan(
         throughput = most_traffic(task, trace, catalog, seed=seed, conditions=conditions)
         task = at_rate(task, trace, throughput.rate_rps, seed)
     searched = search_llm(task, trace, catalog, seed=seed, conditions=conditions, asked=asked, prove=prove)
-    made = None if task.safety is None else production(*best_of(searched), trace, seed)
+    made = None if task.safety is None else production(*best_of(searched))
     return certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
 
 
@@ -109,7 +109,7 @@ def certified(
     left_s = max(deadline - time.monotonic(), 0.0)
     certificate = _certificate(searched, simulation, beyond, of_limits, seed, made)
     return Plan(
-        status=_status(certificate, fleet, made),
+        status=_status(problem, certificate, fleet, made),
         fleet=fleet,
         slo=problem.slo,
         trace=problem.trace,
@@ -121,7 +121,7 @@ def certified(
         max_model_len=problem.longest_tokens,
         prices=findings.prices(problem.task, catalog, problem.gpus),
         warnings=(
-            *([] if made is None else not_certified(problem, made)),
+            *not_certified(problem, made),
             *map(OfTraffic, trace.warnings),
             *findings.warnings(fleet, simulation, problem.slo, verdict),
             *beyond.warnings,
@@ -140,12 +140,11 @@ def certified(
     )
 
 
-def _status(certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:
-    """What the words mean: docs/architecture.md."""
+def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:
     if not certificate.level0_exhausted:
         return "best found"
     if made is None:
-        return "on paper"
+        return "on paper" if problem.task.safety is None else "best found"
     is_measured = all(pool.type.latency.is_measured for pool in fleet.running) and made.futures.have_spread
     return "certified" if made.is_tested and is_measured else "not certified"
 

@@ -27,6 +27,8 @@ from planner.traffic.trace import Trace, spread
 
 Drawn = Literal["copies", "part", "blocks"]
 SEARCHED, TESTED = 1, 2  # which futures: those a search sees, those that test its answer
+SEARCH_REQUESTS = 1_000_000  # of all futures that a search sees,
+SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +43,7 @@ class Future:
 
 @dataclass(slots=True, eq=False)
 class Futures:
-    """Futures of one kind by number, each drawn when it is first asked for.
+    """Futures of one kind by number. Those that a search sees are kept, others drawn whenever asked for.
 
     `trace` is the whole one, as it was read. The first `count` have step times that are evenly spread.
     """
@@ -54,9 +56,12 @@ class Futures:
     _drawn: dict[int, Future] = field(default_factory=dict)
 
     def __getitem__(self, number: int) -> Future:
-        if number not in self._drawn:
-            self._drawn[number] = Future(self._traffic(number), self._z(number))
-        return self._drawn[number]
+        if number in self._drawn:
+            return self._drawn[number]
+        future = Future(self._traffic(number), self._z(number))
+        if number < self.count:
+            self._drawn[number] = future
+        return future
 
     def _z(self, number: int) -> tuple[float, float]:
         normal = NormalDist().inv_cdf
@@ -91,3 +96,9 @@ def drawn_by(task: Task, trace: Trace) -> Drawn:
     if factor < 1 - SAME_FRAC:
         return "part"
     return "copies" if task.scale == "superpose" and factor >= 2 else "blocks"
+
+
+def futures_of(task: Task, trace: Trace, seed: int, requests: int) -> tuple[Futures, Futures]:
+    """Those that a search sees, and those that test its answer; what is written has so many requests."""
+    count = int(np.clip(SEARCH_REQUESTS // requests, SEARCH_LEAST, SEARCH_MOST))
+    return Futures(task, trace, seed, SEARCHED, count), Futures(task, trace, seed, TESTED)

@@ -18,25 +18,28 @@ from dataclasses import replace
 import numpy as np
 
 from planner.documents.safety import Safety
+from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, objective
 from planner.search.futures import Future
 from planner.search.oracle import Oracle, side_by_side
 from planner.search.problem import Problem, silent
-from planner.traffic.trace import Trace
 
-SEARCH_REQUESTS = 1_000_000  # of all futures that a search sees,
-SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
 STEP = 30  # a pool grows by one worker for each so many
-
-
-def futures_count(trace: Trace) -> int:
-    return int(np.clip(SEARCH_REQUESTS // len(trace), SEARCH_LEAST, SEARCH_MOST))
 
 
 def may_miss(safety: Safety, count: int) -> int:
     """Of so many futures."""
     return int((1 - safety.kept_in_frac) * count + 1e-9)
+
+
+def in_production(problem: Problem) -> Problem:
+    """The same question of the futures that a search sees; itself where no safety is asked for."""
+    if problem.task.safety is None or problem.searched is None:
+        return problem
+    count = problem.searched.count
+    futures = [problem.searched[i] for i in range(count)]
+    return in_most(problem, futures, may_miss(problem.task.safety, count))
 
 
 def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Problem:
@@ -45,18 +48,20 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
     return replace(problem, oracle=oracle, progress=silent)
 
 
-def cheapest_kept(problem: Problem, paper: Found) -> tuple[Problem, Counts | None]:
+def cheapest_kept(
+    problem: Problem, paper: Found, start: Sequence[Fleet] = ()
+) -> tuple[Problem, Counts | None]:
     """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
-    more of them than it may; None if none was found.
+    more of them than it may; None if none was found. Of equal ones those of `start` come first.
     """
     ordered, best = _grown(problem, paper.best)
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
-    return ordered, cheaper_kept(ordered, paper, best)
+    return ordered, cheaper_kept(ordered, paper, best, start)
 
 
 def cheaper_kept(
-    problem: Problem, paper: Found, best: Counts | None, *, any_mix: bool = True
+    problem: Problem, paper: Found, best: Counts | None, start: Sequence[Fleet] = (), *, any_mix: bool = True
 ) -> Counts | None:
     """The cheapest fleet found, `best` where none is cheaper.
 
@@ -65,8 +70,8 @@ def cheaper_kept(
     """
     roles = [option.role for option, _ in paper.best]
     is_mixed = len(set(roles)) < len(roles) or (any_mix and best is None)
-    start = [] if best is None else [problem.oracle.fleet(best)]
-    return search_again(problem, start, is_mixed=is_mixed) or best
+    known = [*start, *([] if best is None else [problem.oracle.fleet(best)])]
+    return search_again(problem, known, is_mixed=is_mixed) or best
 
 
 def within(problem: Problem, counts: Counts) -> bool:
