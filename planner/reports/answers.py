@@ -58,7 +58,7 @@ def workers_text(workers: Sequence[Workers]) -> str:
 
 
 def kept_text(kept_in: KeptIn) -> str:
-    after = ", after the loss of any one worker" if kept_in.after_loss else ""
+    after = ", after a loss" if kept_in.after_loss else ""
     return f"{kept_in.kept} of {kept_in.futures} futures{after}"
 
 
