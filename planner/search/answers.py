@@ -28,18 +28,27 @@ from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Answers, Oracle
 from planner.search.problem import Problem
-from planner.search.production import cheaper_kept, cheapest_kept, in_most, in_production, may_miss, within
+from planner.search.production import (
+    cheaper_kept,
+    cheapest_kept,
+    in_most,
+    in_production,
+    limited,
+    may_miss,
+    within,
+)
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
 
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
-TEST_REQUESTS, TEST_LEAST, TEST_MOST = 8_000_000, 32, 200
+TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
+BESIDE_REQUESTS, BESIDE_LEAST = 1_000_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
-TRIES = 3  # searches; what failed the test joins the futures of the next
+TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
-NEARLY, MOST_NEARLY = 2, 3  # futures too many, and fleets that miss no more, which are tested
+NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
 MOST_NEAR = 16  # fleets of about one price among which the roomiest is looked for
 
 
@@ -62,6 +71,11 @@ class Test:
     safety: Safety
     first: int
     out_of_time: Callable[[], bool]
+
+    @property
+    def beside(self) -> int:
+        """In how many futures the fleets beside production are simulated."""
+        return int(np.clip(BESIDE_REQUESTS // len(self.oracle.trace), BESIDE_LEAST, BESIDE_FUTURES))
 
     def run(self, counts: Counts) -> KeptIn:
         """Until it is decided, TEST_MOST futures at most."""
@@ -117,27 +131,25 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     safety, asked, first = problem.task.safety, in_production(problem), 0
     assert safety is not None and problem.tested is not None
     futures = asked.oracle.futures
+    problem.progress(f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures")
+    asked, best = cheapest_kept(asked, paper, start)
     for attempt in range(TRIES):
-        problem.progress(
-            f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
-        )
-        asked, cheapest = cheapest_kept(asked, paper, start)
-        if cheapest is None and problem.out_of_time():
+        if best is None and problem.out_of_time():
             return None
-        if cheapest is None:
+        if best is None:
             raise unreachable(asked, paper)
-        best = _roomier(asked, paper, cheapest)
         problem.progress("production: on futures that the search has not seen")
+        best = _roomier(asked, paper, best)
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
-        for counts in _nearly(asked, paper, best):
+        for counts in _nearly(asked, paper, best) if attempt == 0 else ():
             if is_passed(said := test.run(counts), safety):
                 best, kept_in = counts, said
                 break
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
-        asked = in_most(problem, futures, may_miss(safety, len(futures)))
+        asked, best = grown(in_most(problem, futures, may_miss(safety, len(futures))), best)
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
 
@@ -150,7 +162,7 @@ def production(problem: Problem, paper: Found) -> Production | None:
     if (found := tried(problem, paper)) is None:
         return None
     best, kept_in = found.best, found.kept_in
-    on_paper = found.test.of(paper.best, min(kept_in.futures, BESIDE_FUTURES))
+    on_paper = found.test.of(paper.best, min(kept_in.futures, found.test.beside))
     answers = [
         _answered(problem, "on-paper", paper.best, on_paper),
         _answered(problem, "production", best, kept_in),
@@ -168,15 +180,13 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
     found = [
         tuple((options[name], count) for name, count in key)
-        for key in asked.oracle.told
+        for key in list(asked.oracle.told)
         if all(name in options and count > 0 for name, count in key)
     ]
     cheaper = [counts for counts in found if paper.value < objective(counts) < below]
-    missed = {named(counts): asked.oracle.missed(counts, most) for counts in cheaper}
-    return sorted(
-        (counts for counts in cheaper if missed[named(counts)] <= most and _holds_as_written(asked, counts)),
-        key=lambda counts: (missed[named(counts)], objective(counts)),
-    )[:MOST_NEARLY]
+    cheaper = [counts for counts in cheaper if _holds_as_written(asked, counts)]
+    cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
+    return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
 
 
 def _holds_as_written(asked: Problem, counts: Counts) -> bool:
@@ -224,12 +234,14 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 def _with_a_loss(production: Tried, paper: Found) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
     asked = production.asked
-    lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
+    lossy = limited(replace(asked, oracle=replace(asked.oracle, spare_workers=1)), 0.0, 0)
     more = tuple((option, count + 1) for option, count in production.best)
     found = cheaper_kept(lossy, paper, more if within(asked, more) else None, any_mix=False)
     if found is None:
         return Answered("with-a-loss", (), None, None, None)
-    return _answered(lossy, "with-a-loss", found, production.test.of(found, BESIDE_FUTURES, after_loss=True))
+    return _answered(
+        lossy, "with-a-loss", found, production.test.of(found, production.test.beside, after_loss=True)
+    )
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
@@ -274,6 +286,7 @@ def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
 
 def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
+    problem = limited(problem, 0.0, 0)
     end = ends(problem.oracle, best).headroom
     room = min(end.traffic_frac, end.steps_frac)
     for counts in itertools.islice(_near(problem, paper, best), MOST_NEAR):

@@ -82,10 +82,11 @@ class Problem:
     draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
     searched: Futures | None = None  # what a search for production sees, where safety is asked for,
     tested: Futures | None = None  # and what tests it
+    most_effort: float = math.inf  # of the oracle: no simulation begins beyond
     lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
 
     def out_of_time(self) -> bool:
-        return time.monotonic() > self.deadline
+        return time.monotonic() > self.deadline or self.oracle.effort() > self.most_effort
 
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:

@@ -6,8 +6,7 @@
             so that one that fails does so after few simulations
 
 Which futures are missed is left to each fleet. Fresh futures test the answer (answers.py); if it fails they
-join the S, and the search begins again. A cheaper fleet that is `nearly` there is tested too: S futures are
-few.
+join the S, and it grows again. A cheaper fleet that is nearly there is tested too: S futures are few.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from planner.search.futures import Future
 from planner.search.oracle import Oracle, side_by_side
 from planner.search.problem import Problem, silent
 
-STEP = 30  # a pool grows by one worker for each so many
+SEARCH_EFFORT = 3_000_000  # simulated requests that a search may cost, and as many as that on paper did
 
 
 def may_miss(safety: Safety, count: int) -> int:
@@ -48,16 +47,23 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
     return replace(problem, oracle=oracle, progress=silent)
 
 
+def limited(problem: Problem, share: float, paper_effort: int) -> Problem:
+    """The same question, to be searched with this share of the effort of the search on paper, or a little."""
+    more = max(share * paper_effort, SEARCH_EFFORT)
+    return replace(problem, most_effort=problem.oracle.effort() + more)
+
+
 def cheapest_kept(
     problem: Problem, paper: Found, start: Sequence[Fleet] = ()
 ) -> tuple[Problem, Counts | None]:
     """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
     more of them than it may; None if none was found. Of equal ones those of `start` come first.
     """
-    ordered, best = _grown(problem, paper.best)
+    paper_effort = problem.oracle.effort()
+    ordered, best = grown(problem, paper.best)
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
-    return ordered, cheaper_kept(ordered, paper, best, start)
+    return ordered, cheaper_kept(limited(ordered, 1.0, paper_effort), paper, best, start)
 
 
 def cheaper_kept(
@@ -78,12 +84,12 @@ def within(problem: Problem, counts: Counts) -> bool:
     return problem.limits.broken([(option.type, count) for option, count in counts]) is None
 
 
-def _grown(problem: Problem, paper: Counts) -> tuple[Problem, Counts | None]:
-    """The paper's fleet with workers added until it misses no more than it may; None where that leaves the
-    limits. Each time to the pool that keeps most futures more for its price.
+def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
+    """A fleet with workers added until it misses no more than it may; None where that leaves the
+    limits. Each time to the pool that keeps most futures more for its price, and twice as many.
     """
     oracle = problem.oracle
-    counts, easier = paper, list[int]()
+    counts, easier, step = least, list[int](), 1
     left = list(range(len(oracle.futures)))
 
     def ordered() -> Problem:
@@ -95,14 +101,17 @@ def _grown(problem: Problem, paper: Counts) -> tuple[Problem, Counts | None]:
         left = [i for i in left if i not in kept]
         if len(left) <= oracle.may_miss:
             return ordered(), counts
-        grown = [_more(counts, [k]) for k in range(len(counts))]
-        grown = [each for each in grown if within(problem, each)]
-        if len(grown) > 1:
-            won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in grown]
-            grown = [grown[int(np.argmax(won))]] if any(won) else [_more(counts, range(len(counts)))]
-        if not grown or not within(problem, grown[0]):
+        more = [_more(counts, [k], step) for k in range(len(counts))]
+        more = [each for each in more if within(problem, each)]
+        if len(more) > 1:
+            won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
+            more = [more[int(np.argmax(won))]] if any(won) else [_more(counts, range(len(counts)), step)]
+        if more and within(problem, more[0]):
+            counts, step = more[0], 2 * step
+        elif step > 1:
+            step = 1
+        else:
             return ordered(), None
-        counts = grown[0]
 
 
 def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
@@ -118,9 +127,6 @@ def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
     return [i for i in numbers if kept[i]]
 
 
-def _more(counts: Counts, pools: Iterable[int]) -> Counts:
-    """More workers in these pools."""
-    return tuple(
-        (option, count + (max(round(count / STEP), 1) if k in pools else 0))
-        for k, (option, count) in enumerate(counts)
-    )
+def _more(counts: Counts, pools: Iterable[int], more: int) -> Counts:
+    """So many workers more in these pools."""
+    return tuple((option, count + (more if k in pools else 0)) for k, (option, count) in enumerate(counts))

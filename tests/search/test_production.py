@@ -110,7 +110,9 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
 def test_without_a_spread_nothing_is_certified() -> None:
     """Rooflines: every future has the steps as predicted, and the plan says so."""
     found = plan(
-        question(**SAFE, llm="llama-3.1-8b", fleet={"gpus": ["l4"], "unchecked": True}), traffic(requests=120, rate_rps=5.0), CATALOG
+        question(**SAFE, llm="llama-3.1-8b", fleet={"gpus": ["l4"], "unchecked": True}),
+        traffic(requests=120, rate_rps=5.0),
+        CATALOG,
     )
     if all(pool.type.latency.is_measured for pool in found.fleet.running):
         pytest.skip("the shipped catalog has measured steps for this GPU")
