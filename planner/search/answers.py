@@ -31,6 +31,7 @@ from planner.search.problem import Problem
 from planner.search.production import (
     cheaper_kept,
     cheapest_kept,
+    grown,
     in_most,
     in_production,
     limited,
@@ -132,14 +133,14 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     assert safety is not None and problem.tested is not None
     futures = asked.oracle.futures
     problem.progress(f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures")
-    asked, best = cheapest_kept(asked, paper, start)
+    asked, least = cheapest_kept(asked, paper, start)
     for attempt in range(TRIES):
-        if best is None and problem.out_of_time():
+        if least is None and problem.out_of_time():
             return None
-        if best is None:
+        if least is None:
             raise unreachable(asked, paper)
         problem.progress("production: on futures that the search has not seen")
-        best = _roomier(asked, paper, best)
+        best = _roomier(asked, paper, least)
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
         for counts in _nearly(asked, paper, best) if attempt == 0 else ():
@@ -149,7 +150,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
-        asked, best = grown(in_most(problem, futures, may_miss(safety, len(futures))), best)
+        asked, least = grown(in_most(problem, futures, may_miss(safety, len(futures))), best)
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
 
