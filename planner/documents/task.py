@@ -75,6 +75,10 @@ _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
 MAX_DP = 64
+_KEYS = (
+    *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "objective", "limits", "spare"),
+    *("robust", "safety"),
+)
 _FLEET_KEYS = (
     "gpus",
     "unchecked",
@@ -234,17 +238,12 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
     """The same from a mapping, as the UI holds it; `where` opens every error message."""
-    known = (
-        *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "objective", "limits", "spare"),
-        "robust",
-        "safety",
-    )
     if "llms" in document:
         raise InputError(
             f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
             "anything else write one of them into a file of its own, with the fleet it may use"
         )
-    refuse_unknown(document, known, where)
+    refuse_unknown(document, _KEYS, where)
     if not isinstance(document.get("llm"), str):
         found = repr(document["llm"]) if "llm" in document else "nothing"
         raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.engine import default_engine
+from planner.documents.safety import Safety
 from planner.documents.slo import parse_slo
 from planner.documents.task import Robust, Spot, Task, parse_task, read_task
 from planner.domain import Limit
@@ -44,6 +45,7 @@ def test_the_example_of_the_design(catalog: Catalog) -> None:
         power_limit_w=80_000.0,
         cost_limit_usd_per_h=500.0,
         engine=default_engine(catalog.engines.values()),
+        safety=Safety(),
     )
 
 

@@ -53,6 +53,7 @@ def sample() -> Trace:
 
 def question(catalog: Catalog, **policies: object) -> Task:
     document = {
+        "safety": "none",
         "llm": LLM,
         "slo": {"ttft": {"p90": "500 ms"}, "tbt": {"p99": "60 ms"}},
         "traffic": {"rate": 30, "scale": "compress"},

@@ -51,6 +51,7 @@ def question(
             f"llm-{k}",
             parse_task(
                 {
+                    "safety": "none",
                     "llm": LLM,
                     "slo": SLOS[k],
                     "traffic": {"rate": rates[k], "draws": runs},

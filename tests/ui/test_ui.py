@@ -812,6 +812,7 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
     plan = PAIR | {"workers": PAIR["workers"][:1], "gpus": 20, "cost_usd_per_h": 59.8}
     task = parse_task(
         {
+            "safety": "none",
             "llm": PAIR["llm"],
             "slo": {"ttft": {"p90": "2 s"}},
             "fleet": {"gpus": gpus},
