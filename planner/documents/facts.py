@@ -559,7 +559,7 @@ class DyingAway:
     late_frac: float
 
 
-Caution = Literal["spot-nodes", "copies-share-prefixes"]
+Caution = Literal["spot-nodes", "copies-share-prefixes", "several-on-paper"]
 
 
 @dataclass(frozen=True, slots=True)

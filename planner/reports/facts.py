@@ -91,6 +91,10 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
         "thin or compress, or plan on a trace of that rate"
     ),
+    "several-on-paper": (
+        "several LLMs are planned on paper, on the traffic and with the step times as they are written: plan "
+        "each by itself to see what keeps it in most futures"
+    ),
 }
 _REMARKS: dict[facts.Remark, str] = {
     "not-searched": "none of one worker type per pool was found; mixes of several were not searched for it",

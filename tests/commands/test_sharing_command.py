@@ -22,7 +22,7 @@ from planner.io import files
 from planner.traffic.reading import read_trace
 
 EXAMPLE = files.repository_dir("examples") / "slo-two-llms.yaml"
-SMALL = {"safety": "none", "llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}}
+SMALL = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}}
 HEADER = "timestamp,input_tokens,output_tokens"
 ROWS = [f"{i / 4},{200 + 10 * (i % 7)},{20 + i % 5}" for i in range(80)]
 NAMES = ("plan.yaml", "certificate.json", "report.html")
