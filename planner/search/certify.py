@@ -143,8 +143,10 @@ def certified(
 def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:
     if not certificate.level0_exhausted:
         return "best found"
-    if made is None:
-        return "on paper" if problem.task.safety is None else "best found"
+    if made is None and problem.task.safety is None:
+        return "on paper"
+    if made is None or (not made.is_tested and problem.out_of_time()):
+        return "best found"
     is_measured = all(pool.type.latency.is_measured for pool in fleet.running) and made.futures.have_spread
     return "certified" if made.is_tested and is_measured else "not certified"
 
