@@ -29,6 +29,10 @@ class InWindow:
     kept_frac: float
     holds: bool
 
+    @property
+    def span_s(self) -> tuple[float, float]:
+        return self.start_s, self.end_s
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -314,8 +318,8 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
 
 
 def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
-    """The window in which limit `k`'s percentile is largest, or, where gaps were not recorded, in which the
-    fewest keep it.
+    """The window in which limit `k`'s percentile is largest, of equal ones, or where gaps were not recorded,
+    the one in which the fewest keep it.
     """
     limit, found = simulation.limits[k], in_windows(simulation, k, edges_s)
     if limit.metric != "tbt":
@@ -329,7 +333,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
         ]
     else:
         return min(found, key=lambda each: (each.holds, each.kept_frac))
-    v = int(np.argmax(np.nan_to_num(values_s, nan=-1.0, posinf=np.inf)))
+    v = max(range(len(found)), key=lambda v: (np.nan_to_num(values_s[v], nan=-1.0), -found[v].kept_frac))
     return replace(found[v], value_s=values_s[v])
 
 
