@@ -7,25 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulations import make_latency, make_trace, mixed, random_case
+from simulations import one_bad_hour, random_case
 from simulator_reference import Reference
 
 from planner.domain import Limit, Slo, allowed_above
-from planner.fleet import Fleet
 from planner.simulator.metrics import in_windows, judge, percentile_s, windows_s
 from planner.simulator.replay import Requests, keeps, simulate
 from planner.traffic import trace as traces
 from planner.traffic.trace import Trace, measured_window
-
-
-def one_bad_hour() -> tuple[Fleet, Trace]:
-    """One seat that serves a request of one token in 1 s; five hours of a request every 10 s, but in the
-    third hour five at a time every 50 s, which wait 1, 2, 3, 4 and 5 s for their token."""
-    calm = np.arange(0, 3600, 10.0)
-    crowded = np.repeat(np.arange(0, 3600, 50.0), 5)
-    arrival_s = np.concatenate([hour * 3600 + (crowded if hour == 2 else calm) for hour in range(5)])
-    ones = np.ones(len(arrival_s), int)
-    return mixed(make_latency(), seats=1), make_trace(arrival_s, ones, ones)
 
 
 def test_a_bad_hour_that_the_whole_hides() -> None:
