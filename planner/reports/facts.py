@@ -549,8 +549,8 @@ def _(fact: facts.WorstHour) -> str:
         return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_at_text, fact.hours))}"
     return (
         "the SLO is judged over the whole trace, and its worst hour misses it: "
-        f"{'; '.join(map(_at_text, fact.missed))}; slo: {{every: 1 h}} plans for every hour, and plan what-if "
-        '--change "slo.every=1 h" says what that costs'
+        f"{'; '.join(map(_at_text, fact.missed))}; slo: {{every: 1 h}} plans for every hour, and "
+        '`plan what-if --change "slo.every=1 h"` says what that costs'
     )
 
 
