@@ -11,16 +11,15 @@ import typer
 
 from planner.commands.common import (
     Progress,
-    attainment_rows,
     keep_inputs,
     print_json,
     print_rows,
     read_requests,
     say_first,
+    slo_rows,
     stdout_console,
 )
 from planner.errors import InputError
-from planner.units import show_s
 
 if TYPE_CHECKING:
     from planner.search.plan import Plan
@@ -218,6 +217,8 @@ def _print_written(out: Path, written: tuple[str, ...]) -> None:
 
 
 def _print_tables(found: Plan) -> None:
+    from planner.reports.output import verdict_document
+
     has_drafts = any(pool.type.speculation for pool in found.fleet.pools)
     has_ranks = any(pool.type.dp > 1 for pool in found.fleet.pools)
     rows = [
@@ -236,18 +237,7 @@ def _print_tables(found: Plan) -> None:
         for pool in found.fleet.pools
     ]
     print_rows(rows, "fleet")
-    lines = [
-        {
-            "limit": line.limit.name,
-            "promised": show_s(line.limit.limit_s),
-            "simulated": show_s(line.value_s),
-            "within": f"{100 * line.kept_frac:.2f} %",
-            "verdict": "kept" if line.holds else "MISSED",
-        }
-        for line in found.verdict.lines
-    ]
-    lines += attainment_rows(found.slo, found.verdict.attainment_frac)
-    print_rows(lines, "SLO")
+    print_rows(slo_rows(verdict_document(found.verdict), found.slo), "SLO")
 
 
 def _print_several(found: SharedPlan, out: Path) -> None:

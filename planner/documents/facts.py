@@ -18,19 +18,23 @@ from planner.simulator.repeats import Decision, Repeats
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a percentile stands in a simulation: `kept_frac` is the share within the limit."""
+    """Where a percentile stands in a simulation: `kept_frac` is the share within the limit; in which window,
+    None for all that was measured.
+    """
 
     limit: Limit
     value_s: float
     kept_frac: float
+    window_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Share of requests that keep all limits at once, and the share that must."""
+    """Share of requests that keep all limits at once, and the share that must; in which window, as `At`."""
 
     frac: float
     needed_frac: float
+    window_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +486,17 @@ class FewKeepAll:
 
 
 @dataclass(frozen=True, slots=True)
+class WorstHour:
+    """Where each limit stands in its worst hour, of a plan whose SLO is of the whole trace alone."""
+
+    hours: tuple[At, ...]
+
+    @property
+    def missed(self) -> tuple[At, ...]:
+        return tuple(at for at in self.hours if at.value_s > at.limit.limit_s)
+
+
+@dataclass(frozen=True, slots=True)
 class ShortTrace:
     """Too few mean residence times were measured."""
 
@@ -851,6 +866,7 @@ Binding = (
     | GivesWay
     | MoreSaves
     | MoreSavesNothing
+    | WorstHour
     | Finding
 )
 """What binds, and what relaxing it would save."""
@@ -889,6 +905,7 @@ Warned = (
     NotCertified
     | OfTraffic
     | FewKeepAll
+    | WorstHour
     | ShortTrace
     | GuessedSteps
     | NearestEngine

@@ -12,7 +12,7 @@ from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING
 from planner.search.reasons import left_out_text, reason_text
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import show_s
+from planner.units import clock, show_s
 
 LEVEL0 = "with one worker type per pool"
 
@@ -170,19 +170,26 @@ def costs_more(cost: float, value: float) -> str:
 
 @sentence.register
 def _(fact: facts.Outcome) -> str:
-    reasons = [
-        f"{at.limit.name} is {show_s(at.value_s)}, {100 * at.kept_frac:.2f} % within "
-        f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed)"
-        for at in fact.missed
-    ]
+    reasons = [_at_text(at) for at in fact.missed]
     if fact.attainment is not None:
         reasons.append(
             f"{100 * fact.attainment.frac:.2f} % of requests keep all limits "
-            f"({100 * fact.attainment.needed_frac:g} % needed)"
+            f"({100 * fact.attainment.needed_frac:g} % needed){_window_text(fact.attainment.window_s)}"
         )
     if fact.backlog is not None:
         reasons.append(queue_text(fact.backlog.patient_frac, fact.backlog.patience_s))
     return "; ".join(reasons) or "keeps the SLO"
+
+
+def _at_text(at: facts.At) -> str:
+    return (
+        f"{at.limit.name} is {show_s(at.value_s)}, {100 * at.kept_frac:.2f} % within "
+        f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed){_window_text(at.window_s)}"
+    )
+
+
+def _window_text(window_s: tuple[float, float] | None) -> str:
+    return "" if window_s is None else f", from {clock(window_s[0])} to {clock(window_s[1])} of the trace"
 
 
 @sentence.register
@@ -537,6 +544,17 @@ def _(fact: facts.FewKeepAll) -> str:
         f"only {100 * fact.attainment_frac:.1f} % of the requests keep all limits at once, though every line "
         f"holds: one waits {show_s(fact.first_token_s)} for its first token, one {show_s(fact.gap_s)} "
         "between two tokens; if more must, ask for it with slo: {attainment: 0.9}"
+    )
+
+
+@sentence.register
+def _(fact: facts.WorstHour) -> str:
+    if not fact.missed:
+        return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_at_text, fact.hours))}"
+    return (
+        "the SLO is judged over the whole trace, and its worst hour misses it: "
+        f"{'; '.join(map(_at_text, fact.missed))}; slo: {{every: 1 h}} plans for every hour, and "
+        '`plan what-if --change "slo.every=1 h"` says what that costs'
     )
 
 

@@ -15,7 +15,7 @@ from planner.policies import BATCHING, ROUTING
 from planner.reports.facts import percent, queue_text, sentences
 from planner.search.plan import Plan
 from planner.simulator.metrics import Line
-from planner.units import show_s
+from planner.units import show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
@@ -43,6 +43,8 @@ def promise(plan: Plan) -> str:
     limits = listed([limit_text(limit) for limit in plan.slo.limits])
     if plan.slo.attainment_frac is not None:
         limits += f", and {percent(plan.slo.attainment_frac)} of requests keep all of that at once"
+    if plan.slo.every_s is not None:
+        limits += f", in every window of {show_span(plan.slo.every_s)}"
     if plan.verdict.holds:
         return f"In the simulation of {plan.traffic_note}, it keeps the promise: {limits}."
     return f"In the simulation of {plan.traffic_note}, it does NOT keep the promise: {limits}."

@@ -254,6 +254,7 @@ def _certificate(
             *beyond.binds,
             *findings.used_up(problem.limits, found.best),
             *findings.bound_prices(of_limits, wanted),
+            *findings.kept_hours(simulation, problem.slo),
             *beyond.findings,
         ),
         assumptions=assumptions(

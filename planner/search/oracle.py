@@ -79,7 +79,11 @@ class Answers:
 
 
 def is_looser(slo: Slo, other: Slo) -> bool:
-    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit."""
+    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit, over
+    the whole or in the same windows. Windows of another length need not be made of whole ones of this.
+    """
+    if slo.every_s is not None and slo.every_s != other.every_s:
+        return False
     limits = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in slo.limits}
     others = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in other.limits}
     if limits.keys() != others.keys() or (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
@@ -240,6 +244,7 @@ class Oracle:
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
         self._verdicts += 1
+        record = record or self.slo.every_s is not None  # gaps of each window
         simulation = simulate(self._at(fleet), self.trace, limits=self.slo.limits, record=record)
         return simulation, judge(simulation, self.slo)
 
@@ -301,7 +306,8 @@ class Oracle:
         return self._answer(key, lambda: self.fleet(counts), self.trace, self._requests, self.slo)
 
     def _leads_alone(self, option: Option, count: int) -> bool:
-        slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
+        limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")
+        slo = Slo(limits, every_s=self.slo.every_s)
 
         def fleet() -> Fleet:
             return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
@@ -334,7 +340,7 @@ class Oracle:
         self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:
-            simulation = keeps(self._at(fleet()), trace, slo.limits, requests)
+            simulation = keeps(self._at(fleet()), trace, slo.limits, requests, slo.every_s)
             known = simulation is not None and judge(simulation, slo, values=False).holds
             self.answers.add(key, slo, holds=known)
         return known

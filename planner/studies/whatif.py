@@ -252,7 +252,9 @@ def explain(
     before = study.ask(task, (fleet,))
     moves = [ask_again(study, before, asked, label) for label, asked in limits(before, by_frac)]
     tight = tuple(
-        PromisedAt(line.limit, line.value_s) for line in before.verdict.lines if math.isfinite(line.value_s)
+        PromisedAt(line.limit, line.decides[0])
+        for line in before.verdict.lines
+        if math.isfinite(line.decides[0])
     )
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
     return tight + tuple(
