@@ -7,7 +7,7 @@ OUT ?= out
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: plan ui test test-bounds test-vllm test-wheel check docs bench format clean
+.PHONY: plan ui test test-slow test-bounds test-vllm test-wheel check docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -21,6 +21,9 @@ test: $(VENV)/installed-dev  ## the tests, warnings as errors
 # compiled anew, into a cache of its own: Numba's key does not say whether indices were checked
 test-bounds: $(VENV)/installed-dev  ## the simulator's tests with every index of compiled code checked
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(abspath $(VENV))/numba-bounds $(BIN)/python -m pytest -q -n 2 tests/simulator
+
+test-slow: $(VENV)/installed-dev  ## the tests that `make test` leaves out
+	$(BIN)/python -m pytest -n 2 -m slow
 
 check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check .

@@ -76,6 +76,7 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_step_prints_what_the_page_shows(scratch: Path) -> None:
     """In order, in one folder, as a step uses the files of earlier ones; every `out/...` named is there."""
     text = TUTORIAL.read_text()

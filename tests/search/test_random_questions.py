@@ -5,7 +5,9 @@ exit 3 where a fleet holds, or by a relaxation that has no plan.
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,18 +86,25 @@ SEEDS = (
 )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+def mostly_slow(seeds: Iterable[int]) -> list[Any]:
+    """One in six in `make test`, the others in `make test-slow`."""
+    return [
+        seed if k % 6 == 0 else pytest.param(seed, marks=pytest.mark.slow) for k, seed in enumerate(seeds)
+    ]
+
+
+@pytest.mark.parametrize("seed", mostly_slow(SEEDS))
 def test_no_fleet_contradicts_the_answer(seed: int) -> None:
     """No cheaper one where level 0 is exact, none where none is said to hold, none below the bound."""
     _refuse_a_wrong_answer(question(seed))
 
 
-@pytest.mark.parametrize("seed", range(1000, 1042))
+@pytest.mark.parametrize("seed", mostly_slow(range(1000, 1042)))
 def test_no_fleet_contradicts_the_answer_of_an_asynchronous_engine(seed: int) -> None:
     _refuse_a_wrong_answer(question(seed, engine="vllm"))
 
 
-@pytest.mark.parametrize("seed", range(2004, 2015))
+@pytest.mark.parametrize("seed", mostly_slow(range(2004, 2015)))
 def test_no_fleet_contradicts_the_answer_where_engines_draft(seed: int) -> None:
     """Draft lengths are chosen, and no bound is above a fleet whose drafts are all accepted."""
     asked = question(seed, engine=drafting_engine(seed), requests=(20, 120))

@@ -287,6 +287,7 @@ def test_no_fleet_after_the_change_is_exit_code_3(asked: list[str]) -> None:
     assert said.exit_code == 3 and found["after"] is None and "GPUs" in found["why"]
 
 
+@pytest.mark.slow
 def test_the_sensitivity_command(asked: list[str]) -> None:
     said = CliRunner().invoke(app, ["sensitivity", *asked, "--by", "5 %", "--json"])
     assert said.exit_code == 0, said.output
