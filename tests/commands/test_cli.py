@@ -243,7 +243,7 @@ def test_a_plan_cut_short_keeps_the_slo(here: Path, run: Run, monkeypatch: pytes
             continue
         is_whole = outcome.code == 0
         assert said["status"] == ("certified" if is_whole else "best found")
-        assert said["certificate"]["level0_exact"] == is_whole
+        assert said["certificate"]["level0_exact"] or not is_whole  # production may be cut short after it
         assert {path.name for path in out.iterdir()} == WRITTEN
         line = ("simulate", "--fleet", out / "plan.yaml", "--trace", "trace.csv", "--slo", "slo.yaml")
         assert json.loads(run(*line, "--json").out)["slo"]["holds"]
