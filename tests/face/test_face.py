@@ -184,7 +184,7 @@ def test_keys_and_values_are_the_file(tmp_path: Path) -> None:
 
 def test_a_plan_of_values_is_that_of_files(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(
-        yaml.safe_dump({"safety": "none", "llm": LLM, "slo": PROMISE, "fleet": STOCK})
+        yaml.safe_dump({"llm": LLM, "slo": PROMISE, "fleet": STOCK})
     )
     table().to_csv(tmp_path / "t.csv", index=False)
     of_files = fleetplan.plan(tmp_path / "slo.yaml", str(tmp_path / "t.csv"))
@@ -264,7 +264,7 @@ def test_several_llms_from_values() -> None:
     """One table with a column `model`, and a table for each: the same fleets."""
     both = pd.concat([table(model="chat"), table(model="code")], ignore_index=True)
     both = both.sort_values("arrival_s", kind="stable")
-    llms = {name: {"safety": "none", "llm": LLM, "slo": PROMISE} for name in ("chat", "code")}
+    llms = {name: {"llm": LLM, "slo": PROMISE} for name in ("chat", "code")}
     shared = fleetplan.plan(llms=llms, trace=both, fleet=STOCK)
     each = fleetplan.plan(llms=llms, trace={"chat": table(), "code": table()}, fleet=STOCK)
     inside = {name: {**entry, "trace": table()} for name, entry in llms.items()}
@@ -317,7 +317,7 @@ def test_compare_is_the_command(command: Callable[..., str], tmp_path: Path) -> 
 def test_goodput_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:
     small().save(tmp_path)
     table().to_csv(tmp_path / "t.csv", index=False)
-    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({"safety": "none", "llm": LLM, "slo": PROMISE}))
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({"llm": LLM, "slo": PROMISE}))
     asked = ("--trace", tmp_path / "t.csv", "--slo", tmp_path / "slo.yaml", "--seeds", 1, "--tolerance", 0.5)
     told = json.loads(command("goodput", "--fleet", tmp_path / "plan.yaml", *asked, "--json"))
     tried: list[float] = []
