@@ -5,8 +5,8 @@ The share of the traffic that a fleet carries is estimated from shares s_j of on
     share = sum_mixed s_j n_j + min(sum_prefill s_j n_j, sum_decode s_j n_j)
 
 Level 0 gives the first s_j. A fleet that fails though its share is above one lowers those of its options, one
-that holds though it is below raises them. Looked at are fleets of up to four options, to which nothing can be
-added within the limits and below the best: what fails with them fails with less.
+that holds though it is below raises them. Looked at are the fleets of up to four options, to which nothing can
+be added within the limits and below the best: what fails with them fails with less.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALIKE_FRAC = 0.5  # ... and those of its other settings, as a share of that
 MARGIN_FRAC = 0.03  # how far beyond the traffic an answer says that the share lies
 
 Shares = npt.NDArray[np.float64]
-Vectors = npt.NDArray[np.int32]
+Vectors = npt.NDArray[np.int16]
 
 
 def improved(
@@ -112,7 +112,7 @@ def _first_that_holds(
         chosen = int(np.argmax(estimates))
         if estimates[chosen] < LEAST_SHARE:
             return None
-        vector: Vectors = candidates[chosen]
+        vector = candidates[chosen]
         is_held = holds(vector)
         _learn(learned, alike, vector, float(estimates[chosen]), holds=is_held)
         if is_held:
@@ -157,13 +157,13 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
                     continue
                 numbers = list(_filled_by(chosen, limits, value))
                 if numbers:
-                    vectors = np.zeros((len(numbers), len(options)), np.int32)
+                    vectors = np.zeros((len(numbers), len(options)), np.int16)
                     vectors[:, [*others, many - 1]] = numbers
                     found.append(vectors)
                     count += len(numbers)
                 if count > MOST_CANDIDATES:
                     return np.concatenate(found)
-    return np.concatenate(found) if found else np.zeros((0, len(options)), np.int32)
+    return np.concatenate(found) if found else np.zeros((0, len(options)), np.int16)
 
 
 def _serve(options: Sequence[Option]) -> bool:
