@@ -1,6 +1,6 @@
 """The search against every fleet of any mix, on random questions of two or three GPU types.
 
-    python benchmarks/mixes.py [--count 43] [--first 0] [--fleets 1001 6000] [--processes 2]
+    python benchmarks/mixes.py [--count 60] [--first 0] [--fleets 1001 6000] [--processes 2]
 
 tests/support/random_questions.py draws the questions, by seed. Taken are those with so many fleets of any mix
 below the answer of level 0, so that the search cannot try them all (it does where they are 1000 at most, and
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=43, help="how many questions")
+    parser.add_argument("--count", type=int, default=60, help="how many questions")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--fleets", type=int, nargs=2, default=(1001, 6000), metavar=("FROM", "TO"))
     parser.add_argument("--processes", type=int, default=2)

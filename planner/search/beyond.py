@@ -58,11 +58,10 @@ class Beyond:
 def search_beyond(problem: Problem, level0: Level0) -> Beyond:
     """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
 
-    First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet expected
+    Each GPU and TP degree takes part with the settings that did best. The master proposes the fleet expected
     to carry most for less than the incumbent; a fleet that fails is cut away with everything below it, one
-    that holds is stripped to a minimal fleet and becomes the incumbent. Then come fleets of any settings (mixtures.py)
-    and those around the best. The effort is counted in simulated requests, not in seconds, so that the answer
-    does not depend on the machine.
+    that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted in simulated
+    requests, not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
     best, value = level0.search.best, level0.search.value

@@ -5,8 +5,8 @@ The share of the traffic that a fleet carries is estimated from shares s_j of on
     share = sum_mixed s_j n_j + min(sum_prefill s_j n_j, sum_decode s_j n_j)
 
 Level 0 gives the first s_j. A fleet that fails though its share is above one lowers those of its options, one
-that holds though it is below raises them. Looked at are the fleets of up to four options, to which nothing can
-be added within the limits and below the best: what fails with them fails with less.
+that holds though it is below raises them. Looked at are the fleets of two options, or three, to which nothing
+can be added within the limits and below the best: what fails with them fails with less.
 """
 
 from __future__ import annotations
