@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from planner.search.fleets import Counts, Named, count_below, in_order, may_hand_over, named, objective
+from planner.search.fleets import Counts, count_below, may_hand_over, objective
 from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
 from planner.solvers.master import Limits, Option
@@ -26,8 +26,6 @@ from planner.solvers.master import Limits, Option
 MOST_CANDIDATES = 10_000  # fleets that are compared at once
 
 MOST_TYPES = 4  # of a fleet, after those of three
-
-MOST_COUNTS = 12  # of an option, beside the counts of others
 
 LEAST_SHARE = 0.5  # expected share of the traffic below which none is tried
 
@@ -54,15 +52,15 @@ def improved(
     `options` are all there are, in the order of a fleet's pools; `shares` of the traffic are by option. Where
     there are too many fleets, the options that cost most for their share are left out.
     """
-    pools, options = options, _promising_first(best, options, shares)
+    order = {option: at for at, option in enumerate(options)}
+    options = _promising_first(best, options, shares)
     learned = np.array([shares[option.name] for option in options])
     failed: list[Vectors] = []
     most_types = 3
     while may_go_on():
         candidates = filled(options, limits, objective(best), most_types)
-
         def holds(vector: Vectors) -> bool:
-            return oracle.holds([in_order(_counts(vector, options), pools)])[0]
+            return oracle.holds([_counts(vector, options, order)])[0]
 
         found = _first_that_holds(options, candidates, learned, failed, holds, may_go_on)
         if found is None and most_types < MOST_TYPES:
@@ -70,7 +68,7 @@ def improved(
             continue
         if found is None:
             return best
-        best = stripped(in_order(_counts(found, options), pools), oracle)
+        best = stripped(_counts(found, options, order), oracle)
     return best
 
 
@@ -89,8 +87,10 @@ def _promising_first(best: Counts, options: Sequence[Option], shares: Mapping[st
     return list(dict.fromkeys([*(option for option, _ in best), *(option for *_, option in ranked)]))
 
 
-def _counts(vector: Vectors, options: Sequence[Option]) -> list[tuple[Option, int]]:
-    return [(option, int(n)) for option, n in zip(options, vector, strict=True) if n]
+def _counts(vector: Vectors, options: Sequence[Option], order: Mapping[Option, int]) -> Counts:
+    """A router that finds two workers alike takes the first, so pools have one order everywhere."""
+    counts = [(option, int(n)) for option, n in zip(options, vector, strict=True) if n]
+    return tuple(sorted(counts, key=lambda each: order[each[0]]))
 
 
 def _first_that_holds(
@@ -142,7 +142,7 @@ def _learn(
 
 
 def filled(options: Sequence[Option], limits: Limits, value: float, most_types: int) -> Vectors:
-    """Fleets (C, J) of up to so many of these options, below `value`, to which no worker can be added.
+    """Fleets (C, J) of up to so many of these options that cost less than `value` and to which none can be added.
 
     Of the first options alone where all have more than MOST_CANDIDATES.
     """
@@ -161,25 +161,21 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
                     vectors[:, [*others, many - 1]] = numbers
                     found.append(vectors)
                     count += len(numbers)
-                if count > MOST_CANDIDATES:
-                    return np.concatenate(found)
+            if count > MOST_CANDIDATES:
+                return np.concatenate(found)
     return np.concatenate(found) if found else np.zeros((0, len(options)), np.int16)
 
 
 def _serve(options: Sequence[Option]) -> bool:
     """Whether these serve anything together, and none is there for nothing."""
     roles = {option.role for option in options}
-    if not roles:
-        return False
     handing = [option.type for option in options if option.role != "mixed"]
     return ("prefill" in roles) == ("decode" in roles) and may_hand_over(handing)
 
 
 def _filled_by(options: Sequence[Option], limits: Limits, value: float) -> Iterator[tuple[int, ...]]:
     """Counts, one at least of each of these options; of the last as many as there can be."""
-    rows = [
-        (amount * (1 + 1e-9), [limits.use(row, o.type) for o in options]) for row, amount in limits.rows()
-    ]
+    rows = [(amount * (1 + 1e-9), [limits.use(row, o.type) for o in options]) for row, amount in limits.rows()]
 
     def most(number: int, counts: Sequence[int]) -> int:
         spent = sum(option.objective * n for option, n in zip(options, counts, strict=False))
@@ -196,47 +192,7 @@ def _filled_by(options: Sequence[Option], limits: Limits, value: float) -> Itera
             if largest >= 1:
                 yield (*counts, largest)
             return
-        for n in _spread(largest):
+        for n in range(1, largest + 1):
             yield from grow((*counts, n))
 
     yield from grow(())
-
-
-def _spread(largest: int) -> list[int]:
-    """Every count from 1 on, or where they are many some of them."""
-    return (
-        sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))}) if largest > 0 else []
-    )
-
-
-def near(best: Counts, limits: Limits, oracle: Oracle, may_go_on: Callable[[], bool]) -> Counts:
-    """The cheapest of the fleets around the best one: up to two workers of a pool fewer, or one more.
-
-    Where more workers hurt, such a fleet may hold though one between the two fails. The nearest in price are
-    tried first; begins anew around one that holds.
-    """
-    tried: set[Named] = set()
-    while True:
-        value = objective(best)
-        around = [
-            tuple((option, n + more) for (option, n), more in zip(best, each, strict=True) if n + more > 0)
-            for each in itertools.product(range(-2, 2), repeat=len(best))
-        ]
-        around = [
-            counts
-            for counts in around
-            if objective(counts) < value * (1 - 1e-9)
-            and named(counts) not in tried
-            and named(counts) not in oracle.told
-            and _serve([option for option, _ in counts])
-            and limits.broken([(option.type, n) for option, n in counts]) is None
-        ]
-        for counts in sorted(around, key=lambda counts: -objective(counts)):
-            if not may_go_on():
-                return best
-            tried.add(named(counts))
-            if oracle.holds([counts])[0]:
-                best = counts
-                break
-        else:
-            return best
