@@ -27,7 +27,7 @@ BEYOND_MOST = 24  # fleets it may try at most
 
 MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
 
-REFINE_EFFORT = 300_000  # ... or fleets of up to three options of any settings
+REFINE_EFFORT = 1_000_000  # ... or fleets of up to three options of any settings
 
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
 

@@ -23,7 +23,7 @@ from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
 from planner.solvers.master import Limits, Option
 
-MOST_CANDIDATES = 10_000  # fleets that are compared at once
+MOST_CANDIDATES = 30_000  # fleets that are compared at once
 
 MOST_TYPES = 4  # of a fleet, after those of three
 
@@ -36,7 +36,7 @@ ALIKE_FRAC = 0.5  # ... and those of its other settings, as a share of that
 MARGIN_FRAC = 0.03  # how far beyond the traffic an answer says that the share lies
 
 Shares = npt.NDArray[np.float64]
-Vectors = npt.NDArray[np.int16]
+Vectors = npt.NDArray[np.int64]
 
 
 def improved(
@@ -157,13 +157,13 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
                     continue
                 numbers = list(_filled_by(chosen, limits, value))
                 if numbers:
-                    vectors = np.zeros((len(numbers), len(options)), np.int16)
+                    vectors = np.zeros((len(numbers), len(options)), np.int64)
                     vectors[:, [*others, many - 1]] = numbers
                     found.append(vectors)
                     count += len(numbers)
             if count > MOST_CANDIDATES:
                 return np.concatenate(found)
-    return np.concatenate(found) if found else np.zeros((0, len(options)), np.int16)
+    return np.concatenate(found) if found else np.zeros((0, len(options)), np.int64)
 
 
 def _serve(options: Sequence[Option]) -> bool:
