@@ -16,10 +16,7 @@ from planner.search.options import breaks_gaps, by_hardware
 from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
 from planner.search.problem import Problem, Standing
 from planner.search.walk import every_mix
-from planner.solvers.master import Option, busy_workers, promising
-from planner.solvers.required_work import usual
-from planner.traffic.trace import no_edges
-from planner.traffic.workload import coarser
+from planner.solvers.master import Option, promising
 
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 
@@ -112,38 +109,26 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
 def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], best: Counts) -> Counts:
     """The best of fleets of up to three options of any settings, the most promising first."""
     oracle = problem.oracle
-    shares = _fine_shares(problem, level0, capacities)
+    shares = {option.name: expected_share(option, level0, capacities) for option in level0.options}
+
+    def price(option: Option) -> float:
+        return option.objective / shares[option.name]
+
+    groups = [sorted(alike, key=price) for alike in by_hardware(level0.options).values()]
+    options = [
+        option
+        for _, option in sorted(
+            ((at, option) for alike in groups for at, option in enumerate(alike)),
+            key=lambda each: (each[0], price(each[1])),
+        )
+    ]
     before = oracle.effort()
 
     def may_go_on() -> bool:
         return not problem.out_of_time() and oracle.effort() - before < REFINE_EFFORT
 
     problem.progress(f"beyond level 0: fleets of up to three types, best {objective(best):.6g}")
-    return improved(best, level0.options, shares, problem.limits, oracle, may_go_on)
-
-
-def _fine_shares(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> dict[str, float]:
-    """Shares of the traffic that one worker of each option is expected to carry, by its work.
-
-    What level 0 learned says how much more than that work is needed: half a worker less than the least count
-    that holds, of the same role where one is known.
-    """
-    guess = usual(problem.slo, replace(problem.trace, after=no_edges()))
-    lengths = coarser(problem.lengths)
-    known = {**capacities, **level0.search.smallest}
-    busy = {option.name: busy_workers(option, lengths, guess) for option in level0.options}
-    ratios: dict[str, list[float]] = {}
-    for option in level0.options:
-        if option.name in known and busy[option.name] > 0:
-            ratios.setdefault(option.role, []).append((known[option.name] - 0.5) / busy[option.name])
-    of_all = [ratio for each in ratios.values() for ratio in each]
-    shares = {}
-    for option in level0.options:
-        ratio = float(np.median(ratios.get(option.role, of_all) or [1.5]))
-        failed = level0.search.beyond.get(option.name, 0)
-        count = max(ratio * busy[option.name], failed + 0.1, 0.05)
-        shares[option.name] = 1 / min(count, known.get(option.name, math.inf))
-    return shares
+    return improved(best, options, shares, problem.limits, oracle, may_go_on)
 
 
 def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:

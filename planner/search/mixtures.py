@@ -19,19 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.search.fleets import Counts, count_below, may_hand_over, objective
-from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
 from planner.solvers.master import Limits, Option
 
 MOST_CANDIDATES = 30_000  # fleets that are compared at once
 
-MOST_TYPES = 4  # of a fleet, after those of three
-
 LEAST_SHARE = 0.5  # expected share of the traffic below which none is tried
 
 LEARNING_RATE = 0.5  # how far one answer moves the shares of its fleet
-
-ALIKE_FRAC = 0.5  # ... and those of its other settings, as a share of that
 
 MARGIN_FRAC = 0.03  # how far beyond the traffic an answer says that the share lies
 
@@ -49,48 +44,22 @@ def improved(
 ) -> Counts:
     """The best of those fleets that were tried, `best` if none is better; tried as long as `may_go_on`.
 
-    `options` are all there are, in the order of a fleet's pools; `shares` of the traffic are by option. Where
-    there are too many fleets, the options that cost most for their share are left out.
+    `options` are the most promising first: those at the end are left out where there are too many fleets.
+    `shares` of the traffic are by option.
     """
-    order = {option: at for at, option in enumerate(options)}
-    options = _promising_first(best, options, shares)
+    options = list(dict.fromkeys([*(option for option, _ in best), *options]))
     learned = np.array([shares[option.name] for option in options])
     failed: list[Vectors] = []
-    most_types = 3
     while may_go_on():
-        candidates = filled(options, limits, objective(best), most_types)
-        def holds(vector: Vectors) -> bool:
-            return oracle.holds([_counts(vector, options, order)])[0]
-
-        found = _first_that_holds(options, candidates, learned, failed, holds, may_go_on)
-        if found is None and most_types < MOST_TYPES:
-            most_types += 1
-            continue
+        value = objective(best)
+        candidates = filled(options, limits, value)
+        if not len(candidates):
+            return best
+        found = _first_that_holds(options, candidates, learned, failed, oracle, may_go_on)
         if found is None:
             return best
-        best = stripped(_counts(found, options, order), oracle)
+        best = stripped(found, oracle)
     return best
-
-
-def _promising_first(best: Counts, options: Sequence[Option], shares: Mapping[str, float]) -> list[Option]:
-    """Those of the best fleet, then one setting of each role, GPU, TP and PP, then their second ones, ..."""
-
-    def price(option: Option) -> float:
-        return option.objective / shares[option.name]
-
-    ranked = [
-        (rank, price(option), option)
-        for alike in by_hardware(options).values()
-        for rank, option in enumerate(sorted(alike, key=price))
-    ]
-    ranked.sort(key=lambda each: each[:2])
-    return list(dict.fromkeys([*(option for option, _ in best), *(option for *_, option in ranked)]))
-
-
-def _counts(vector: Vectors, options: Sequence[Option], order: Mapping[Option, int]) -> Counts:
-    """A router that finds two workers alike takes the first, so pools have one order everywhere."""
-    counts = [(option, int(n)) for option, n in zip(options, vector, strict=True) if n]
-    return tuple(sorted(counts, key=lambda each: order[each[0]]))
 
 
 def _first_that_holds(
@@ -98,25 +67,24 @@ def _first_that_holds(
     candidates: Vectors,
     learned: Shares,
     failed: list[Vectors],
-    holds: Callable[[Vectors], bool],
+    oracle: Oracle,
     may_go_on: Callable[[], bool],
-) -> Vectors | None:
+) -> Counts | None:
     """The first candidate that holds; updates `learned` and `failed`. None: time, or promise, is spent."""
-    kinds = [(option.role, hardware(option)) for option in options]
-    alike = np.array([[one == other for other in kinds] for one in kinds])
     left = np.ones(len(candidates), bool)
     for cut in failed:
         left &= (candidates > cut).any(axis=1)
-    while len(candidates) and may_go_on():
+    while may_go_on():
         estimates = np.where(left, estimated(options, learned, candidates), 0.0)
         chosen = int(np.argmax(estimates))
         if estimates[chosen] < LEAST_SHARE:
             return None
         vector = candidates[chosen]
-        is_held = holds(vector)
-        _learn(learned, alike, vector, float(estimates[chosen]), holds=is_held)
-        if is_held:
-            return vector
+        counts = tuple((o, int(n)) for o, n in zip(options, vector, strict=True) if n)
+        holds = oracle.holds([counts])[0]
+        _learn(learned, vector, float(estimates[chosen]), holds=holds)
+        if holds:
+            return counts
         failed.append(vector)
         left &= (candidates > vector).any(axis=1)
     return None
@@ -131,18 +99,14 @@ def estimated(options: Sequence[Option], learned: Shares, vectors: Vectors) -> S
     return np.asarray(carried["mixed"] + np.minimum(carried["prefill"], carried["decode"]))
 
 
-def _learn(
-    learned: Shares, alike: npt.NDArray[np.bool_], vector: Vectors, estimate: float, *, holds: bool
-) -> None:
-    """Other settings of the same role and hardware (J, J) learn with them, to a part."""
+def _learn(learned: Shares, vector: Vectors, estimate: float, *, holds: bool) -> None:
     target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
     if estimate < target if holds else estimate > target:
-        rates = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
-        learned *= (target / estimate) ** (LEARNING_RATE * rates)
+        learned[vector > 0] *= (target / estimate) ** LEARNING_RATE
 
 
-def filled(options: Sequence[Option], limits: Limits, value: float, most_types: int) -> Vectors:
-    """Fleets (C, J) of up to so many of these options that cost less than `value` and to which none can be added.
+def filled(options: Sequence[Option], limits: Limits, value: float) -> Vectors:
+    """Fleets (C, J) of up to three of these options that cost less than `value` and to which none can be added.
 
     Of the first options alone where all have more than MOST_CANDIDATES.
     """
@@ -150,7 +114,7 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
     count = 0
     for many in range(1, len(options) + 1):
         last, before = options[many - 1], options[: many - 1]
-        for size in range(most_types):
+        for size in (0, 1, 2):
             for others in itertools.combinations(range(len(before)), size):
                 chosen = [*(before[j] for j in others), last]
                 if not _serve(chosen):
