@@ -10,7 +10,6 @@ import numpy as np
 
 from planner.search.fleets import Counts, largest_below, may_hand_over, objective
 from planner.search.level0 import WALK_EFFORT, Level0
-from planner.search.mixtures import improved
 from planner.search.one_pool import least_that_holds
 from planner.search.options import breaks_gaps, by_hardware
 from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
@@ -23,8 +22,6 @@ BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0
 BEYOND_MOST = 24  # fleets it may try at most
 
 MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
-
-REFINE_EFFORT = 1_000_000  # ... or fleets of up to three options of any settings
 
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
 
@@ -98,37 +95,8 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
     if best is not None:
         best = _moved(problem, tuple((option, count) for option, count in best if count), options, tries)
     best, is_exact = _every_mix(problem, level0, best)
-    if best is not None and not is_exact:
-        refined = _refined(problem, level0, capacities, best)
-        if objective(refined) < objective(best) * (1 - 1e-9):
-            best, is_exact = _every_mix(problem, level0, refined)
     value = math.inf if best is None else objective(best)
     return Beyond(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
-
-
-def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], best: Counts) -> Counts:
-    """The best of fleets of up to three options of any settings, the most promising first."""
-    oracle = problem.oracle
-    shares = {option.name: expected_share(option, level0, capacities) for option in level0.options}
-
-    def price(option: Option) -> float:
-        return option.objective / shares[option.name]
-
-    groups = [sorted(alike, key=price) for alike in by_hardware(level0.options).values()]
-    options = [
-        option
-        for _, option in sorted(
-            ((at, option) for alike in groups for at, option in enumerate(alike)),
-            key=lambda each: (each[0], price(each[1])),
-        )
-    ]
-    before = oracle.effort()
-
-    def may_go_on() -> bool:
-        return not problem.out_of_time() and oracle.effort() - before < REFINE_EFFORT
-
-    problem.progress(f"beyond level 0: fleets of up to three types, best {objective(best):.6g}")
-    return improved(best, options, shares, problem.limits, oracle, may_go_on)
 
 
 def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
