@@ -183,9 +183,7 @@ def test_keys_and_values_are_the_file(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_values_is_that_of_files(tmp_path: Path) -> None:
-    (tmp_path / "slo.yaml").write_text(
-        yaml.safe_dump({"llm": LLM, "slo": PROMISE, "fleet": STOCK})
-    )
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({"llm": LLM, "slo": PROMISE, "fleet": STOCK}))
     table().to_csv(tmp_path / "t.csv", index=False)
     of_files = fleetplan.plan(tmp_path / "slo.yaml", str(tmp_path / "t.csv"))
     assert isinstance(of_files, PlanResult)
