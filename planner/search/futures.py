@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from planner.documents.task import Task
+from planner.domain import Slo
 from planner.search.asked import asked_traffic
 from planner.traffic.redraw import redrawn
 from planner.traffic.scaling import SAME_FRAC
@@ -34,11 +35,12 @@ SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
 @dataclass(frozen=True, slots=True, eq=False)
 class Future:
     """Requests, and how many standard deviations of their spread step times of (prefill, decode) are above
-    the medians.
+    the medians. `known`: what simulations said of fleets in it (`oracle.Answers`), gone when it is.
     """
 
     trace: Trace
     z: tuple[float, float]
+    known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -130,7 +130,9 @@ class Oracle:
         self._only_prompts = Requests(self._prompts, self.trace.output_tokens, kept=is_kept)
         alone = partial(replace, self, draws=(), futures=(), may_miss=0)
         self._others = tuple(alone(trace=trace) for trace in self.draws)
-        self._in_futures = tuple(alone(trace=future.trace, z=future.z) for future in self.futures)
+        self._in_futures = tuple(
+            alone(trace=future.trace, z=future.z, answers=Answers(future.known)) for future in self.futures
+        )
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""
