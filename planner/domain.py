@@ -11,9 +11,20 @@ from planner.units import percentile_name
 
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
 KV_BLOCK_TOKENS = 16
-SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
+SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market,
+OWNED = "@owned"  # of one that is owned: it takes no new money
 # backlog test: this share of the last requests waits no longer than the limit on TTFT, or so long
 STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
+
+
+def row_of(gpu: str) -> str:
+    """The name of a GPU's row, "h100-80g" for "h100-80g@spot" and "h100-80g@owned"."""
+    return gpu.removesuffix(SPOT).removesuffix(OWNED)
+
+
+def market_of(gpu: str) -> str:
+    """How a GPU of this name is come by: "@spot", "@owned", or nothing where it is rented."""
+    return gpu[len(row_of(gpu)) :]
 
 
 @dataclass(frozen=True, slots=True)

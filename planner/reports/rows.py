@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.documents.certificate import Alternative
-from planner.domain import KV_BLOCK_TOKENS, SPOT
+from planner.domain import KV_BLOCK_TOKENS, row_of
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
@@ -255,7 +255,7 @@ def node_rows(plan: Plan) -> Rows:
         key = (node.kind, ", ".join(f"{count} × {name}" for name, count in held.items()))
         alike[key] = alike.get(key, 0) + 1
         used = sum(len(part.gpus) for part in node.parts)
-        idle[key] = gpus_per_node[node.kind.removesuffix(SPOT)] - used
+        idle[key] = gpus_per_node[row_of(node.kind)] - used
     rows: list[tuple[str, ...]] = [
         (kind, f"{count}", held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
     ]

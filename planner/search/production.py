@@ -22,6 +22,7 @@ from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, objective
 from planner.search.futures import Future
 from planner.search.oracle import Oracle, side_by_side
+from planner.search.owned import owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
@@ -84,7 +85,7 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
     takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
     twice as many.
     """
-    oracle, most = problem.oracle, [GROWN_MOST * count for _, count in least]
+    oracle, most = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
     left = list(range(len(oracle.futures)))
 
@@ -92,7 +93,7 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
 
     def may_be(counts: Counts) -> bool:
-        return problem.allows(counts) and all(n <= limit for (_, n), limit in zip(counts, most, strict=True))
+        return problem.allows(counts) and all(n <= GROWN_MOST * most[m] for m, n in workers_by_machine(counts).items())
 
     while True:
         kept = _kept(oracle, counts, left)
@@ -100,11 +101,11 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         left = [i for i in left if i not in kept]
         if len(left) <= oracle.may_miss:
             return ordered(), counts
-        more = [with_more(counts, step, [k]) for k in range(len(counts))]
+        more = [owned_first(problem, with_more(counts, step, [k])) for k in range(len(counts))]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:
             won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
-            more = [more[int(np.argmax(won))]] if any(won) else [with_more(counts, step)]
+            more = [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
         if more and may_be(more[0]):
             counts, step = more[0], 2 * step
         elif step > 1:

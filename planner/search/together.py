@@ -31,7 +31,7 @@ from planner.documents.facts import (
     Remainder,
 )
 from planner.documents.together import Part, Question
-from planner.domain import COST, GPUS, POWER, FleetLimit
+from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
 from planner.search import findings
@@ -126,7 +126,7 @@ def plan_together(
     deadline = time.monotonic() + time_limit_s
     parts, answers = question.parts, Answers()
     task = parts[0].task
-    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    limits = Limits(task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     alone: list[Searched] = []
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
@@ -356,7 +356,8 @@ def _plans(
         left = _less(problem.limits, tuple(others))
         task = replace(
             part.task,
-            stock=left.stock,
+            stock={gpu: left.stock.get(gpu, left.stock.get(gpu + OWNED)) for gpu in part.task.stock},
+            owned={gpu: left.stock[gpu + OWNED] or 0 for gpu in part.task.owned},
             power_limit_w=left.power_w,
             cost_limit_usd_per_h=left.cost_usd_per_h,
             gpu_limit=left.gpus,
