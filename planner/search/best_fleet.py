@@ -19,8 +19,7 @@ from planner.search.infeasible import infeasible
 from planner.search.level0 import Level0, search_level0
 from planner.search.one_pool import Search
 from planner.search.oracle import Oracle, stripped
-from planner.search.owned import alone as owned_alone
-from planner.search.owned import owned_first
+from planner.search.owned import owned_first, worth_a_look
 from planner.search.problem import Problem, with_policies
 from planner.search.router_fit import fitted
 from planner.solvers.master import Option
@@ -48,7 +47,7 @@ def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
-    beyond = search_beyond(problem, level0, [owned_first(problem, counts) for counts in owned_alone(problem)])
+    beyond = search_beyond(problem, level0, worth_a_look(problem, level0))
     if beyond.best is None:
         raise infeasible(problem, level0, beyond)
     return Found(owned_first(problem, beyond.best), beyond.value, level0, beyond.cuts, beyond.is_exact)
@@ -62,9 +61,8 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
     """
     level0 = search_level0(problem, start, walks=False)
     known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
-    known += owned_alone(problem)
     if is_mixed or problem.task.owned:
-        return search_beyond(problem, level0, [owned_first(problem, counts) for counts in known]).best
+        return search_beyond(problem, level0, [*known, *worth_a_look(problem, level0)]).best
     return level0.search.best
 
 

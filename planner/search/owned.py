@@ -4,19 +4,17 @@ An owned GPU and a rented one of its row are two worker types of one machine, so
 price. Any fleet that holds says by itself how it is bought cheapest: of alike workers as many are owned as
 there are, and the simulation is the same.
 
-Level 0 has one worker type per pool, and so a pool that is owned or one that is rented. `alone` finds those
-that are both: the smallest fleet of one GPU type, whatever it costs, with what is owned taken off its price.
+Level 0 has one worker type per pool, and so a pool that is owned or one that is rented. Those that are both
+are found from the smallest fleet of one GPU type, whatever it costs, with what is owned taken off its price.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.domain import OWNED, FleetLimit, Gpu, market_of, row_of
+from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.search.fleets import Counts
-from planner.search.level0 import search_level0
+from planner.search.level0 import Level0, search_level0
 from planner.search.options import weight
 from planner.search.problem import Problem
 from planner.solvers.master import Option
@@ -76,18 +74,63 @@ def _of(gpu: Gpu, option: Option, problem: Problem) -> Option:
     return Option(option.role, worker, weight(worker, problem.task.objective))
 
 
-def alone(problem: Problem) -> Iterator[Counts]:
-    """The smallest fleet found of each GPU type of which some are owned and more may be rented.
-
-    The smallest is the cheapest once what is owned is taken off, as all its GPUs have one price.
+def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:
+    """Fleets that hold and take what is owned: of each owned GPU alone with rented ones of its row; and all
+    that is owned beside level 0's fleet, of which the dearest are taken away as long as that holds.
     """
     if problem.task.objective != "cost":
-        return
-    for row in problem.task.owned:
-        types = tuple(worker for worker in problem.types if worker.gpu.name == row)
-        if not types or problem.out_of_time():
+        return []
+    found: list[Counts] = []
+    filled: Counts = ()
+    for row, count in problem.task.owned.items():
+        if problem.out_of_time() or (smallest := _smallest(problem, row)) is None:
             continue
-        limits = problem.limits.without(FleetLimit("cost"))
-        found = search_level0(replace(problem, types=types, limits=limits), walks=False).search
-        if found.best is not None and math.isfinite(found.value):
-            yield found.best
+        found.append(owned_first(problem, smallest))
+        filled += _filled(smallest, count)
+    rows = {row_of(option.type.gpu.name) for option, _ in filled}
+    rented = [(o, n) for o, n in level0.search.best or () if row_of(o.type.gpu.name) not in rows]
+    if rented and not problem.out_of_time():
+        found.append(_thinned(owned_first(problem, (*rented, *filled)), problem))
+    return [counts for counts in found if _fits(problem, counts) and problem.oracle.holds([counts])[0]]
+
+
+def _smallest(problem: Problem, row: str) -> Counts | None:
+    """The smallest fleet of this GPU alone at level 0, as if there were as many as one likes.
+
+    It is the cheapest once what is owned is taken off, as all GPUs beyond have one price.
+    """
+    types = [worker for worker in problem.types if row_of(worker.gpu.name) == row]
+    names = {worker.gpu.name for worker in types}
+    name = row if row in names else row + OWNED
+    types = [worker for worker in types if worker.gpu.name == name]
+    if not types:
+        return None
+    limits = replace(problem.limits, stock={gpu: None for gpu in names}, cost_usd_per_h=None)
+    return search_level0(replace(problem, types=tuple(types), limits=limits), walks=False).search.best
+
+
+def _filled(smallest: Counts, owned: int) -> Counts:
+    """As much of that fleet as the owned GPUs make."""
+    share = owned / sum(option.type.gpus * count for option, count in smallest)
+    counts = tuple((option, int(count * min(share, 1.0))) for option, count in smallest)
+    return counts if all(count for _, count in counts) else ()
+
+
+def _thinned(counts: Counts, problem: Problem) -> Counts:
+    """With as few of each option as hold beside the others, the dearest first."""
+    found = dict(counts)
+    for option, most in sorted(counts, key=lambda pool: -pool[0].objective):
+        failed = -1
+        while most - failed > 1 and not problem.out_of_time():
+            found[option] = (failed + most) // 2
+            fleet = tuple((other, count) for other, count in found.items() if count)
+            if fleet and problem.oracle.holds([fleet])[0]:
+                most = found[option]
+            else:
+                failed = found[option]
+        found[option] = most
+    return tuple((option, count) for option, count in found.items() if count)
+
+
+def _fits(problem: Problem, counts: Counts) -> bool:
+    return problem.limits.broken([(option.type, count) for option, count in counts]) is None
