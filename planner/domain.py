@@ -73,6 +73,7 @@ class Gpu:
     mixed_kv_bytes_per_s: float | None = None  # of decodes' KV beside prefills, read once per query head
     fp4_flops_per_s: float | None = None
     unchecked: str = ""
+    is_sold_whole: bool = False  # by the node of `gpus_per_node`, not by the GPU
 
     def __post_init__(self) -> None:
         for quantity in (

@@ -219,6 +219,7 @@ def _print_written(out: Path, written: tuple[str, ...]) -> None:
 def _print_tables(found: Plan) -> None:
     from planner.reports.output import verdict_document
 
+    by_gpu = "USD/h by the GPU" if found.bill.idle_gpus else "USD/h"
     has_drafts = any(pool.type.speculation for pool in found.fleet.pools)
     has_ranks = any(pool.type.dp > 1 for pool in found.fleet.pools)
     rows = [
@@ -232,7 +233,7 @@ def _print_tables(found: Plan) -> None:
             "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
             **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),
-            "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
+            by_gpu: round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in found.fleet.pools
     ]

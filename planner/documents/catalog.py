@@ -53,6 +53,7 @@ GPU_KEYS = (
     "link_bandwidth",
     "power",
     "gpus_per_node",
+    "sold_as",
     "price",
     "price_source",
     "price_date",
@@ -64,6 +65,7 @@ GPU_KEYS = (
     "all_reduce",
     "mixed_kv_bandwidth",
 )
+SOLD_AS = ("gpu", "node")
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
@@ -383,6 +385,7 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
         link_bytes_per_s=row.quantity("link_bandwidth", "bytes_per_s"),
         power_w=row.quantity("power", "w"),
         gpus_per_node=row.whole("gpus_per_node"),
+        is_sold_whole=row.one_of("sold_as", SOLD_AS, "gpu") == "node",
         price_usd_per_h=row.quantity("price", "usd_per_h"),
         node_selector=row.written("node_selector"),
         base=base,

@@ -32,7 +32,7 @@ from planner.documents.engine import default_engine, parse_engine
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import Offer, Term, offer_of
-from planner.documents.owned import parse_owned, rentable, with_owned
+from planner.documents.owned import parse_owned, parse_sold_as, rentable, with_owned
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
@@ -83,6 +83,7 @@ _KEYS = (
 _FLEET_KEYS = (
     "gpus",
     "owned",
+    "sold_as",
     "unchecked",
     "per_gpu",
     "pp",
@@ -132,7 +133,8 @@ class Task:
     """What is asked: one LLM, one promise, the traffic and the machines we may use.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None meaning as
-    many as it takes, and `owned` how many of these are there already; `left_out` are those that nobody checked and nobody asked for. With `slowdowns` the
+    many as it takes, and `owned` how many of these are there already; `left_out`
+    are those that nobody checked and nobody asked for. With `slowdowns` the
     limits of `slo` are still to be derived from the reference worker. A plan runs around the clock, so
     `prices_usd_per_h` holds the reserved price where there is one.
     """
@@ -141,6 +143,7 @@ class Task:
     slo: Slo
     stock: Mapping[str, int | None]
     owned: Mapping[str, int] = field(default_factory=dict)
+    sold_whole: Mapping[str, bool] = field(default_factory=dict)  # instead of the catalog's, by row
     left_out: tuple[str, ...] = ()
     per_gpu: bool | None = None  # whether to plan on each GPU type alone too; None: where that costs little
     slowdowns: Slowdowns | None = None
@@ -193,7 +196,11 @@ class Task:
             for gpu in gpus
             if (terms := self.spot_terms(gpu)) is not None
         ]
-        return (*owned, *firm, *on_spot)
+        return tuple(self._as_sold(gpu) for gpu in (*owned, *firm, *on_spot))
+
+    def _as_sold(self, gpu: Gpu) -> Gpu:
+        asked = self.sold_whole.get(row_of(gpu.name), self.sold_whole.get(gpu.base, gpu.is_sold_whole))
+        return replace(gpu, is_sold_whole=asked)
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:
@@ -279,7 +286,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         raise refused(traffic.at("window"), "expected text such as 'busiest 10 min'", window)
     try:
         llm = catalog.llm(document["llm"])
-        owned = parse_owned(fleet, catalog)
+        owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
         stock, left_out = _stock(fleet, owned, llm, catalog)
         prices, reserved, spot = _prices(fleet.part("prices"), catalog)
         offers, not_offered, spot = _offers(fleet, rentable(stock, owned), prices, spot, catalog)
@@ -295,6 +302,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
             if name not in not_offered or name in owned
         },
         owned=owned,
+        sold_whole=sold_whole,
         left_out=left_out,
         per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
@@ -391,9 +399,7 @@ def _stock(
     return stock, ()
 
 
-def _named_stock(
-    document: Any, catalog: Catalog, where: str, *, may_be_empty: bool
-) -> dict[str, int | None]:
+def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: bool) -> dict[str, int | None]:
     if isinstance(document, list):
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}

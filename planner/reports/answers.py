@@ -43,6 +43,8 @@ def answer_rows(plan: Plan) -> Rows:
         )
         for each in plan.certificate.answers
     ]
+    if plan.bill.idle_gpus:
+        unit += " by the GPU"
     return ("Answer", "Fleet", unit, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
 
 

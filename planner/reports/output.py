@@ -32,6 +32,7 @@ from planner.reports.drawing import Figure, chart_png
 from planner.reports.facts import alternative_note, prices_text, sentence, sentences
 from planner.reports.prefixes import pool_document, warm_up_json
 from planner.reports.report import render as render_report
+from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import InWindow, Verdict, gaps_s, measured, tenant_service
@@ -92,7 +93,7 @@ def plan_yaml(plan: Plan) -> str:
     """The plan for people and for `plan simulate --fleet plan.yaml`, which reads the fleet in it."""
     fleet, trace = plan.fleet, plan.trace
     header = (
-        f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {fleet.price_usd_per_h:.2f} USD/h.\n"
+        f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {plan.bill.usd_per_h:.2f} USD/h.\n"
         f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
         "--slo SLO.YAML\n"
     )
@@ -100,6 +101,7 @@ def plan_yaml(plan: Plan) -> str:
         "status": plan.status,
         "llm": fleet.llm.name,
         "cost_usd_per_h": fleet.price_usd_per_h,
+        "bill": bill_document(plan.bill),
         "power_w": fleet.power_w,
         "power": power_document(plan.power),
         "gpus": fleet.gpus,
@@ -139,6 +141,18 @@ def _traffic_name(plan: Plan) -> str:
     """The file that can be replayed: requests.csv says neither who waits for whom nor what prompts share."""
     is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache
     return "traffic.jsonl" if is_more else "requests.csv"
+
+
+def bill_document(paid: Bill) -> Document:
+    """What is paid per hour: `usd_per_h` with whole nodes, `by_gpu_usd_per_h` for the GPUs in use alone."""
+    return {
+        "usd_per_h": paid.usd_per_h,
+        "by_gpu_usd_per_h": paid.by_gpu_usd_per_h,
+        "owned_gpus": paid.owned_gpus,
+        "rented_gpus": paid.rented_gpus,
+        "idle_gpus": paid.idle_gpus,
+        "whole_nodes": [dataclasses.asdict(each) for each in paid.nodes],
+    }
 
 
 def _per_million(plan: Plan) -> Document:
@@ -239,6 +253,7 @@ def to_json(plan: Plan) -> Document:
             "status": plan.status,
             "llm": fleet.llm.name,
             "cost_usd_per_h": fleet.price_usd_per_h,
+            "bill": bill_document(plan.bill),
             "power_w": fleet.power_w,
             "power": power_document(plan.power),
             "gpus": fleet.gpus,

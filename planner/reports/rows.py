@@ -166,14 +166,25 @@ def percentile_rows(plan: Plan) -> Rows:
 
 def cost_rows(plan: Plan) -> Rows:
     """What the fleet costs and draws, and how we know."""
-    price, power = plan.fleet.price_usd_per_h, plan.power
+    paid, power = plan.bill, plan.power
+    price = paid.usd_per_h
+    how = "the GPUs' prices, all of them all the time"
+    if paid.nodes:
+        how = f"whole nodes all the time, with {counted(paid.idle_gpus, 'GPU')} that no worker uses"
+    if paid.owned_gpus:
+        how += f"; {paid.owned_gpus} GPUs are owned and cost nothing here, {paid.rented_gpus} are rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price over the tokens of this traffic"
     if plan.trace.after.size:
         hours_s = served_s(plan.trace, plan.simulation)
         over = f"price of the {show_s(hours_s)} to the last token, over the tokens of this traffic"
     found: list[tuple[str, ...]] = [
-        ("Price per hour", usd(price), "the GPUs' prices, all of them all the time"),
+        ("Price per hour", usd(price), how),
+        *(
+            [("By the GPU, per hour", usd(paid.by_gpu_usd_per_h), "those in use; not sold so here")]
+            if paid.idle_gpus
+            else []
+        ),
         (f"Price per month of {HOURS_PER_MONTH}\u00a0h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
         (f"Price per year of {HOURS_PER_YEAR:,}\u00a0h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
         ("Price per million tokens", f"{tokens:.3g} USD", f"{over}, prompts and answers"),
@@ -319,7 +330,8 @@ def alternative_rows(plan: Plan) -> Rows:
     """The plan and what else it could be."""
     certificate = plan.certificate
     against = "Against the plan on paper" if certificate.answers else "Against the plan"
-    head = ("Alternative", "Fleet", certificate.unit, against, "Note")
+    unit = certificate.unit + (" by the GPU" if plan.bill.idle_gpus else "")
+    head = ("Alternative", "Fleet", unit, against, "Note")
     rows: list[tuple[str, ...]] = [
         ("This plan", describe(plan.fleet), amount(plan.value, certificate.unit), "", "")
     ]

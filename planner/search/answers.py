@@ -27,6 +27,7 @@ from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
+from planner.search.owned import owned_first, paid
 from planner.search.problem import Problem
 from planner.search.production import (
     cheaper_kept,
@@ -222,7 +223,7 @@ def _with_a_loss(production: Tried, paper: Found) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
     asked = production.asked
     lossy = limited(replace(asked, oracle=replace(asked.oracle, spare_workers=1)))
-    more = with_more(production.best, 1)
+    more = owned_first(asked, with_more(production.best, 1))
     found = cheaper_kept(lossy, paper, more if asked.allows(more) else None, any_mix=False)
     if found is None:
         return Answered("with-a-loss", (), None, None, None)
@@ -249,7 +250,7 @@ def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptI
     return Answered(
         name,
         workers,
-        objective(counts),
+        paid(problem, counts),
         fleet.price_usd_per_h,
         kept_in,
         end.headroom,

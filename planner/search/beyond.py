@@ -102,9 +102,7 @@ def search_beyond(problem: Problem, level0: Level0, known: Sequence[Counts] = ()
     return Beyond(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
 
 
-def _cheapest_known(
-    problem: Problem, level0: Level0, known: Sequence[Counts]
-) -> tuple[Counts | None, float]:
+def _cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) -> tuple[Counts | None, float]:
     """The cheapest of level 0's fleet and these, what is owned taken first."""
     best, value = level0.search.best, level0.search.value
     for counts in (*([] if best is None else [owned_first(problem, best)]), *known):

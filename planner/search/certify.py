@@ -23,6 +23,7 @@ from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.most_traffic import at_rate, most_traffic
 from planner.search.options import OBJECTIVE_UNITS
+from planner.search.owned import paid, paid_at_least
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
@@ -239,9 +240,11 @@ def _certificate(
     return Certificate(
         objective=wanted,
         unit=OBJECTIVE_UNITS[wanted],
-        value=found.value,
-        bound=checked_bound(problem.lower, found.value),
-        level0=simplest.value,
+        value=paid(problem, found.best),
+        bound=min(
+            paid_at_least(problem, checked_bound(problem.lower, found.value)), paid(problem, found.best)
+        ),
+        level0=simplest.value if simplest.best is None else paid(problem, simplest.best),
         level0_exact=is_exhausted and all(search.is_exact for search in searches),
         beyond_exact=found.beyond_exact,
         universe=tuple(option.name for option in found.level0.options),

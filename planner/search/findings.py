@@ -37,6 +37,7 @@ from planner.search.best_fleet import Found, best_of, policies_label, search_pol
 from planner.search.fleets import Counts, counts_of, objective
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import SPOT_RISK_FRAC, stripped
+from planner.search.owned import paid
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, on_all_draws, with_policies
 from planner.simulator.metrics import Line, Verdict, measured, windows_s, worst_window
@@ -189,8 +190,9 @@ def neighbours(
             value_s, _ = line.decides
             if value_s <= _NEAR * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
+                saves = paid(problem, ((option, 1),))
                 binding.append(
-                    facts.LimitBinds(line.limit, pool, option.type.name, value_s, option.objective, unit)
+                    facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit)
                 )
                 continue
         if not holds:

@@ -184,7 +184,9 @@ def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
 def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
     """The least more of each limit alone, else of all, with which a fleet was found."""
     rows = problem.limits.rows()
-    lifted = [(problem.limits.without(limit), limit) for limit, _ in rows if not _is_rented_too(limit, problem)]
+    lifted = [
+        (problem.limits.without(limit), limit) for limit, _ in rows if not _is_rented_too(limit, problem)
+    ]
     if len(rows) > 1:
         lifted.append((Limits({gpu: None for gpu in problem.limits.stock}), COST))
     ways: list[tuple[Change, ...]] = []

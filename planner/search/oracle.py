@@ -354,7 +354,7 @@ class Oracle:
 
 
 def _alike(pools: Iterable[tuple[Role, Any, int]]) -> Iterator[tuple[Role, Any, int]]:
-    """Neighbours that are alike as one pool: whether they are owned or rented is no matter to a simulation."""
+    """Neighbours that are alike as one pool: owned or rented is no matter to a simulation."""
     for (role, machine), each in itertools.groupby(pools, key=lambda pool: pool[:2]):
         yield role, machine, sum(count for _, _, count in each)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain import OWNED, Gpu, market_of, row_of
-from planner.search.fleets import Counts
+from planner.search.fleets import Counts, objective
 from planner.search.level0 import Level0, search_level0
-from planner.search.options import weight
+from planner.search.options import OWNED_USD_PER_H, weight
 from planner.search.problem import Problem
 from planner.solvers.master import Option
 
@@ -60,6 +60,24 @@ def workers_by_machine(counts: Counts) -> dict[tuple[object, ...], int]:
     for option, count in counts:
         found[_machine(option)] = found.get(_machine(option), 0) + count
     return found
+
+
+def paid(problem: Problem, counts: Counts) -> float:
+    """What a fleet adds up to in the objective's unit, without the hair that owned GPUs weigh."""
+    return objective(counts) - _hair(problem, counts)
+
+
+def paid_at_least(problem: Problem, bound: float) -> float:
+    """A lower bound of the same: all that is owned may be in the fleet that it is about."""
+    if not problem.task.owned or problem.task.objective != "cost":
+        return bound
+    return max(bound - OWNED_USD_PER_H * sum(problem.task.owned.values()), 0.0)
+
+
+def _hair(problem: Problem, counts: Counts) -> float:
+    if problem.task.objective != "cost":
+        return 0.0
+    return sum(option.objective * count for option, count in counts if option.type.gpu.name.endswith(OWNED))
 
 
 def _machine(option: Option) -> tuple[object, ...]:

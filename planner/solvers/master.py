@@ -75,8 +75,8 @@ class Option:
 class Limits:
     """What there is: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
 
-    The stock of "h100-80g" counts those too that are owned or on the spot market, that of "h100-80g@owned" the
-    owned ones alone.
+    The stock of "h100-80g" counts those too that are owned or on the spot market, that of "h100-80g@owned"
+    the owned ones alone.
     """
 
     stock: Mapping[str, int | None]
