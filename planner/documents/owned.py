@@ -2,7 +2,7 @@
 
 What is owned takes no new money; what is needed beyond it is rented at its price, as far as the stock goes.
 The stock of `fleet: gpus` counts both. Without `gpus` any number may be rented beside them; a GPU that `gpus`
-does not name is not rented at all. `sold_as` says whether whole nodes are sold, where the catalog is not right.
+does not name is not rented at all. `sold_as`: whether whole nodes are sold, instead of the catalog's.
 """
 
 from __future__ import annotations

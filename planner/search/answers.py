@@ -22,6 +22,7 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
+from planner.search.bill import paid_whole_usd_per_h
 from planner.search.fleets import Counts, counts_named, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
@@ -135,7 +136,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         if least is None:
             raise unreachable(asked, paper)
         problem.progress("production: on futures that the search has not seen")
-        best = _roomier(asked, paper, least)
+        best = _paid_least(asked, paper, _roomier(asked, paper, least))
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
         for counts in _nearly(asked, paper, best) if attempt == 0 else ():
@@ -290,6 +291,29 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     return best
 
 
+def _paid_least(problem: Problem, paper: Found, best: Counts) -> Counts:
+    """Of fleets that were found to hold the one that is paid least where nodes are sold whole: one whose
+    nodes are full may cost more by the GPU and less in all.
+    """
+    if problem.task.objective != "cost":
+        return best
+    least = paid_whole_usd_per_h(best) * (1 - 1e-9)
+    others = [counts for counts in _held(problem, paper) if paid_whole_usd_per_h(counts) < least]
+    return min(
+        others,
+        key=lambda counts: (paid_whole_usd_per_h(counts), objective(counts), named(counts)),
+        default=best,
+    )
+
+
+def _held(problem: Problem, paper: Found) -> Iterator[Counts]:
+    """Fleets that were found to hold."""
+    for fleet, holds in list(problem.oracle.told.items()):
+        counts = counts_named(fleet, paper.level0.options) if holds else None
+        if counts and problem.allows(counts):
+            yield counts
+
+
 def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
     """The same GPUs with other settings of the engine, then fleets that hold on paper at about this price."""
     options = paper.level0.options
@@ -299,9 +323,8 @@ def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
     ]
     counted = [count for _, count in best]
     seen = {named(best)}
-    held = (counts_named(fleet, options) for fleet, holds in list(problem.oracle.told.items()) if holds)
     others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
-    for counts in filter(None, itertools.chain(others, held)):
+    for counts in itertools.chain(others, _held(problem, paper)):
         is_near = abs(objective(counts) - objective(best)) <= NEAR_FRAC * objective(best)
         if named(counts) not in seen and is_near and problem.allows(counts):
             seen.add(named(counts))
