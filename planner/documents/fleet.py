@@ -62,6 +62,7 @@ FLEET_KEYS = ("llm", "workers", "policies", "engine", "network", "events", "pric
 PLAN_KEYS = (
     "status",
     "cost_usd_per_h",
+    "bill",
     "power_w",
     "power",
     "gpus",
