@@ -114,6 +114,25 @@ def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study, running: Fleet)
     assert found.best.migration_usd == pytest.approx(5.0 * stopped + 1.0 * started)
 
 
+def test_what_is_owned_is_never_stopped_to_save(study: Study, running: Fleet) -> None:
+    """A quarter of the traffic: rented workers go, owned ones cost nothing and stay, whatever the fleet file
+    calls them. With 4 of them owned, rented ones alone go.
+    """
+    rented = replan(study, at(2.0), running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    assert rented.best.fleet.gpus < running.gpus
+    rows = {pool.type.gpu.name for pool in running.running}
+    fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64)}
+    task = replace(question(fleet=fleet), rate_rps=2.0)
+    found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    assert found.keeps and found.best.total_usd == 0 and found.best.fleet.gpus == running.gpus
+    assert all(move.before == move.after for move in found.moves)
+    few = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 4)}
+    task = replace(question(fleet=few), rate_rps=2.0)
+    part = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    assert all(move.after >= move.before for move in part.moves if "@owned" in move.worker)
+    assert part.best.total_usd <= rented.best.total_usd
+
+
 def test_only_cost_is_replanned(study: Study, running: Fleet) -> None:
     with pytest.raises(InputError, match="a replan is about cost"):
         replan(study, question(objective="power"), running, horizon_h=1.0, start_usd=0.0, stop_usd=0.0)
