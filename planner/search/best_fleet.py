@@ -13,7 +13,7 @@ from planner.documents import facts
 from planner.domain import Gpu, market_of
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
-from planner.search.beyond import search_beyond
+from planner.search.beyond import cheapest_known, search_beyond
 from planner.search.fleets import Counts, counts_of, objective
 from planner.search.infeasible import infeasible
 from planner.search.level0 import Level0, search_level0
@@ -61,9 +61,9 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
     """
     level0 = search_level0(problem, start, walks=False)
     known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
-    if is_mixed or problem.task.owned:
-        return search_beyond(problem, level0, [*known, *worth_a_look(problem, level0)]).best
-    return level0.search.best
+    if is_mixed:
+        return search_beyond(problem, level0, known or worth_a_look(problem, level0)).best
+    return cheapest_known(problem, level0, known)[0] if problem.task.owned else level0.search.best
 
 
 def search_policies(

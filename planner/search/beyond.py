@@ -61,7 +61,7 @@ def search_beyond(problem: Problem, level0: Level0, known: Sequence[Counts] = ()
     requests, not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
-    best, value = _cheapest_known(problem, level0, known)
+    best, value = cheapest_known(problem, level0, known)
     if best is None and any(math.isinf(problem.limits.most(worker)) for worker in problem.types):
         return Beyond(None, math.inf, 0, False, False, False)  # there may be any number, and none is enough
     capacities = _stock_bound_counts(problem, level0)
@@ -102,8 +102,8 @@ def search_beyond(problem: Problem, level0: Level0, known: Sequence[Counts] = ()
     return Beyond(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
 
 
-def _cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) -> tuple[Counts | None, float]:
-    """The cheapest of level 0's fleet and these, what is owned taken first."""
+def cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) -> tuple[Counts | None, float]:
+    """The cheapest of level 0's fleet and these, what is owned taken first; None where none holds."""
     best, value = level0.search.best, level0.search.value
     for counts in (*([] if best is None else [owned_first(problem, best)]), *known):
         within = problem.limits.broken([(option.type, count) for option, count in counts]) is None
