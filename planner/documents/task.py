@@ -258,21 +258,7 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
     """The same from a mapping, as the UI holds it; `where` opens every error message."""
-    if "llms" in document:
-        raise InputError(
-            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
-            "anything else write one of them into a file of its own, with the fleet it may use"
-        )
-    refuse_unknown(document, _KEYS, where)
-    if not isinstance(document.get("llm"), str):
-        found = repr(document["llm"]) if "llm" in document else "nothing"
-        raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")
-    if ("slo" in document) == ("preset" in document):
-        found = "both" if "slo" in document else "neither"
-        raise InputError(
-            f"{where}: found {found} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
-            f"preset: one of {', '.join(catalog.slos)}"
-        )
+    _check_one_llm(document, catalog, where)
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     asked = Section.of(document, where)
     traffic = asked.part("traffic", ("rate", "scale", "window", "draws"))
@@ -340,6 +326,25 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if task.objective == "throughput":
         _check_throughput(task, where)
     return task
+
+
+def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) -> None:
+    """One LLM, known keys, and an SLO or a preset of it."""
+    if "llms" in document:
+        raise InputError(
+            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
+            "anything else write one of them into a file of its own, with the fleet it may use"
+        )
+    refuse_unknown(document, _KEYS, where)
+    if not isinstance(document.get("llm"), str):
+        found = repr(document["llm"]) if "llm" in document else "nothing"
+        raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")
+    if ("slo" in document) == ("preset" in document):
+        found = "both" if "slo" in document else "neither"
+        raise InputError(
+            f"{where}: found {found} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
+            f"preset: one of {', '.join(catalog.slos)}"
+        )
 
 
 def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
