@@ -179,7 +179,7 @@ class Catalog:
         """Of how many data-parallel ranks of `tp` GPUs, more than one, there are fits; None where there is no
         fit of this LLM on this GPU at all, so that the roofline speaks for all.
         """
-        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
                 if found := self._fits_of(name, of):

@@ -176,6 +176,9 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
     known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
+    if asked.task.objective == "cost":
+        most_usd_per_h = paid_whole_usd_per_h(best)
+        cheaper = [counts for counts in cheaper if paid_whole_usd_per_h(counts) <= most_usd_per_h]
     as_written = asked.oracle.alone()
     cheaper = [counts for counts in cheaper if as_written.holds([counts])[0]]
     cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
@@ -211,8 +214,8 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     unit = OBJECTIVE_UNITS[asked.task.objective]
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
-        f"futures; the most that one does is {100 * kept_frac:.0f} %, for {objective(best):.2f} {unit} (on "
-        f"paper: {paper.value:.2f} {unit})",
+        f"futures; the most that one does is {100 * kept_frac:.0f} %, for {paid(asked, best):.2f} {unit} (on "
+        f"paper: {paid(asked, paper.best):.2f} {unit})",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",

@@ -106,8 +106,11 @@ def cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) ->
     """The cheapest of level 0's fleet and these, what is owned taken first; None where none holds."""
     best, value = level0.search.best, level0.search.value
     for counts in (*([] if best is None else [owned_first(problem, best)]), *known):
-        within = problem.limits.broken([(option.type, count) for option, count in counts]) is None
-        if within and objective(counts) < value * (1 - 1e-9) and problem.oracle.holds([counts])[0]:
+        if (
+            problem.allows(counts)
+            and objective(counts) < value * (1 - 1e-9)
+            and problem.oracle.holds([counts])[0]
+        ):
             best, value = counts, objective(counts)
     return best, value
 

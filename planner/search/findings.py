@@ -191,9 +191,7 @@ def neighbours(
             if value_s <= _NEAR * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
                 saves = paid(problem, ((option, 1),))
-                binding.append(
-                    facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit)
-                )
+                binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
                 continue
         if not holds:
             binding.append(facts.CapacityBinds(neighbours[-1]))

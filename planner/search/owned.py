@@ -109,7 +109,7 @@ def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:
     rented = [(o, n) for o, n in level0.search.best or () if row_of(o.type.gpu.name) not in rows]
     if rented and not problem.out_of_time():
         found.append(_thinned(owned_first(problem, (*rented, *filled)), problem))
-    return [counts for counts in found if _fits(problem, counts) and problem.oracle.holds([counts])[0]]
+    return [counts for counts in found if problem.allows(counts) and problem.oracle.holds([counts])[0]]
 
 
 def _smallest(problem: Problem, row: str) -> Counts | None:
@@ -148,7 +148,3 @@ def _thinned(counts: Counts, problem: Problem) -> Counts:
                 failed = found[option]
         found[option] = most
     return tuple((option, count) for option, count in found.items() if count)
-
-
-def _fits(problem: Problem, counts: Counts) -> bool:
-    return problem.limits.broken([(option.type, count) for option, count in counts]) is None

@@ -93,7 +93,9 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
 
     def may_be(counts: Counts) -> bool:
-        return problem.allows(counts) and all(n <= GROWN_MOST * most[m] for m, n in workers_by_machine(counts).items())
+        return problem.allows(counts) and all(
+            n <= GROWN_MOST * most[m] for m, n in workers_by_machine(counts).items()
+        )
 
     while True:
         kept = _kept(oracle, counts, left)
@@ -105,7 +107,9 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         more = [each for each in more if may_be(each)]
         if len(more) > 1:
             won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
-            more = [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
+            more = (
+                [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
+            )
         if more and may_be(more[0]):
             counts, step = more[0], 2 * step
         elif step > 1:
