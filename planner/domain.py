@@ -74,6 +74,7 @@ class Gpu:
     fp4_flops_per_s: float | None = None
     unchecked: str = ""
     is_sold_whole: bool = False  # by the node of `gpus_per_node`, not by the GPU
+    energy_usd_per_kwh: float = 0.0  # of what it draws, with the site's share; 0 where its price has that
 
     def __post_init__(self) -> None:
         for quantity in (
@@ -88,11 +89,25 @@ class Gpu:
                 raise CatalogError(f"GPU {self.name}: {quantity} is {getattr(self, quantity)}, must be > 0")
         if not self.price_usd_per_h >= 0:
             raise CatalogError(f"GPU {self.name}: price_usd_per_h is {self.price_usd_per_h}, must be >= 0")
+        if not self.energy_usd_per_kwh >= 0:
+            raise CatalogError(
+                f"GPU {self.name}: energy_usd_per_kwh is {self.energy_usd_per_kwh}, must be >= 0"
+            )
         if min(self.prefill_slowdown, self.decode_slowdown) < 1:
             raise CatalogError(f"GPU {self.name}: a slowdown is below 1")
         for quantity in ("fp8_flops_per_s", "fp4_flops_per_s", "mixed_kv_bytes_per_s"):
             if (rate := getattr(self, quantity)) is not None and not rate > 0:
                 raise CatalogError(f"GPU {self.name}: {quantity} is {rate}, must be > 0")
+
+    @property
+    def electricity_usd_per_h(self) -> float:
+        """At provisioned power, all the time."""
+        return self.power_w / 1e3 * self.energy_usd_per_kwh
+
+    @property
+    def usd_per_h(self) -> float:
+        """Its price and its electricity."""
+        return self.price_usd_per_h + self.electricity_usd_per_h
 
     @property
     def board_w(self) -> float:

@@ -140,7 +140,15 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports import answers
     from planner.reports.facts import alternative_note, sentence, sentences
-    from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
+    from planner.reports.words import (
+        answer,
+        commitment_rows,
+        describe,
+        excluded_text,
+        level0_proof,
+        promise,
+        unpriced,
+    )
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -152,6 +160,9 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
         head, rows = answers.answer_rows(found)
         print_rows([dict(zip(head, row, strict=True)) for row in rows], "answers")
     _print_tables(found)
+    if certificate.commitments:
+        head, rows = commitment_rows(found)
+        print_rows([dict(zip(head, row, strict=True)) for row in rows], "the same fleet by other terms")
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
     is_found = math.isfinite(certificate.level0)
     level0 = f"{certificate.level0:.6g} {certificate.unit}, {proof}" if is_found else "none found"

@@ -21,6 +21,7 @@ from planner.documents.facts import (
     Assumed,
     Assuming,
     Binding,
+    Commitment,
     Fact,
     FuturesDrawn,
     Neighbour,
@@ -75,8 +76,8 @@ class Alternative:
 class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
-    All of it but `answers`, `futures` and `repeats` is about the cheapest fleet on paper: on the traffic and
-    with the step times as they are written.
+    All of it but `answers`, `futures`, `commitments` and `repeats` is about the cheapest fleet on paper: on
+    the traffic and with the step times as they are written.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -111,6 +112,7 @@ class Certificate:
     assumed: tuple[Assumed, ...] = ()
     answers: tuple[Answered, ...] = ()  # on paper, in production, with a loss
     futures: FuturesDrawn | None = None  # None: planned on paper alone
+    commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
 
     def answer(self, name: AnswerName) -> Answered | None:
         """One of the three; None where it was not asked for."""
@@ -155,6 +157,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
         ],
         **{name: [say(fact) for fact in getattr(certificate, name)] for name in SAID},
         "answers": [_values(answer) for answer in certificate.answers],
+        "commitments": [_values(each) for each in certificate.commitments],
         "futures": None if certificate.futures is None else _values(certificate.futures),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
         "gap_frac": certificate.gap_frac,

@@ -28,6 +28,9 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.documents.catalog import Catalog
+from planner.documents.commitments import KEYS as COMMITTED
+from planner.documents.commitments import parse_commitments
+from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine import default_engine, parse_engine
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
@@ -84,6 +87,7 @@ _FLEET_KEYS = (
     "gpus",
     "owned",
     "sold_as",
+    "electricity",
     "unchecked",
     "per_gpu",
     "pp",
@@ -97,7 +101,7 @@ _FLEET_KEYS = (
 )
 _PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
 _FIRM: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
-_PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
+_PRICE_KEYS = ("on_demand", "reserved", *COMMITTED, "spot", "spot_interruptions_per_h", "spot_restart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ class Task:
     stock: Mapping[str, int | None]
     owned: Mapping[str, int] = field(default_factory=dict)
     sold_whole: Mapping[str, bool] = field(default_factory=dict)  # instead of the catalog's, by row
+    electricity: Electricity | None = None  # paid beside the prices of GPUs; None: not counted
     left_out: tuple[str, ...] = ()
     per_gpu: bool | None = None  # whether to plan on each GPU type alone too; None: where that costs little
     slowdowns: Slowdowns | None = None
@@ -154,6 +159,7 @@ class Task:
     draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
     reserved: frozenset[str] = frozenset()  # GPUs of which that is the reserved price
+    terms: Mapping[str, Mapping[Term, Offer]] = field(default_factory=dict)  # on demand and commitments
     offers: Mapping[str, Offer] = field(default_factory=dict)  # those of these prices that a provider asks
     not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term
     spot: Mapping[str, Spot] = field(default_factory=dict)
@@ -196,11 +202,17 @@ class Task:
             for gpu in gpus
             if (terms := self.spot_terms(gpu)) is not None
         ]
-        return tuple(self._as_sold(gpu) for gpu in (*owned, *firm, *on_spot))
+        return tuple(self._as_paid(gpu) for gpu in (*owned, *firm, *on_spot))
 
-    def _as_sold(self, gpu: Gpu) -> Gpu:
-        asked = self.sold_whole.get(row_of(gpu.name), self.sold_whole.get(gpu.base, gpu.is_sold_whole))
-        return replace(gpu, is_sold_whole=asked)
+    def _as_paid(self, gpu: Gpu) -> Gpu:
+        """By the node or by the GPU, and with electricity where that is counted."""
+        is_sold_whole = self.sold_whole.get(
+            row_of(gpu.name), self.sold_whole.get(gpu.base, gpu.is_sold_whole)
+        )
+        paid = self.electricity
+        is_counted = paid is not None and (paid.of == "all" or gpu.name.endswith(OWNED))
+        usd_per_kwh = paid.gpu_usd_per_kwh if paid is not None and is_counted else 0.0
+        return replace(gpu, is_sold_whole=is_sold_whole, energy_usd_per_kwh=usd_per_kwh)
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:
@@ -275,6 +287,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
         stock, left_out = _stock(fleet, owned, llm, catalog)
         prices, reserved, spot = _prices(fleet.part("prices"), catalog)
+        terms = parse_commitments(fleet, rentable(stock, owned), catalog)
         offers, not_offered, spot = _offers(fleet, rentable(stock, owned), prices, spot, catalog)
     except CatalogError as error:
         raise CatalogError(placed(error, where)) from None
@@ -289,6 +302,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         },
         owned=owned,
         sold_whole=sold_whole,
+        electricity=parse_electricity(fleet, owned),
         left_out=left_out,
         per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
@@ -299,6 +313,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         draws=traffic.whole("draws", 1),
         prices_usd_per_h={name: offer.usd_per_h for name, offer in offers.items()} | prices,
         reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},
+        terms=terms,
         offers=offers,
         not_offered=not_offered,
         spot=spot,

@@ -639,6 +639,15 @@ def _(fact: facts.OfLlm) -> str:
 
 
 @sentence.register
+def _(fact: facts.ElectricityCounted) -> str:
+    whose = "owned GPUs" if fact.of == "owned" else "all GPUs"
+    return (
+        f"cost has the electricity of {whose} in it, at provisioned power, their limits: "
+        f"{fact.usd_per_kwh:g} USD/kWh, PUE {fact.pue:g}; hosts and network on top"
+    )
+
+
+@sentence.register
 def _(fact: facts.Price) -> str:
     by = f"{fact.source}, {fact.date}" if fact.date else f"from {fact.source}" if fact.source else ""
     return f"{fact.gpu} {fact.usd_per_h:g} USD/h ({by})"

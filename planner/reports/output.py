@@ -20,6 +20,7 @@ from planner.documents.certificate import certificate_document, fact_document, f
 from planner.documents.engine import engine_document
 from planner.documents.fits import latency_document
 from planner.documents.fleet import fleet_document
+from planner.documents.paid import KEYS as PAID_KEYS
 from planner.documents.slo import slo_document
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
@@ -144,13 +145,17 @@ def _traffic_name(plan: Plan) -> str:
 
 
 def bill_document(paid: Bill) -> Document:
-    """What is paid per hour: `usd_per_h` with whole nodes, `by_gpu_usd_per_h` for the GPUs in use alone."""
+    """What is paid per hour: `usd_per_h` with whole nodes, `by_gpu_usd_per_h` for the GPUs in use alone. Both
+    have `electricity_usd_per_h` in them, that of provisioned power.
+    """
     return {
         "usd_per_h": paid.usd_per_h,
         "by_gpu_usd_per_h": paid.by_gpu_usd_per_h,
         "owned_gpus": paid.owned_gpus,
         "rented_gpus": paid.rented_gpus,
         "idle_gpus": paid.idle_gpus,
+        "electricity_usd_per_h": paid.electricity_usd_per_h,
+        "expected_electricity_usd_per_h": paid.expected_electricity_usd_per_h,
         "whole_nodes": [dataclasses.asdict(each) for each in paid.nodes],
     }
 
@@ -417,7 +422,8 @@ def _fleet_summary(fleet: Fleet) -> Document:
     """The fleet without its step times."""
     document = fleet_document(fleet)
     workers = [{key: value for key, value in row.items() if key != "latency"} for row in document["workers"]]
-    return {"workers": workers, **{name: document[name] for name in ("policies", "network", "prices")}}
+    kept = ("policies", "network", *PAID_KEYS)
+    return {"workers": workers, **{name: document[name] for name in kept if name in document}}
 
 
 def _slo_lines(verdict: Verdict) -> list[Document]:

@@ -25,6 +25,7 @@ from planner.reports.words import (
     usd,
     value_text,
 )
+from planner.search.bill import Bill
 from planner.search.plan import Plan, served_s
 from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import InWindow, Verdict, measured
@@ -172,9 +173,10 @@ def cost_rows(plan: Plan) -> Rows:
     if paid.nodes:
         how = f"whole nodes all the time, with {counted(paid.idle_gpus, 'GPU')} that no worker uses"
     if paid.owned_gpus:
-        how += f"; {paid.owned_gpus} GPUs are owned and cost nothing here, {paid.rented_gpus} are rented"
+        nothing = "electricity alone" if paid.electricity_usd_per_h else "nothing here"
+        how += f"; {paid.owned_gpus} GPUs are owned and cost {nothing}, {paid.rented_gpus} are rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
-    over = "price over the tokens of this traffic"
+    over = "price" + (", idle GPUs among it," if paid.idle_gpus else "") + " over the tokens of this traffic"
     if plan.trace.after.size:
         hours_s = served_s(plan.trace, plan.simulation)
         over = f"price of the {show_s(hours_s)} to the last token, over the tokens of this traffic"
@@ -185,6 +187,7 @@ def cost_rows(plan: Plan) -> Rows:
             if paid.idle_gpus
             else []
         ),
+        *_electricity_rows(paid),
         (f"Price per month of {HOURS_PER_MONTH}\u00a0h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
         (f"Price per year of {HOURS_PER_YEAR:,}\u00a0h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
         ("Price per million tokens", f"{tokens:.3g} USD", f"{over}, prompts and answers"),
@@ -205,6 +208,16 @@ def cost_rows(plan: Plan) -> Rows:
             ("Energy per 1000 output tokens", f"{power.thousand_tokens_j:,.0f} J", share),
         ]
     return ("Figure", "Value", "How we know"), found
+
+
+def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
+    """What of the price is electricity; nothing where it is not counted."""
+    if not paid.electricity_usd_per_h:
+        return []
+    how = "of the price; at provisioned power"
+    if (expected := paid.expected_electricity_usd_per_h) is not None:
+        how += f", {usd(expected)} at the power that is expected"
+    return [("Electricity per hour", usd(paid.electricity_usd_per_h), how)]
 
 
 def _kw(watts: float) -> str:

@@ -22,6 +22,7 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
+TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 WHAT = {
     "ttft": "of requests get their first token within",
     "tbt": "of the gaps between tokens are at most",
@@ -41,6 +42,22 @@ def answer(plan: Plan) -> str:
     return f"{carried}{describe(fleet)}: {price}{said}."
 
 
+def commitment_rows(plan: Plan) -> Rows:
+    """The bill of the same fleet by each term, and from which share of the hours on it costs less than on
+    demand.
+    """
+    rows = list[tuple[str, ...]]()
+    for each in plan.certificate.commitments:
+        share = each.needed_frac
+        pays = "" if share is None or share >= 1 else f"if needed more than {percent(share)} of the time"
+        note = "; ".join(each.sources)
+        if each.at_planned:
+            note += f"; as planned: {', '.join(each.at_planned)}"
+        month = f"{each.usd_per_h * HOURS_PER_MONTH:,.0f} USD"
+        rows.append((TERMS[each.term], usd(each.usd_per_h), month, pays, note))
+    return ("Term", "Per hour", "Per month", "Cheaper than on demand", "Prices"), rows
+
+
 def bill_lines(paid: Bill) -> list[str]:
     """What is owned, and what whole nodes cost beyond the GPUs in use; nothing where both are as usual."""
     lines = [f"{paid.owned_gpus} GPUs owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
@@ -49,6 +66,10 @@ def bill_lines(paid: Bill) -> list[str]:
         idle = f"{counted(paid.idle_gpus, 'GPU')} of them " + ("idles" if paid.idle_gpus == 1 else "idle")
         lines.append(
             f"that is for {nodes}, {idle}; by the GPU it would be {usd(paid.by_gpu_usd_per_h)} per hour"
+        )
+    if paid.electricity_usd_per_h:
+        lines.append(
+            f"{usd(paid.electricity_usd_per_h)} per hour of what is paid is electricity at provisioned power"
         )
     return lines
 

@@ -479,7 +479,14 @@ def prices(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ..
     found = []
     for gpu in gpus:
         if gpu.name.endswith(OWNED):
-            found.append(Price(gpu.name, gpu.price_usd_per_h, "owned: no new money", ""))
+            found.append(
+                Price(
+                    gpu.name,
+                    gpu.price_usd_per_h,
+                    "owned: no new money" + (" but its electricity" if gpu.energy_usd_per_kwh else ""),
+                    "",
+                )
+            )
             continue
         if (offer := task.offers.get(row_of(gpu.name))) and not gpu.name.endswith(SPOT):
             source = f"{offer.provider}, {offer.term}: {offer.source}"

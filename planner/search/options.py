@@ -254,9 +254,12 @@ def _left_of(
 
 
 def weight(worker: WorkerType, objective: str) -> float:
-    """What one worker adds to the objective; an owned one a hair of money, so that the fewest are taken."""
+    """What one worker adds to the objective; an owned one that costs nothing a hair of money, so that the
+    fewest are taken.
+    """
     is_owned = worker.gpu.name.endswith(OWNED)
-    usd_per_h = OWNED_USD_PER_H * worker.gpus if is_owned else worker.price_usd_per_h
+    hair_usd_per_h = OWNED_USD_PER_H * worker.gpus if is_owned else 0.0
+    usd_per_h = max(worker.price_usd_per_h, hair_usd_per_h)
     return {"cost": usd_per_h, "power": worker.power_w, "gpus": float(worker.gpus)}[objective]
 
 

@@ -10,6 +10,7 @@ are found from the smallest fleet of one GPU type, whatever it costs, with what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.domain import OWNED, Gpu, market_of, row_of
@@ -42,7 +43,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     for machine, pools in sorted(alike.items(), key=lambda item: -item[1][0][0].type.gpus):
         option, total = pools[0][0], sum(count for _, count in pools)
         row = row_of(option.type.gpu.name)
-        if row not in left or machine[-1]:
+        if row not in left or machine[-1] or _rents_for_less(row, gpus):
             bought[machine] = pools
             continue
         owned = min(total, left[row] // option.type.gpus)
@@ -52,6 +53,11 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
         each = ((row + OWNED, owned), (row, total - owned))
         bought[machine] = [(_of(gpus[name], option, problem), count) for name, count in each if count]
     return tuple(pool for machine in alike for pool in bought[machine])
+
+
+def _rents_for_less(row: str, gpus: Mapping[str, Gpu]) -> bool:
+    """Whether a rented GPU costs less than the electricity of an owned one."""
+    return row in gpus and gpus[row].usd_per_h < gpus[row + OWNED].usd_per_h
 
 
 def workers_by_machine(counts: Counts) -> dict[tuple[object, ...], int]:
@@ -71,13 +77,23 @@ def paid_at_least(problem: Problem, bound: float) -> float:
     """A lower bound of the same: all that is owned may be in the fleet that it is about."""
     if not problem.task.owned or problem.task.objective != "cost":
         return bound
-    return max(bound - OWNED_USD_PER_H * sum(problem.task.owned.values()), 0.0)
+    hair_usd_per_h = {
+        row_of(gpu.name): max(OWNED_USD_PER_H - gpu.usd_per_h, 0.0)
+        for gpu in problem.gpus
+        if gpu.name.endswith(OWNED)
+    }
+    owned = problem.task.owned
+    return max(bound - sum(hair_usd_per_h.get(row, 0.0) * count for row, count in owned.items()), 0.0)
 
 
 def _hair(problem: Problem, counts: Counts) -> float:
     if problem.task.objective != "cost":
         return 0.0
-    return sum(option.objective * count for option, count in counts if option.type.gpu.name.endswith(OWNED))
+    return sum(
+        (option.objective - option.type.price_usd_per_h) * count
+        for option, count in counts
+        if option.type.gpu.name.endswith(OWNED)
+    )
 
 
 def _machine(option: Option) -> tuple[object, ...]:

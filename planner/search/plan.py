@@ -53,8 +53,11 @@ class Plan:
 
     @property
     def bill(self) -> Bill:
-        """What is paid for the fleet: whole nodes where they are sold whole, nothing for what is owned."""
-        return bill(self.fleet, self.placement)
+        """What is paid for the fleet: whole nodes where they are sold whole, nothing for what is owned but
+        electricity where that is counted.
+        """
+        is_counted = any(pool.type.gpu.energy_usd_per_kwh for pool in self.fleet.running)
+        return bill(self.fleet, self.placement, self.power if is_counted else None)
 
     @property
     def usd_per_million_tokens(self) -> float:

@@ -285,6 +285,8 @@ def _share(option: Option, scratch: Answer) -> float:
     level0 = scratch.found.level0
     if option.name in level0.bounded:
         return expected_share(option, level0, {})
+    if not scratch.fleet.price_usd_per_h:
+        return option.type.gpus / scratch.fleet.gpus
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
 
 
