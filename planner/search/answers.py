@@ -28,7 +28,7 @@ from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
-from planner.search.owned import owned_first, paid
+from planner.search.owned import owned_beside, owned_first, paid
 from planner.search.problem import Problem
 from planner.search.production import (
     cheaper_kept,
@@ -146,7 +146,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
-        asked, least = grown(in_most(problem, futures, may_miss(safety, len(futures))), best)
+        asked = in_most(problem, futures, may_miss(safety, len(futures)))
+        asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
 

@@ -10,6 +10,7 @@ are found from the smallest fleet of one GPU type, whatever it costs, with what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -126,6 +127,28 @@ def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:
     if rented and not problem.out_of_time():
         found.append(_thinned(owned_first(problem, (*rented, *filled)), problem))
     return [counts for counts in found if problem.allows(counts) and problem.oracle.holds([counts])[0]]
+
+
+def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> list[Option]:
+    """Owned GPUs that a fleet leaves idle, as pools that may be added to it: of each row, in each role that
+    the fleet has, the option of which the fewest GPUs are expected to carry all.
+    """
+    if problem.task.objective != "cost":
+        return []
+    left = dict(problem.task.owned)
+    for option, count in counts:
+        if option.type.gpu.name.endswith(OWNED):
+            left[row_of(option.type.gpu.name)] -= count * option.type.gpus
+    roles, best = {option.role for option, _ in counts}, dict[tuple[str, str], tuple[float, Option]]()
+    for option in level0.options:
+        row = row_of(option.type.gpu.name)
+        is_idle = option.type.gpu.name.endswith(OWNED) and option.type.gpus <= left.get(row, 0)
+        if is_idle and option.role in roles and option.name in level0.bounded:
+            workers = level0.search.smallest.get(option.name, level0.bounded[option.name].likely)
+            gpus = workers * option.type.gpus
+            if gpus < best.get((row, option.role), (math.inf, option))[0]:
+                best[row, option.role] = gpus, option
+    return [option for _, option in best.values()]
 
 
 def _smallest(problem: Problem, row: str) -> Counts | None:

@@ -22,8 +22,9 @@ from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, objective
 from planner.search.futures import Future
 from planner.search.oracle import Oracle, side_by_side
-from planner.search.owned import owned_first, workers_by_machine
+from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
+from planner.solvers.master import Option
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
 SEARCH_EFFORT = 3_000_000  # simulated requests that a search may cost
@@ -60,7 +61,7 @@ def cheapest_kept(
     """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
     more of them than it may; None if none was found. Of equal ones those of `start` come first.
     """
-    ordered, best = grown(problem, paper.best)
+    ordered, best = grown(problem, paper.best, owned_beside(problem, paper.level0, paper.best))
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
     return ordered, cheaper_kept(limited(ordered), paper, best, start)
@@ -80,10 +81,10 @@ def cheaper_kept(
     return search_again(problem, known, is_mixed=is_mixed) or best
 
 
-def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
+def grown(problem: Problem, least: Counts, beside: Sequence[Option] = ()) -> tuple[Problem, Counts | None]:
     """A fleet with workers added until it misses no more than it may; None where that leaves the limits, or
     takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
-    twice as many.
+    twice as many. Options `beside` those of the fleet may be added too.
     """
     oracle, most = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
@@ -94,7 +95,7 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
 
     def may_be(counts: Counts) -> bool:
         return problem.allows(counts) and all(
-            n <= GROWN_MOST * most[m] for m, n in workers_by_machine(counts).items()
+            n <= GROWN_MOST * most.get(m, 1) for m, n in workers_by_machine(counts).items()
         )
 
     while True:
@@ -103,7 +104,9 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         left = [i for i in left if i not in kept]
         if len(left) <= oracle.may_miss:
             return ordered(), counts
-        more = [owned_first(problem, with_more(counts, step, [k])) for k in range(len(counts))]
+        more = [with_more(counts, step, [k]) for k in range(len(counts))]
+        more += [_with_pool(counts, option, step) for option in beside if option not in dict(counts)]
+        more = [owned_first(problem, each) for each in more]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:
             won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
@@ -137,3 +140,9 @@ def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> 
         (option, count + (more if pools is None or k in pools else 0))
         for k, (option, count) in enumerate(counts)
     )
+
+
+def _with_pool(counts: Counts, option: Option, count: int) -> Counts:
+    """A pool more, after those of its role."""
+    at = max(k for k, (other, _) in enumerate(counts) if other.role == option.role) + 1
+    return (*counts[:at], (option, count), *counts[at:])
