@@ -690,6 +690,7 @@ class Answered:
     headroom: Headroom | None = None
     breaks_by_traffic: tuple[Limit, ...] = ()
     breaks_by_steps: tuple[Limit, ...] = ()
+    paid_usd_per_h: float | None = None  # whole nodes where they are sold so; usd_per_h is by the GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
-from planner.search.bill import paid_whole_usd_per_h
+from planner.search.bill import bill, paid_whole_usd_per_h
 from planner.search.fleets import Counts, counts_named, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
@@ -181,7 +181,7 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
         most_usd_per_h = paid_whole_usd_per_h(best)
         cheaper = [counts for counts in cheaper if paid_whole_usd_per_h(counts) <= most_usd_per_h]
     as_written = asked.oracle.alone()
-    cheaper = [counts for counts in cheaper if as_written.holds([counts])[0]]
+    cheaper = [counts for counts in cheaper if asked.allows(counts) and as_written.holds([counts])[0]]
     cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
     return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
 
@@ -261,6 +261,7 @@ def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptI
         end.headroom,
         end.by_traffic,
         end.by_steps,
+        bill(fleet).usd_per_h,
     )
 
 

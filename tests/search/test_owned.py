@@ -93,3 +93,13 @@ def test_owned_first_changes_no_machine_and_stays_within_the_stock() -> None:
     assert [(o.type.gpu.name, n) for o, n in bought] == [("h100-80g@owned", 2), ("h100-80g", 4)]
     assert owned_first(problem, bought) == bought
     assert problem.oracle.holds([bought]) == problem.oracle.holds([((bought[1][0], 6),)])
+
+
+def test_production_takes_owned_gpus_that_idle_before_it_rents() -> None:
+    """On paper the owned H100 are enough. In most futures they are not, and owned A100 stand idle."""
+    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}}
+    found = plan(question(fleet=fleet, safety={"kept_in": 0.9}), traffic(rate_rps=14.0), CATALOG)
+    paper, production = (found.certificate.answer(name) for name in ("on-paper", "production"))
+    assert paper is not None and production is not None and production.workers != paper.workers
+    assert {pool.type.gpu.name for pool in found.fleet.running} == {"h100-80g@owned", "a100-80g@owned"}
+    assert found.bill.usd_per_h == production.usd_per_h == production.paid_usd_per_h == 0
