@@ -129,12 +129,12 @@ def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:
     return [counts for counts in found if problem.allows(counts) and problem.oracle.holds([counts])[0]]
 
 
-def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> list[Option]:
-    """Owned GPUs that a fleet leaves idle, as pools that may be added to it: of each row, in each role that
-    the fleet has, the option of which the fewest GPUs are expected to carry all.
+def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
+    """Owned GPUs that a fleet leaves idle, as the largest pools that may be added to it: of each row, in
+    each role that the fleet has, the option of which the fewest GPUs are expected to carry all.
     """
     if problem.task.objective != "cost":
-        return []
+        return ()
     left = dict(problem.task.owned)
     for option, count in counts:
         if option.type.gpu.name.endswith(OWNED):
@@ -148,7 +148,7 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> list[Optio
             gpus = workers * option.type.gpus
             if gpus < best.get((row, option.role), (math.inf, option))[0]:
                 best[row, option.role] = gpus, option
-    return [option for _, option in best.values()]
+    return tuple((option, left[row] // option.type.gpus) for (row, _), (_, option) in best.items())
 
 
 def _smallest(problem: Problem, row: str) -> Counts | None:

@@ -81,10 +81,10 @@ def cheaper_kept(
     return search_again(problem, known, is_mixed=is_mixed) or best
 
 
-def grown(problem: Problem, least: Counts, beside: Sequence[Option] = ()) -> tuple[Problem, Counts | None]:
+def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
     """A fleet with workers added until it misses no more than it may; None where that leaves the limits, or
     takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
-    twice as many. Options `beside` those of the fleet may be added too.
+    twice as many. Pools `beside` the fleet may be added too, with up to so many.
     """
     oracle, most = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
@@ -105,7 +105,8 @@ def grown(problem: Problem, least: Counts, beside: Sequence[Option] = ()) -> tup
         if len(left) <= oracle.may_miss:
             return ordered(), counts
         more = [with_more(counts, step, [k]) for k in range(len(counts))]
-        more += [_with_pool(counts, option, step) for option in beside if option not in dict(counts)]
+        idle = [(option, count) for option, count in beside if option not in dict(counts)]
+        more += [_with_pool(counts, option, n) for option, most in idle for n in {min(step, most), most}]
         more = [owned_first(problem, each) for each in more]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:

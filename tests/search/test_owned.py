@@ -15,7 +15,7 @@ from planner.reports.words import answer
 from planner.search.best_fleet import search
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan
-from planner.search.owned import owned_first, paid, paid_at_least
+from planner.search.owned import owned_beside, owned_first, paid, paid_at_least
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.solvers.master import Option
@@ -95,11 +95,44 @@ def test_owned_first_changes_no_machine_and_stays_within_the_stock() -> None:
     assert problem.oracle.holds([bought]) == problem.oracle.holds([((bought[1][0], 6),)])
 
 
+WIDE = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
+
+
 def test_production_takes_owned_gpus_that_idle_before_it_rents() -> None:
-    """On paper the owned H100 are enough. In most futures they are not, and owned A100 stand idle."""
-    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}}
-    found = plan(question(fleet=fleet, safety={"kept_in": 0.9}), traffic(rate_rps=14.0), CATALOG)
+    """On paper 8 owned H100 are enough. In most futures they are not, and owned A100 stand idle."""
+    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}, "max_num_batched_tokens": 1024}
+    task = question(slo=WIDE, fleet=fleet, safety={"kept_in": 0.9})
+    found = plan(task, traffic(rate_rps=30.0, requests=300), CATALOG)
     paper, production = (found.certificate.answer(name) for name in ("on-paper", "production"))
     assert paper is not None and production is not None and production.workers != paper.workers
     assert {pool.type.gpu.name for pool in found.fleet.running} == {"h100-80g@owned", "a100-80g@owned"}
     assert found.bill.usd_per_h == production.usd_per_h == production.paid_usd_per_h == 0
+
+
+def test_no_answer_takes_more_than_is_owned() -> None:
+    """34 workers of A100 would do, and 16 A100 are owned: the smallest fleet of a row is asked for without
+    looking at the stock, and must not come back as an answer.
+    """
+    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}, "max_num_batched_tokens": 1024}
+    task = question(fleet=fleet, safety={"kept_in": 0.9})
+    found = plan(task, traffic(rate_rps=14.0, requests=300), CATALOG)
+    for answered in found.certificate.answers:
+        used: dict[str, int] = {}
+        for pool in answered.workers:
+            used[pool.gpu] = used.get(pool.gpu, 0) + pool.gpus
+        assert used.get("h100-80g@owned", 0) <= 8 and used.get("a100-80g@owned", 0) <= 16
+
+
+def test_what_a_fleet_leaves_idle_may_be_added_to_it() -> None:
+    """6 H100 and 4 of 16 A100 are in use: pools of up to 12 A100, in the roles that the fleet has."""
+    fleet = {"gpus": H100, "owned": {"h100-80g": 6, "a100-80g": 16}, "max_num_batched_tokens": 1024}
+    problem = pose(question(slo=WIDE, fleet=fleet), traffic(rate_rps=26.0, requests=300), CATALOG)
+    found = search(problem)
+    of = {option.name: option for option in found.level0.options}
+    used = ((of["prefill h100-80g@owned tp2 1024"], 3), (of["decode a100-80g@owned tp4 1024"], 1))
+    beside = owned_beside(problem, found.level0, used)
+    assert [(o.role, o.type.gpu.name) for o, _ in beside] == [
+        ("prefill", "a100-80g@owned"),
+        ("decode", "a100-80g@owned"),
+    ]
+    assert all(option.type.gpus * count <= 12 < option.type.gpus * (count + 1) for option, count in beside)
