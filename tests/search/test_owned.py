@@ -113,9 +113,9 @@ def test_no_answer_takes_more_than_is_owned() -> None:
     """34 workers of A100 would do, and 16 A100 are owned: the smallest fleet of a row is asked for without
     looking at the stock, and must not come back as an answer.
     """
-    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}, "max_num_batched_tokens": 1024}
+    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}}
     task = question(fleet=fleet, safety={"kept_in": 0.9})
-    found = plan(task, traffic(rate_rps=14.0, requests=300), CATALOG)
+    found = plan(task, traffic(rate_rps=14.0), CATALOG)
     for answered in found.certificate.answers:
         used: dict[str, int] = {}
         for pool in answered.workers:
