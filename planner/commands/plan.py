@@ -140,15 +140,7 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports import answers
     from planner.reports.facts import alternative_note, sentence, sentences
-    from planner.reports.words import (
-        answer,
-        commitment_rows,
-        describe,
-        excluded_text,
-        level0_proof,
-        promise,
-        unpriced,
-    )
+    from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -160,9 +152,6 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
         head, rows = answers.answer_rows(found)
         print_rows([dict(zip(head, row, strict=True)) for row in rows], "answers")
     _print_tables(found)
-    if certificate.commitments:
-        head, rows = commitment_rows(found)
-        print_rows([dict(zip(head, row, strict=True)) for row in rows], "the same fleet by other terms")
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
     is_found = math.isfinite(certificate.level0)
     level0 = f"{certificate.level0:.6g} {certificate.unit}, {proof}" if is_found else "none found"
@@ -229,6 +218,7 @@ def _print_written(out: Path, written: tuple[str, ...]) -> None:
 
 def _print_tables(found: Plan) -> None:
     from planner.reports.output import verdict_document
+    from planner.reports.words import commitment_rows
 
     by_gpu = "USD/h by the GPU" if found.bill.idle_gpus else "USD/h"
     has_drafts = any(pool.type.speculation for pool in found.fleet.pools)
@@ -250,6 +240,9 @@ def _print_tables(found: Plan) -> None:
     ]
     print_rows(rows, "fleet")
     print_rows(slo_rows(verdict_document(found.verdict), found.slo), "SLO")
+    if found.certificate.commitments:
+        head, terms = commitment_rows(found)
+        print_rows([dict(zip(head, row, strict=True)) for row in terms], "the same fleet by other terms")
 
 
 def _print_several(found: SharedPlan, out: Path) -> None:
