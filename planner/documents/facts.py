@@ -559,7 +559,19 @@ class DyingAway:
     late_frac: float
 
 
-Caution = Literal["spot-nodes", "copies-share-prefixes"]
+@dataclass(frozen=True, slots=True)
+class EncoderUntimed:
+    """Prompts hold tokens of images, this share of all prompt tokens, whose encoder takes no time in our
+    steps: at least `encoder_s` for the mean request that has some, on one such GPU at its peak.
+    """
+
+    image_frac: float
+    image_tokens: float  # of the mean request that has some
+    encoder_s: float
+    gpu: str
+
+
+Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -820,6 +832,7 @@ Warned = (
     | MissedOnDraws
     | WorkerMoreFails
     | DyingAway
+    | EncoderUntimed
     | Cautioned
     | ExpectedMissed
     | NoneForExpected

@@ -409,6 +409,26 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
     return tuple(dict.fromkeys(found))
 
 
+def images(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
+    """What is said where the LLM has an encoder: that nobody knows of images, or that its time is left out.
+
+    Its least time is 2 FLOPs per weight and token on one GPU at its peak: encoders are whole on every GPU,
+    and make a token of one patch or more.
+    """
+    parameters, tokens = fleet.llm.encoder_parameters, trace.image_tokens
+    if not parameters:
+        return ()
+    if tokens is None:
+        return (facts.Cautioned("prompts-are-text"),)
+    if not tokens.any():
+        return ()
+    gpu = max((pool.type.gpu for pool in fleet.pools), key=lambda gpu: gpu.dense_flops_per_s)
+    mean = float(tokens[tokens > 0].mean())
+    image_frac = float(tokens.sum() / trace.input_tokens.sum())
+    least_s = 2 * parameters * mean / gpu.dense_flops_per_s
+    return (facts.EncoderUntimed(image_frac, mean, least_s, gpu.name),)
+
+
 def shared_copies(problem: Problem) -> tuple[Warned, ...]:
     """A warning where users were made up who ask what others asked."""
     if not (problem.trace.copies_share_prefixes and problem.oracle.policies.prefix_cache):

@@ -80,6 +80,7 @@ class Simulation:
     nominal_end_s: float = np.inf  # where requests wait for others: the last arrival if answers took no time
     token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
+    image_tokens: Ints | None = None  # of input_tokens, those that an encoder made; None: nobody said
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -121,6 +122,7 @@ def simulate(
     not know.
     """
     check(fleet)
+    check_images(fleet.llm, trace)
     if fleet.policies.prefix_cache and not trace.has_prefixes:
         raise InputError(
             f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "
@@ -153,6 +155,17 @@ def simulate(
         if not record or (needed <= runs and needed_parts <= parts):
             return _results(state, fleet, trace, tuple(limits))
         runs, parts = max(runs, needed), max(parts, needed_parts)
+
+
+def check_images(llm: Llm, trace: Trace) -> None:
+    """Raise InputError for tokens of images where the LLM has nothing that makes them."""
+    if trace.image_tokens is None or llm.encoder_parameters or not trace.image_tokens.any():
+        return
+    asked = int((trace.image_tokens > 0).sum())
+    raise InputError(
+        f"{trace.name}: image_tokens: {asked} requests have tokens of images, and {llm.name} has no encoder "
+        "that makes them; choose an LLM with one, or add these tokens to input_tokens and drop the column"
+    )
 
 
 class Requests:
@@ -548,4 +561,5 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
         nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
+        image_tokens=trace.image_tokens,
     )

@@ -774,3 +774,28 @@ def test_published_traces(
     assert trace.output_tokens.mean() == pytest.approx(mean_output, abs=0.06)
     assert len(trace.prefix_ids) == blocks
     assert bool(trace.notes) == is_jittered
+
+
+# ---------------------------------------------------------------- images
+
+
+def test_image_tokens_are_added_to_the_prompt(read: Read) -> None:
+    """Empty is none; a prompt may be an image alone, and only without either it is left out."""
+    trace = read(
+        "arrival_s,input_tokens,output_tokens,image_tokens\n0,10,5,576\n1,10,5,\n2,0,5,64\n3,0,5,0\n",
+        drop_invalid=True,
+    )
+    assert trace.image_tokens is not None
+    assert trace.image_tokens.tolist() == [576, 0, 64]
+    assert trace.input_tokens.tolist() == [586, 10, 64]
+    assert trace.dropped == {NO_INPUT: 1}
+    late = read('{"arrival_s":0,"input_tokens":3,"output_tokens":1}\n' * 2, "t.jsonl")
+    assert late.image_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [("-1", "'-1'"), ("1.5", "'1.5'"), ("many", "'many'"), ("100000000", "100000000")]
+)
+def test_bad_image_tokens_are_refused(read: Read, value: str, found: str) -> None:
+    with pytest.raises(TraceError, match=f"line 2, column image_tokens: expected .* found {found}"):
+        read(f"arrival_s,input_tokens,output_tokens,image_tokens\n0,10,5,{value}\n")
