@@ -14,6 +14,7 @@ from planner.models.forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.models.lora import LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -30,7 +31,8 @@ class WorkerType:
     `serving` says which LLM. `form` are the step
     times of another program, which the simulator takes instead of `latency`. `engine` adds what its host
     takes to the step times; None: they are taken as they are. With `speculation` its decodes draft tokens
-    and check them. With `ep` every GPU has whole experts, else each has a slice of all.
+    and check them. With `ep` every GPU has whole experts, else each has a slice of all. `lora` are its slots
+    for adapters, whose bytes `kv_tokens` is without.
     """
 
     gpu: Gpu
@@ -45,6 +47,7 @@ class WorkerType:
     kv_beside: KvBeside = BESIDE_NOTHING
     speculation: Speculation | None = None
     ep: bool = False
+    lora: LoraSlots | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -43,6 +43,15 @@ def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]]
     The first argument of both functions is the state.
     """
 
+    return _where("caches", otherwise)
+
+
+def where_lora(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The same for fleets with LoRA (`State.adapters`)."""
+    return _where("adapters", otherwise)
+
+
+def _where(name: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         def hook(*arguments: Any) -> Any:
             raise TypeError(f"{function.__name__} is for compiled code alone")
@@ -50,8 +59,8 @@ def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]]
         @overload(hook, strict=False, jit_options=_INNER)
         def pick(state: Any, *rest: Any) -> Callable[..., Any]:
             fields = state.fields
-            caches = fields.types[fields.fields.index("caches")]
-            return otherwise if isinstance(caches, types.NoneType) else function
+            part = fields.types[fields.fields.index(name)]
+            return otherwise if isinstance(part, types.NoneType) else function
 
         return hook
 

@@ -323,6 +323,7 @@ class State(NamedTuple):
     after: npt.NDArray[np.void] = np.zeros(0, AFTER)  # (n + 1,), empty where nobody waits for others
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that do, by parent
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
+    adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
 
 
 # counters; FRONT and BACK also name the rows of `pools`, whose lengths, a third one included, come first

@@ -137,6 +137,7 @@ class Rows:
         self.llm = self._one_of(("model",))
         self.block = self._one_of(_BLOCK)
         self.images = self._one_of(_IMAGES)
+        self.adapter = self._one_of(("adapter",))
         self.after = self._one_of(_AFTER)
         has_waits = bool(self.after) or self.grows
         self.request_id = self._one_of(_REQUEST_ID) if has_waits else None
@@ -147,12 +148,13 @@ class Rows:
             )
         self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
         optional = (
-            *(self.tenant, self.llm, self.block, self.images, self.request_id, self.think),
+            *(self.tenant, self.llm, self.adapter, self.block, self.images),
+            *(self.request_id, self.think),
             *self.lists,
         )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
         rows = sum(map(len, self.ticks))
-        for name in (self.tenant, self.llm, self.block, self.request_id):
+        for name in (self.tenant, self.llm, self.adapter, self.block, self.request_id):
             if name is not None:
                 self.texts.setdefault(name, [""] * rows)
         if self.images is not None and not self.image_tokens:
@@ -309,6 +311,8 @@ class Rows:
             notes.append(several_llms(llm, llms))
         inputs, outputs = (np.concatenate(parts) for parts in self.tokens)
         offsets, ids, block_tokens = self._prefixes(inputs, notes)
+        adapter, adapters = self._adapters()
+        ids = _of_adapters(ids, np.repeat(adapter, np.diff(offsets)) if ids.size else ids)
         in_file_order = Trace(
             name=self.path.name.removesuffix(".gz"),
             arrival_s=np.zeros(len(ticks)),
@@ -321,6 +325,8 @@ class Rows:
             tenants=tenants,
             llm=llm,
             llms=llms,
+            adapter=adapter,
+            adapters=adapters,
             image_tokens=np.concatenate(self.image_tokens) if self.image_tokens else None,
         )
         everything = np.arange(len(ticks)) if order is None else order
@@ -377,6 +383,15 @@ class Rows:
             return no_ids(), ()
         codes, names = pd.factorize(np.array(self.texts[column], dtype=object))
         return codes.astype(np.int64), tuple(names.tolist())
+
+    def _adapters(self) -> tuple[IntArray, tuple[str, ...]]:
+        """The same of adapters, -1 where none is named."""
+        codes, names = self._named(self.adapter)
+        if "" not in names:
+            return codes, names
+        base = names.index("")
+        places = np.array([-1 if i == base else i - (i > base) for i in range(len(names))])
+        return places[codes], tuple(name for name in names if name)
 
     def _restarted(self, ticks: FloatArray) -> tuple[FloatArray, list[str]]:
         """Times that go on where a clock of numbers starts again, once, and a note on it.
@@ -459,6 +474,13 @@ class Rows:
                 f"with ids, found {', '.join(map(shown, found[:3]))}"
             )
         return int(tokens)
+
+
+def _of_adapters(ids: IntArray, adapter: IntArray) -> IntArray:
+    """Ids (m,) of which requests of several adapters have none in common: engines do not share them."""
+    if not (adapter >= 0).any():
+        return ids
+    return np.unique(np.stack([ids, adapter]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def clock_quantum_s(arrival_s: FloatArray) -> float | None:

@@ -22,6 +22,8 @@ def to_jsonl(trace: Trace) -> str:
         }
         if images is not None:
             row["image_tokens"] = int(images[i])
+        if trace.adapters:
+            row["adapter"] = trace.adapters[trace.adapter[i]] if trace.adapter[i] >= 0 else ""
         if trace.tenants:
             row["tenant"] = trace.tenants[trace.tenant[i]]
         if trace.has_prefixes:
