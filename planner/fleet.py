@@ -14,7 +14,7 @@ from planner.models.forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.models.lora import LoraSlots
+from planner.models.lora import Lora, LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -271,6 +271,11 @@ class Fleet:
         return self.with_types(
             lambda worker: replace(worker, latency=worker.latency.within(z_prefill, z_decode))
         )
+
+    @property
+    def lora(self) -> Lora | None:
+        """How adapters are served, which is the same everywhere in the fleet."""
+        return next((pool.type.lora.lora for pool in self.pools if pool.type.lora is not None), None)
 
     @property
     def front_end_s(self) -> float:

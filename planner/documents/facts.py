@@ -354,6 +354,24 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """LoRA on a worker type: slots, their bytes on one GPU, what one token with an adapter adds to a step,
+    and what an adapter takes to be loaded. `drawn`: no trace says who asks for which.
+    """
+
+    worker: str
+    adapters: int
+    max_loras: int
+    max_rank: int
+    max_cpu_loras: int
+    slot_bytes: float
+    step_s: float
+    load_s: float
+    disk_s: float
+    drawn: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -804,6 +822,7 @@ Assuming = (
     | EngineModelled
     | UncheckedEngine
     | Drafts
+    | Adapters
     | EngineSettings
     | KvLink
     | MeasuredWindow

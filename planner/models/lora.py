@@ -60,6 +60,11 @@ class LoraCost:
             if not getattr(self, field.name) >= 0:
                 raise InputError(f"lora: {field.name} is {getattr(self, field.name)}, must be >= 0")
 
+    @property
+    def one_token_s(self) -> float:
+        """That one token with an adapter adds to a step, the adapter being in its slot."""
+        return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
+
     def longer(self, share: float) -> LoraCost:
         """Every step, and every load, takes this share longer."""
         times = {
@@ -85,22 +90,23 @@ class Lora:
     targets: tuple[str, ...] | None = None
     link_bytes_per_s: float = LINK_BYTES_PER_S
     disk_bytes_per_s: float = DISK_BYTES_PER_S
+    longer_frac: float = 0.0  # by which all that it takes is taken longer
 
     def __post_init__(self) -> None:
         if self.max_loras < 1:
-            raise InputError(f"lora: max_loras is {self.max_loras}, must be at least 1")
+            raise InputError(f"max_loras is {self.max_loras}, must be at least 1")
         if self.max_rank not in RANKS:
             ranks = ", ".join(map(str, RANKS))
-            raise InputError(f"lora: max_rank is {self.max_rank}, must be one of {ranks}, as vLLM demands")
+            raise InputError(f"max_rank is {self.max_rank}, must be one of {ranks}, as vLLM demands")
         if self.count < 1:
-            raise InputError("lora: adapters is 0, must be at least 1; drop lora to serve the LLM alone")
+            raise InputError("adapters is 0, must be at least 1; drop lora to serve the LLM alone")
         if self.max_cpu_loras < self.max_loras:
             raise InputError(
-                f"lora: max_cpu_loras is {self.max_cpu_loras}, must be at least max_loras "
+                f"max_cpu_loras is {self.max_cpu_loras}, must be at least max_loras "
                 f"({self.max_loras}), as vLLM demands"
             )
         if unknown := [name for name in self.targets or () if name not in MODULES]:
-            raise InputError(f"lora: targets: {unknown[0]!r} is none of {', '.join(MODULES)}")
+            raise InputError(f"targets: {unknown[0]!r} is none of {', '.join(MODULES)}")
 
     @property
     def count(self) -> int:
@@ -119,6 +125,12 @@ class LoraSlots:
 
     def longer(self, share: float) -> LoraSlots:
         return replace(self, cost=self.cost.longer(share))
+
+    def instant(self) -> LoraSlots:
+        """Slots for all adapters, that cost nothing."""
+        none = dict.fromkeys((field.name for field in fields(LoraCost)), 0.0)
+        lora = replace(self.lora, max_loras=self.lora.count, max_cpu_loras=self.lora.count)
+        return LoraSlots(lora, LoraCost(**none))
 
     def beside(self, use: Memory) -> Memory:
         """The memory of one GPU with the slots on it."""
@@ -174,7 +186,7 @@ def slots_of(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> Lo
         load_s=rank_bytes * loaded / lora.link_bytes_per_s,
         disk_s=rank_bytes * on_disk / lora.disk_bytes_per_s,
     )
-    return LoraSlots(lora, cost)
+    return LoraSlots(lora, cost.longer(lora.longer_frac))
 
 
 def _check(lora: Lora, llm: Llm) -> None:

@@ -425,6 +425,19 @@ def _(fact: facts.Drafts) -> str:
 
 
 @sentence.register
+def _(fact: facts.Adapters) -> str:
+    told = "drawn, each as likely as the next" if fact.drawn else "as the trace names them"
+    kept = min(fact.max_cpu_loras, fact.adapters)
+    disk = f", {show_s(fact.disk_s)} more from disk" if kept < fact.adapters else ""
+    return (
+        f"{fact.worker} serves {fact.adapters} LoRA adapters ({told}) of rank {fact.max_rank} in "
+        f"{fact.max_loras} slots of {fact.slot_bytes / 1e9:.3g} GB per GPU, {kept} in the host's memory; a "
+        f"step with one token of one adapter takes {show_s(fact.step_s)} longer, a load "
+        f"{show_s(fact.load_s)}{disk}: estimated, not measured"
+    )
+
+
+@sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"

@@ -136,8 +136,10 @@ def plan_yaml(plan: Plan) -> str:
 
 
 def _traffic_name(plan: Plan) -> str:
-    """The file that can be replayed: requests.csv says neither who waits for whom nor what prompts share."""
-    is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache
+    """The file that can be replayed: requests.csv says neither who waits for whom, nor what prompts share,
+    nor whose adapter is asked for.
+    """
+    is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters
     return "traffic.jsonl" if is_more else "requests.csv"
 
 

@@ -213,6 +213,8 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     """How to start an engine, and how many GPUs there are for them (None: they need none)."""
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
+    if wanted.fleet.lora is not None:
+        raise InputError("lora: our replays name no adapters; validate the plan without lora")
     policies = wanted.fleet.policies
     ours = Policies(
         routing=policies.routing,

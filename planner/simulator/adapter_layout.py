@@ -15,17 +15,12 @@ from planner.models.lora import Lora
 from planner.simulator.layout import NONE
 from planner.traffic.trace import IntArray, Trace
 
+COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
 SETTING = np.dtype(  # of a worker type
     [
         ("max_loras", "i8"),
         ("max_cpu_loras", "i8"),
-        ("kernels_s", "f8"),
-        ("read_s", "f8"),
-        ("experts_s", "f8"),
-        ("visited_frac", "f8"),
-        ("token_s", "f8"),
-        ("load_s", "f8"),
-        ("disk_s", "f8"),
+        *((name, "f8") for name in COSTS),  # planner.models.lora.LoraCost
     ]
 )
 ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])  # a list of requests
@@ -53,11 +48,6 @@ class Adapters(NamedTuple):
     aside: npt.NDArray[np.void]  # (1,) ASIDE: requests that found no slot while it is
     loads: npt.NDArray[np.int64]  # (W,) adapters put into a slot
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
-
-
-def lora_of(fleet: Fleet) -> Lora | None:
-    """The settings of the fleet, which all its workers share."""
-    return next((pool.type.lora.lora for pool in fleet.pools if pool.type.lora is not None), None)
 
 
 def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = False) -> None:
@@ -90,7 +80,7 @@ def adapter_numbers(lora: Lora, trace: Trace, seed: int) -> IntArray:
     check_adapters(lora, trace)
     if not trace.adapters:
         return np.random.default_rng([seed, lora.count]).integers(1, lora.count + 1, len(trace))
-    names = range(1, len(trace.adapters) + 1)
+    names = list(range(1, len(trace.adapters) + 1))
     if not isinstance(lora.adapters, int):
         names = [lora.adapters.index(name) + 1 for name in trace.adapters]
     return np.append(np.array(names, np.int64), 0)[trace.adapter]  # -1 is the last: the LLM alone
@@ -123,7 +113,7 @@ def make_adapters(
     fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]
 ) -> Adapters | None:
     """None for a fleet without LoRA. `kinds` (W,) are the workers' types."""
-    lora = lora_of(fleet)
+    lora = fleet.lora
     if lora is None:
         return None
     of, count, workers = adapter_numbers(lora, trace, fleet.policies.seed), lora.count, len(kinds)
@@ -135,7 +125,7 @@ def make_adapters(
         settings[i]["max_loras"], settings[i]["max_cpu_loras"] = (
             min(most, count) for most in (kind.lora.lora.max_loras, kind.lora.lora.max_cpu_loras)
         )
-        for name in SETTING.names[2:]:
+        for name in COSTS:
             settings[i][name] = getattr(kind.lora.cost, name)
     most_slots, most_kept = int(settings["max_loras"].max()), int(settings["max_cpu_loras"].max())
     if (settings["max_cpu_loras"] == count).all():

@@ -90,11 +90,11 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
 
 def _check_lora(fleet: Fleet, batching: Batching) -> None:
     """Whether what is simulated of LoRA is all that the fleet needs."""
-    served = {pool.type.lora and pool.type.lora.lora for pool in fleet.running}
+    served = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running}
     if served == {None}:
         return
     if len(served) > 1:
-        raise InputError("lora: is of the whole fleet, found workers with and without it")
+        raise InputError("lora: is of the whole fleet, found workers with other adapters, or none")
     if batching.code != VLLM_V1:
         raise InputError(f"lora: needs batching vllm-v1, found {batching.name!r}")
     policies = fleet.policies

@@ -28,7 +28,7 @@ from planner.policies import (
     STEPWISE,
 )
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
-from planner.simulator.adapter_layout import check_adapters, lora_of, make_adapters
+from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, measured_window
@@ -124,7 +124,7 @@ def simulate(
     """
     check(fleet)
     check_images(fleet.llm, trace)
-    check_adapters(lora_of(fleet), trace, prefix_cache=fleet.policies.prefix_cache)
+    check_adapters(fleet.lora, trace, prefix_cache=fleet.policies.prefix_cache)
     if fleet.policies.prefix_cache and not trace.has_prefixes:
         raise InputError(
             f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "

@@ -312,7 +312,8 @@ class Rows:
         inputs, outputs = (np.concatenate(parts) for parts in self.tokens)
         offsets, ids, block_tokens = self._prefixes(inputs, notes)
         adapter, adapters = self._adapters()
-        ids = _of_adapters(ids, np.repeat(adapter, np.diff(offsets)) if ids.size else ids)
+        if ids.size and adapters:
+            ids = _of_adapters(ids, np.repeat(adapter, np.diff(offsets)))
         in_file_order = Trace(
             name=self.path.name.removesuffix(".gz"),
             arrival_s=np.zeros(len(ticks)),
@@ -389,6 +390,8 @@ class Rows:
         codes, names = self._named(self.adapter)
         if "" not in names:
             return codes, names
+        if len(names) == 1:
+            raise TraceError(f"{self.path}, column {self.adapter}: names none; drop the column")
         base = names.index("")
         places = np.array([-1 if i == base else i - (i > base) for i in range(len(names))])
         return places[codes], tuple(name for name in names if name)
@@ -478,8 +481,6 @@ class Rows:
 
 def _of_adapters(ids: IntArray, adapter: IntArray) -> IntArray:
     """Ids (m,) of which requests of several adapters have none in common: engines do not share them."""
-    if not (adapter >= 0).any():
-        return ids
     return np.unique(np.stack([ids, adapter]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 

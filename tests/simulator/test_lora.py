@@ -106,12 +106,10 @@ def random_lora(
         value = rng.uniform(0, most) * (rng.uniform() < 0.7)
         return round(value * 1024) / 1024 if dyadic else value
 
-    cost = LoraCost(
-        0.0,
-        *(seconds(most) for most in (0.05, 0.05, 0.1)),
-        float(rng.choice([0.0, 0.125, 1.0])),
-        *(seconds(most) for most in (0.01, 0.2, 0.5)),
-    )
+    kernels_s, read_s, experts_s = (seconds(most) for most in (0.05, 0.05, 0.1))
+    token_s, load_s, disk_s = (seconds(most) for most in (0.01, 0.2, 0.5))
+    visited_frac = float(rng.choice([0.0, 0.125, 1.0]))
+    cost = LoraCost(0.0, kernels_s, read_s, experts_s, visited_frac, token_s, load_s, disk_s)
     lora = Lora(max_loras, 8, count, max_loras + int(rng.integers(0, 4)))
     if rng.uniform() < 0.7:
         adapter = rng.integers(-1, count, len(trace))
@@ -187,6 +185,6 @@ def test_adapters_and_trace_must_agree() -> None:
     ],
 )
 def test_what_is_not_simulated_is_refused(changes: dict[str, int], policies: Policies, message: str) -> None:
-    fleet = replace(with_lora(mixed(STEP), Lora(1, 8, 1, 1), **changes), policies=policies)
+    fleet = replace(with_lora(mixed(STEP), Lora(1, 8, 1, 1), FREE, **changes), policies=policies)
     with pytest.raises(InputError, match=message):
         simulate(fleet, make_trace([0], [4], [1]))

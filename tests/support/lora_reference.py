@@ -10,16 +10,16 @@ from async_reference import AsyncReference
 from simulator_reference import Reference, Request, Worker
 
 from planner.fleet import Fleet
-from planner.simulator.adapter_layout import adapter_numbers, lora_of
+from planner.simulator.adapter_layout import adapter_numbers
 from planner.traffic.trace import Trace
 
 
 class LoraReference(Reference):
     def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
         super().__init__(fleet, trace, closed_loop=closed_loop)
-        lora = lora_of(fleet)
+        lora = fleet.lora
         assert lora is not None
-        self.adapter = adapter_numbers(lora, trace, fleet.policies.seed).tolist()
+        self.adapter: list[int] = adapter_numbers(lora, trace, fleet.policies.seed).tolist()
         last = range(1, lora.count + 1)
         self.slots = [dict.fromkeys(last[-min(lora.max_loras, lora.count) :], 0) for _ in self.workers]
         self.kept = [dict.fromkeys(last[-min(lora.max_cpu_loras, lora.count) :], 0) for _ in self.workers]

@@ -222,7 +222,9 @@ def devices_of(service: Document) -> list[str]:
 
 
 def _vllm(path: str, text: str) -> list[Command]:
-    """As `vllm serve --config` reads it: a true flag alone, a mapping as JSON, the rest as text."""
+    """As `vllm serve --config` reads it: a true flag alone, a list as words, a mapping as JSON, the rest as
+    text.
+    """
     if not path.endswith(".config.yaml"):
         return []
     told = yaml.load(text, Loader=LOADER)
@@ -230,7 +232,9 @@ def _vllm(path: str, text: str) -> list[Command]:
     assert isinstance(args[0], str)
     for key, value in told.items():
         args.append(f"--{key}")
-        if value is not True:
+        if isinstance(value, list):
+            args += map(str, value)
+        elif value is not True:
             args.append(json.dumps(value) if isinstance(value, dict) else str(value))
     return [Command("", tuple(args), 0, 0)]  # how many, the script and the README say
 

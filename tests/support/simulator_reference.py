@@ -325,9 +325,9 @@ class Reference:
                 self.add(worker, worker.running[-1], 1, missing)
                 budget -= 1
                 continue
-            request = self.next_waiting(worker) if worker.waiting else None
-            if request is None:
+            if (first := self.next_waiting(worker) if worker.waiting else None) is None:
                 break
+            request = first
             if self.missing_blocks(worker, request) + worker.beside(request) > worker.free:
                 break
             worker.waiting.remove(request)

@@ -83,9 +83,9 @@ class SpeculativeReference(Reference):
                 self.add(worker, request, width, missing)
                 budget -= width
                 continue
-            request = self.next_waiting(worker) if worker.waiting else None
-            if request is None:
+            if (first := self.next_waiting(worker) if worker.waiting else None) is None:
                 break
+            request = first
             if blocks_of(request.to_prefill) > worker.free:
                 break
             worker.waiting.remove(request)
