@@ -198,7 +198,8 @@ def _adapters(lora: Lora) -> str:
     )
     return (
         f"- Mount {named} below {engine.ADAPTERS} on every worker, or change --lora-modules. No router here "
-        "sends a request to a worker that has its adapter loaded, nor does the simulation."
+        "sends a request to a worker that has its adapter loaded, nor does the simulation; `plan serve` "
+        "takes no adapters."
     )
 
 
