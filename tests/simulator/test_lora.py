@@ -118,7 +118,7 @@ def random_lora(
 
 
 def as_far_as_plain(fleet: Fleet) -> Fleet:
-    """Asynchronous engines as tests/simulator/test_engine.py compares them, and for its reasons."""
+    """Engines as tests/simulator/test_engine.py compares asynchronous ones, and for its reasons."""
     roomy = tuple(
         replace(pool, type=replace(pool.type, kv_tokens=16_000)) if pool.role == "decode" else pool
         for pool in fleet.pools
@@ -137,7 +137,7 @@ def test_every_number_is_the_plain_simulators(dyadic: bool, engine: str | None) 
     for seed in range(120):
         fleet, trace, limits, closed_loop = random_case(seed, dyadic=dyadic)
         changes = {"engine": ENGINES[engine]} if engine else {}
-        fleet = as_far_as_plain(fleet) if engine == "async" else fleet
+        fleet = as_far_as_plain(fleet) if engine else fleet
         fleet, trace = random_lora(fleet, trace, seed, dyadic=dyadic, **changes)
         kind = AsyncLoraReference if engine == "async" else LoraReference
         fast, slow = compare(fleet, trace, limits, closed_loop, reference=kind)
