@@ -8,25 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_commands import commands
-from plans import LLM, mixed
+from manifest_commands import commands, serving
 
 from planner import manifests
 from planner.errors import InputError
-from planner.fleet import Fleet
-from planner.models.lora import Lora, slots_of
+from planner.models.lora import Lora
 
 FLAGS: dict[str, Any] = yaml.safe_load((Path(__file__).parents[1] / "data" / "vllm_flags.yaml").read_text())[
     "flags"
 ]
 NAMED = Lora(4, 16, ("sales", "legal-2"), 6, ("qkv_proj", "o_proj"))
-
-
-def serving(lora: Lora) -> Fleet:
-    fleet = mixed()
-    (pool,) = fleet.pools
-    kind = replace(pool.type, lora=slots_of(lora, LLM, pool.type.gpu, pool.type.tp))
-    return replace(fleet, pools=(replace(pool, type=kind),))
 
 
 def test_every_engine_is_told_of_its_slots() -> None:

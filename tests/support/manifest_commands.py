@@ -21,6 +21,7 @@ from planner import manifests
 from planner.fleet import Fleet, Policies, Pool
 from planner.models.engine import Engine
 from planner.models.llm import Llm
+from planner.models.lora import Lora, slots_of
 from planner.models.speculation import Speculation
 
 Document = dict[str, Any]
@@ -68,6 +69,14 @@ def drafting() -> Fleet:
             for pool, (drafts, each) in zip(pools, kinds, strict=True)
         ),
     )
+
+
+def serving(lora: Lora) -> Fleet:
+    """Two mixed workers with slots for adapters."""
+    fleet = mixed()
+    (pool,) = fleet.pools
+    kind = replace(pool.type, lora=slots_of(lora, LLM, pool.type.gpu, pool.type.tp))
+    return replace(fleet, pools=(replace(pool, type=kind),))
 
 
 # the five example plans
