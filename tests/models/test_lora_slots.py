@@ -73,6 +73,6 @@ def test_what_nobody_counts_is_refused() -> None:
     with pytest.raises(InputError, match=r"DeepSeek-V3 has attention of another kind"):
         slots_of(PLAIN, CATALOG.llm("deepseek-ai/DeepSeek-V3"), GPU, 8)
     wide = replace(LLM, vocab=262_144)
-    with pytest.raises(InputError, match="262144 words.* targets without lm_head"):
+    with pytest.raises(InputError, match=r"262144 words.* targets without lm_head"):
         slots_of(PLAIN, wide, GPU, 1)
     assert slots_of(replace(PLAIN, targets=("qkv_proj",)), wide, GPU, 1).cost.slot_bytes > 0
