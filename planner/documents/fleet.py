@@ -336,17 +336,7 @@ def _pool(
         )
     try:
         worker_type = WorkerType(
-            gpu,
-            tp,
-            latency,
-            kv_tokens,
-            tokens,
-            seats,
-            pp,
-            form,
-            speculation=speculation,
-            ep=ep,
-            lora=slots,
+            gpu, tp, latency, kv_tokens, tokens, seats, pp, form, speculation=speculation, ep=ep, lora=slots
         ).serving(llm)
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
