@@ -116,6 +116,7 @@ def certified(
         warnings=(
             *map(OfTraffic, trace.warnings),
             *findings.warnings(fleet, simulation, problem.slo, verdict),
+            *findings.images(fleet, problem.trace),
             *beyond.warnings,
         ),
         throughput=throughput,

@@ -334,6 +334,7 @@ class State(NamedTuple):
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that do, by parent
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
+    adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
 
 
 # counters; FRONT and BACK also name the rows of `pools`, whose lengths, a third one included, come first
