@@ -104,10 +104,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What is promised. Every limit must hold; `attainment_frac` of requests keep all of them at once."""
+    """What is promised. Every limit must hold; `attainment_frac` of requests keep all of them at once.
+
+    With `every_s` both must be so in every window of that length (traffic.trace.slo_windows_s), and so over
+    the whole: n - ceil(p n) late requests may be no fewer than the sum of what its parts may have.
+    """
 
     limits: tuple[Limit, ...]
     attainment_frac: float | None = None
+    every_s: float | None = None
 
     @property
     def patience_s(self) -> float:

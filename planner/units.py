@@ -85,6 +85,20 @@ def show_s(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
+def clock(seconds: float) -> str:
+    """A moment of a trace for people: 7320 -> '2:02:00'."""
+    minutes, rest_s = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest_s:02}"
+
+
+def show_span(seconds: float) -> str:
+    """A length that people give: 600 -> '10 min', 5400 -> '1.5 h', 90 -> '90 s'."""
+    for unit, of_s in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= of_s and (seconds / of_s * 10).is_integer():
+            return f"{seconds / of_s:g} {unit}"
+    return f"{seconds:g} s"
+
+
 def percentile_name(percentile_frac: float) -> str:
     """0.9 -> 'p90', 0.999 -> 'p99.9'."""
     return f"p{percentile_frac * 100:.10g}"

@@ -93,10 +93,14 @@ def error(found: Exception | str) -> None:
 def plan(document: Document) -> None:
     """The answer in a sentence, and its figures."""
     st.subheader(escaped(document["answer"]))
+    for line in document["verdict"]:
+        st.write(escaped(line))
     st.write(escaped(document["promise"]))
     for warning in document["warnings"]:
         st.warning(f"Mind: {escaped(warning)}.")
     figures(document["headline"])
+    if document["tables"]["answers"][1]:
+        table(*document["tables"]["answers"])
 
 
 def figures(cells: Iterable[tuple[str, str, str]]) -> None:

@@ -20,7 +20,7 @@ from planner.errors import CatalogError, InputError
 from planner.fleet import Policies
 from planner.io.files import is_path
 from planner.io.values import share
-from planner.units import percentile_name, quantity, show_s
+from planner.units import percentile_name, quantity, shortest, show_s
 from ui.store import SAMPLES
 
 Asked = dict[str, Any]
@@ -283,9 +283,9 @@ def _beyond(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, 
 
 
 def _of_slo(slo: Slo) -> tuple[Asked, dict[str, Any]]:
-    """Limits as inputs, the first of every metric; and the others as slo.yaml has them."""
+    """Limits as inputs, the first of every metric; and the others, and `every`, as slo.yaml has them."""
     asked: Asked = {f"{metric}_ms": None for metric in METRICS}
-    more: dict[str, dict[str, str]] = {}
+    more: dict[str, Any] = {} if slo.every_s is None else {"every": f"{shortest(slo.every_s)} s"}
     for limit in slo.limits:
         name, ms = percentile_name(limit.percentile_frac), _times(limit.limit_s, 1e3)
         if asked[f"{limit.metric}_ms"] is None:

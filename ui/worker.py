@@ -34,7 +34,7 @@ from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import schedule
 from planner.io import files
-from planner.reports import charts, drawing, figures, output, rows, together, words
+from planner.reports import answers, charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.reports.facts import sentences
@@ -222,12 +222,14 @@ def plan_document(plan: Plan) -> Document:
     bars = figures.alternatives(plan)
     return output.to_json(plan) | {
         "answer": words.answer(plan),
+        "verdict": [line for line in (answers.verdict(plan), *answers.futures_lines(plan)) if line],
         "promise": words.promise(plan),
         "headline": words.headline(plan),
         "workers_line": words.policies_line(plan.fleet),
         "measured_line": words.measured_line(plan),
         "proof": words.proof_lines(plan),
         "tables": {
+            "answers": answers.answer_rows(plan),
             "fleet": rows.fleet_rows(plan.fleet),
             "slo": rows.slo_rows(plan),
             "percentiles": rows.percentile_rows(plan),

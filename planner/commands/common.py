@@ -21,7 +21,7 @@ from planner.domain import Slo
 from planner.errors import InputError, OutOfTimeError
 from planner.io.files import is_path
 from planner.traffic.scaling import Asked
-from planner.units import show_s
+from planner.units import clock, show_s
 
 if TYPE_CHECKING:
     from planner.traffic.trace import Trace
@@ -207,20 +207,61 @@ def short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def attainment_rows(slo: Slo | None, simulated_frac: float) -> list[dict[str, Any]]:
-    """The row of an SLO's table for `attainment`, where that is promised."""
-    if slo is None or slo.attainment_frac is None:
-        return []
-    kept = simulated_frac >= slo.attainment_frac
-    return [
-        {
-            "limit": "attainment",
-            "promised": f"{100 * slo.attainment_frac:g} %",
-            "simulated": f"{100 * simulated_frac:.2f} %",
-            "within": "all limits at once",
-            "verdict": "kept" if kept else "MISSED",
-        }
-    ]
+def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
+    """The table of an SLO, of a document that `verdict_document` makes: a row for each limit and for
+    `attainment`, and where windows are judged one more each for the worst of them.
+    """
+    rows: list[dict[str, Any]] = []
+    many = verdict.get("windows", 0)
+    for line in verdict["lines"]:
+        rows.append(
+            {
+                "limit": line["limit"],
+                "promised": seconds_cell(line["limit_s"]),
+                "simulated": seconds_cell(line["simulated_s"]),
+                "within": f"{100 * line['kept_frac']:.2f} %",
+                "verdict": "kept" if line["holds"] else "MISSED",
+            }
+        )
+        if worst := line.get("worst_window"):
+            value = seconds_cell(worst.get("simulated_s"))
+            share = f"{100 * worst['kept_frac']:.2f} %"
+            rows.append(
+                {
+                    "limit": window_text(worst, many),
+                    "promised": "",
+                    "simulated": value,
+                    "within": share,
+                    "verdict": "",
+                }
+            )
+    if slo is not None and slo.attainment_frac is not None:
+        rows.append(
+            {
+                "limit": "attainment",
+                "promised": f"{100 * slo.attainment_frac:g} %",
+                "simulated": f"{100 * verdict['attainment_frac']:.2f} %",
+                "within": "all limits at once",
+                "verdict": "kept" if verdict["attainment_holds"] else "MISSED",
+            }
+        )
+        if worst := verdict.get("attainment_worst_window"):
+            value = f"{100 * worst['kept_frac']:.2f} %"
+            rows.append(
+                {
+                    "limit": window_text(worst, many),
+                    "promised": "",
+                    "simulated": value,
+                    "within": "",
+                    "verdict": "",
+                }
+            )
+    return rows
+
+
+def window_text(worst: dict[str, Any], many: int) -> str:
+    """Which window of the SLO it is, and of how many it is the worst."""
+    return f"  worst of {many} windows: {clock(worst['start_s'])} to {clock(worst['end_s'])}"
 
 
 def seconds_cell(value: Any) -> str:

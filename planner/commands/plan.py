@@ -11,16 +11,15 @@ import typer
 
 from planner.commands.common import (
     Progress,
-    attainment_rows,
     keep_inputs,
     print_json,
     print_rows,
     read_requests,
     say_first,
+    slo_rows,
     stdout_console,
 )
 from planner.errors import InputError
-from planner.units import show_s
 
 if TYPE_CHECKING:
     from planner.search.plan import Plan
@@ -94,7 +93,7 @@ def plan_one(wish: Wish) -> None:
     else:
         _print_plan(found.plan, explain=wish.explain)
         _print_written(wish.out, written)
-    if found.status != "certified":
+    if found.status == "best found":
         raise typer.Exit(4)
 
 
@@ -133,25 +132,31 @@ def plan_several(wish: Wish) -> None:
         print_json(found.to_dict() | {"directory": str(wish.out)})
     else:
         _print_several(found.shared, wish.out)
-    if found.status != "certified":
+    if found.status == "best found":
         raise typer.Exit(4)
 
 
 def _print_plan(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
+    from planner.reports import answers
     from planner.reports.facts import alternative_note, sentence, sentences
     from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
     console.print(answer(found), style="bold", markup=False)
-    console.print(promise(found), markup=False)
+    for line in (answers.verdict(found), *answers.futures_lines(found), promise(found)):
+        if line:
+            console.print(line, markup=False)
+    if certificate.answers:
+        head, rows = answers.answer_rows(found)
+        print_rows([dict(zip(head, row, strict=True)) for row in rows], "answers")
     _print_tables(found)
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
     is_found = math.isfinite(certificate.level0)
     level0 = f"{certificate.level0:.6g} {certificate.unit}, {proof}" if is_found else "none found"
     console.print(
-        f"level 0 (one worker type per pool): {level0}; plan: "
+        f"on paper, level 0 (one worker type per pool): {level0}; any mix: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
         f"(gap {100 * certificate.gap_frac:.1f} %); {certificate.simulations} simulations",
         markup=False,
@@ -168,7 +173,9 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
         )
         if alternative.fleet is not None and alternative.label.startswith("only "):
             value += f": {describe(alternative.fleet)}"
-        console.print(f"  {alternative.label}: {value}", markup=False)
+        console.print(
+            f"  {'on paper, ' if certificate.answers else ''}{alternative.label}: {value}", markup=False
+        )
     for fact in certificate.assumptions:
         if isinstance(fact, UncheckedLeftOut):
             console.print(sentence(fact), markup=False)
@@ -210,6 +217,8 @@ def _print_written(out: Path, written: tuple[str, ...]) -> None:
 
 
 def _print_tables(found: Plan) -> None:
+    from planner.reports.output import verdict_document
+
     has_drafts = any(pool.type.speculation for pool in found.fleet.pools)
     has_ranks = any(pool.type.dp > 1 for pool in found.fleet.pools)
     rows = [
@@ -228,18 +237,7 @@ def _print_tables(found: Plan) -> None:
         for pool in found.fleet.pools
     ]
     print_rows(rows, "fleet")
-    lines = [
-        {
-            "limit": line.limit.name,
-            "promised": show_s(line.limit.limit_s),
-            "simulated": show_s(line.value_s),
-            "within": f"{100 * line.kept_frac:.2f} %",
-            "verdict": "kept" if line.holds else "MISSED",
-        }
-        for line in found.verdict.lines
-    ]
-    lines += attainment_rows(found.slo, found.verdict.attainment_frac)
-    print_rows(lines, "SLO")
+    print_rows(slo_rows(verdict_document(found.verdict), found.slo), "SLO")
 
 
 def _print_several(found: SharedPlan, out: Path) -> None:

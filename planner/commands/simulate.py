@@ -20,7 +20,6 @@ from planner.commands.common import (
     SeedOption,
     SloOption,
     WindowOption,
-    attainment_rows,
     keep_inputs,
     out_file,
     print_json,
@@ -29,6 +28,7 @@ from planner.commands.common import (
     read_requests,
     say_first,
     seconds_cell,
+    slo_rows,
     traffic_option,
 )
 from planner.domain import Slo
@@ -123,17 +123,7 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) 
     hits = {} if hit_frac is None else {"prompt tokens found cached": f"{100 * hit_frac:.1f} %"}
     print_mapping(counts | rates | hits | watts, "")
     if summary["slo"]:
-        lines = [
-            {
-                "limit": line["limit"],
-                "promised": seconds_cell(line["limit_s"]),
-                "simulated": seconds_cell(line["simulated_s"]),
-                "within": f"{100 * line['kept_frac']:.2f} %",
-                "verdict": "kept" if line["holds"] else "MISSED",
-            }
-            for line in summary["slo"]["lines"]
-        ]
-        lines += attainment_rows(promise, summary["slo"]["attainment_frac"])
+        lines = slo_rows(summary["slo"], promise)
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
         if not summary["slo"]["is_steady"]:
             found = summary["slo"]

@@ -15,7 +15,18 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.documents import facts
-from planner.documents.facts import Assumed, Assuming, Binding, Fact, Neighbour, Note, Refuted, Warned
+from planner.documents.facts import (
+    Answered,
+    Assumed,
+    Assuming,
+    Binding,
+    Fact,
+    FuturesDrawn,
+    Neighbour,
+    Note,
+    Refuted,
+    Warned,
+)
 from planner.domain import FleetLimit, Limit
 from planner.fleet import Fleet
 from planner.simulator.repeats import Interval, Repeats
@@ -28,6 +39,13 @@ SAID = ("binding", "assumptions", "assumed")
 """What `certificate` has in sentences."""
 
 Written = TypeVar("Written")
+
+Status = Literal["certified", "not certified", "on paper", "best found"]
+"""certified      level 0 was exhausted, the step times have a measured spread, and the fleet kept the SLO in
+               enough futures that the search had not seen
+not certified  futures were asked for, and one of the last two is missing
+on paper       `safety: none`: level 0 was exhausted, and nothing is known of any future
+best found     the time was over before level 0 was exhausted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +73,9 @@ class Alternative:
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
+
+    All of it but `answers`, `futures` and `repeats` is about the cheapest fleet on paper: on the traffic and
+    with the step times as they are written.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -87,6 +108,8 @@ class Certificate:
     cheaper: int | None = 0
     cheaper_simulated: int = 0
     assumed: tuple[Assumed, ...] = ()
+    answers: tuple[Answered, ...] = ()  # on paper, in production, with a loss
+    futures: FuturesDrawn | None = None  # None: planned on paper alone
 
     @property
     def gap_frac(self) -> float:
@@ -126,6 +149,8 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
             {**_values(neighbour), "reason": say(neighbour)} for neighbour in certificate.neighbours
         ],
         **{name: [say(fact) for fact in getattr(certificate, name)] for name in SAID},
+        "answers": [_values(answer) for answer in certificate.answers],
+        "futures": None if certificate.futures is None else _values(certificate.futures),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
         "gap_frac": certificate.gap_frac,
         "level0_gap_frac": certificate.level0_gap_frac,

@@ -11,26 +11,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain import FleetLimit, Limit
-from planner.simulator.repeats import Repeats
+from planner.simulator.repeats import Decision, Repeats
 
 # -- what a simulation says --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a percentile stands in a simulation: `kept_frac` is the share within the limit."""
+    """Where a percentile stands in a simulation: `kept_frac` is the share within the limit; in which window,
+    None for all that was measured.
+    """
 
     limit: Limit
     value_s: float
     kept_frac: float
+    window_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Share of requests that keep all limits at once, and the share that must."""
+    """Share of requests that keep all limits at once, and the share that must; in which window, as `At`."""
 
     frac: float
     needed_frac: float
+    window_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +504,17 @@ class FewKeepAll:
 
 
 @dataclass(frozen=True, slots=True)
+class WorstHour:
+    """Where each limit stands in its worst hour, of a plan whose SLO is of the whole trace alone."""
+
+    hours: tuple[At, ...]
+
+    @property
+    def missed(self) -> tuple[At, ...]:
+        return tuple(at for at in self.hours if at.value_s > at.limit.limit_s)
+
+
+@dataclass(frozen=True, slots=True)
 class ShortTrace:
     """Too few mean residence times were measured."""
 
@@ -589,7 +604,7 @@ class EncoderUntimed:
     gpu: str
 
 
-Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text"]
+Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text", "several-on-paper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -622,6 +637,77 @@ class Headroom:
 
     steps_frac: float
     traffic_frac: float
+
+
+# -- the three answers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """A pool of a fleet, as it is bought."""
+
+    role: str
+    gpu: str
+    tp: int
+    pp: int
+    count: int
+    gpus: int  # of all workers
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIn:
+    """In how many futures that no search has seen the SLO was kept, `after_loss` of any one worker.
+
+    `decision` is of the sequential test on the share: "holds" rejects that it is at most `least_frac`, with
+    95 % confidence, "fails" that it is at least `most_frac`.
+    """
+
+    kept: int
+    futures: int
+    least_frac: float
+    most_frac: float
+    decision: Decision
+    after_loss: bool = False
+
+    @property
+    def kept_frac(self) -> float:
+        return self.kept / self.futures if self.futures else 0.0
+
+
+AnswerName = Literal["on-paper", "production", "with-a-loss"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The cheapest fleet found by which the SLO is kept on what is written ("on-paper"), in the share of
+    futures that was asked for ("production"), and after the loss of any one worker ("with-a-loss").
+
+    `value` is in the unit of the objective, None where no fleet within the limits was found. `headroom` is on
+    what is written, after the loss where there is one; `breaks_by_` are the limits missed first beyond.
+    """
+
+    name: AnswerName
+    workers: tuple[Workers, ...]
+    value: float | None
+    usd_per_h: float | None
+    kept_in: KeptIn | None
+    headroom: Headroom | None = None
+    breaks_by_traffic: tuple[Limit, ...] = ()
+    breaks_by_steps: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FuturesDrawn:
+    """What kind of futures: how traffic is drawn anew ("copies" laid over each other, a "part" of the trace,
+    "blocks" of it of `block_s`), its growth, and whether all step times of the fleet have a spread.
+    """
+
+    traffic: Literal["copies", "part", "blocks"]
+    block_s: float
+    growth_frac: float
+    have_spread: bool
+    searched: int  # futures that the search has seen
 
 
 # -- what cannot beat the plan -----------------------------------------------------------------------------
@@ -810,6 +896,7 @@ Binding = (
     | GivesWay
     | MoreSaves
     | MoreSavesNothing
+    | WorstHour
     | Finding
 )
 """What binds, and what relaxing it would save."""
@@ -836,9 +923,20 @@ Assuming = (
 """What a plan takes for granted."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotCertified:
+    """Futures were asked for, and the fleet's test does not say enough, or its step times have no spread."""
+
+    kept_in: KeptIn | None
+    asked_frac: float
+    have_spread: bool
+
+
 Warned = (
-    OfTraffic
+    NotCertified
+    | OfTraffic
     | FewKeepAll
+    | WorstHour
     | ShortTrace
     | GuessedSteps
     | NearestEngine

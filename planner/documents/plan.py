@@ -17,6 +17,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.certificate import (
     Alternative,
     Certificate,
+    Status,
     Throughput,
     dataclass_of,
     read_alternative,
@@ -38,7 +39,7 @@ Section = Mapping[str, Any]
 Read = TypeVar("Read")
 
 TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
-REST = {"status": str, "prices": str, "command": str, "max_model_len": int}
+REST = {"status": Status, "prices": str, "command": str, "max_model_len": int}
 NEAR_FRAC = 1e-9  # figures are written with ten digits
 
 
@@ -47,7 +48,7 @@ class WrittenPlan:
     """What stands in the files of a plan; `simulated_s` are its percentiles, None where not finite."""
 
     folder: Path
-    status: str
+    status: Status
     command: str
     fleet: Fleet
     slo: Slo

@@ -47,16 +47,23 @@ class SloPreset:
 
 
 def parse_slo(document: Any, *, where: str) -> Slo:
-    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, and attainment."""
+    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, attainment, and every."""
     lines = mapping(document, where)
     attainment = lines.get("attainment")
     if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
         raise refused(f"{where}: attainment", "expected a share in (0, 1] such as 0.9", attainment)
     limits = tuple(
         Limit(metric, percentile_frac, positive(value, "s", f"{where}: {metric} {name}"))
-        for metric, percentile_frac, name, value in _percentile_lines(lines, where, also=("attainment",))
+        for metric, percentile_frac, name, value in _percentile_lines(
+            lines, where, also=("attainment", "every")
+        )
     )
-    return Slo(limits, None if attainment is None else float(attainment))
+    every = lines.get("every")
+    return Slo(
+        limits,
+        None if attainment is None else float(attainment),
+        None if every is None else positive(every, "s", f"{where}: every"),
+    )
 
 
 def slo_document(slo: Slo) -> dict[str, Any]:
@@ -67,6 +74,8 @@ def slo_document(slo: Slo) -> dict[str, Any]:
         lines[percentile_name(limit.percentile_frac)] = f"{shortest(limit.limit_s)} s"
     if slo.attainment_frac is not None:
         document["attainment"] = slo.attainment_frac
+    if slo.every_s is not None:
+        document["every"] = f"{shortest(slo.every_s)} s"
     return document
 
 

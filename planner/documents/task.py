@@ -12,6 +12,7 @@
     lora: {max_loras: 8, max_rank: 16, adapters: 100}                    # lora.py
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
+    safety: {kept_in: 0.9, growth: 10 %}   # or none
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
 is quietly dropped would certify the wrong fleet. Several LLMs on one stock: planner/documents/together.py.
@@ -33,6 +34,7 @@ from planner.documents.lora import parse_lora
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import Offer, Term, offer_of
+from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
 from planner.domain import SPOT, Gpu, Slo
@@ -78,7 +80,7 @@ MOST_TOKENS = 2**20  # of a step
 MAX_DP = 64
 _KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
-    *("spare", "robust"),
+    *("spare", "robust", "safety"),
 )
 _FLEET_KEYS = (
     "gpus",
@@ -172,6 +174,7 @@ class Task:
     routings: tuple[str, ...] = (_USUAL.routing,)  # likewise; those that look at prefixes need the caches
     prefix_cache: bool = False  # hits in prefix caches may be counted on
     robust: Robust = Robust()
+    safety: Safety | None = None  # None: the traffic and the step times as they are written
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
@@ -310,6 +313,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         routings=routings,
         prefix_cache=prefix_cache,
         robust=_robust(asked.part("robust", ("step_times", "traffic", "spread"))),
+        safety=_safety(asked),
     )
     if task.objective == "throughput":
         _check_throughput(task, where)
@@ -584,12 +588,28 @@ def _robust(section: Section) -> Robust:
     )
 
 
+def _safety(asked: Section) -> Safety | None:
+    """The default is left to whoever says himself what a plan must stand, or looks for a rate."""
+    if "safety" in asked and "robust" in asked and asked.get("safety") != "none":
+        raise InputError(
+            f"{asked.at('safety')}: and robust: both say what a plan must stand; drop one of the two"
+        )
+    if "safety" in asked:
+        return parse_safety(asked.get("safety"), asked.at("safety"))
+    return None if "robust" in asked or asked.get("objective") == "throughput" else Safety()
+
+
 def _check_throughput(task: Task, where: str) -> None:
     """The rate is what is looked for, so it must not be given, and something must bound it."""
     if task.rate_rps is not None:
         raise InputError(
             f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
             "drop one of the two"
+        )
+    if task.safety is not None:
+        raise InputError(
+            f"{where}: objective throughput looks for the most traffic on paper; drop safety, or give the "
+            "rate and plan for cost"
         )
     limits = (task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     if limits == (None, None, None) and None in task.stock.values():

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,8 @@ def _entry(
         if key in given:
             text(given[key], f"{where}: {key}")
     own = {key: value for key, value in given.items() if key in OWN}
-    task = parse_task({**with_config(own, path.parent, catalog), **shared}, catalog, where=where)
+    document = {**with_config(own, path.parent, catalog), **shared}
+    task = replace(parse_task(document, catalog, where=where), safety=None)  # on paper: search/together.py
     trace = path.parent / given["trace"] if "trace" in given else None
     return Entry(name, own, task, trace, given.get("model"))
 

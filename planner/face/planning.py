@@ -108,7 +108,7 @@ def beside_each_gpu(
     left_s = study.time_limit_s - (time.monotonic() - began)
     if (per_gpu := task.per_gpu) is None:
         per_gpu = (
-            1 < len(gpu_types(task, study)) <= MOST_UNASKED and found.status == "certified" and left_s > 0
+            1 < len(gpu_types(task, study)) <= MOST_UNASKED and found.status != "best found" and left_s > 0
         )
     elif per_gpu:
         left_s = study.time_limit_s

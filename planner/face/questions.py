@@ -33,6 +33,7 @@ class TaskKeys(TypedDict, total=False):
     limits: Mapping[str, Any]
     spare: str | int
     robust: Mapping[str, Any]
+    safety: Mapping[str, Any] | str
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -12,7 +12,7 @@ from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING
 from planner.search.reasons import left_out_text, reason_text
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import show_s
+from planner.units import clock, show_s
 
 LEVEL0 = "with one worker type per pool"
 
@@ -95,6 +95,10 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "the LLM has an encoder for images or sound, and the trace has no column image_tokens: all prompts "
         "are taken as text of input_tokens"
     ),
+    "several-on-paper": (
+        "several LLMs are planned on paper, on the traffic and with the step times as they are written: plan "
+        "each by itself to see what keeps it in most futures"
+    ),
 }
 _REMARKS: dict[facts.Remark, str] = {
     "not-searched": "none of one worker type per pool was found; mixes of several were not searched for it",
@@ -170,19 +174,26 @@ def costs_more(cost: float, value: float) -> str:
 
 @sentence.register
 def _(fact: facts.Outcome) -> str:
-    reasons = [
-        f"{at.limit.name} is {show_s(at.value_s)}, {100 * at.kept_frac:.2f} % within "
-        f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed)"
-        for at in fact.missed
-    ]
+    reasons = [_at_text(at) for at in fact.missed]
     if fact.attainment is not None:
         reasons.append(
             f"{100 * fact.attainment.frac:.2f} % of requests keep all limits "
-            f"({100 * fact.attainment.needed_frac:g} % needed)"
+            f"({100 * fact.attainment.needed_frac:g} % needed){_window_text(fact.attainment.window_s)}"
         )
     if fact.backlog is not None:
         reasons.append(queue_text(fact.backlog.patient_frac, fact.backlog.patience_s))
     return "; ".join(reasons) or "keeps the SLO"
+
+
+def _at_text(at: facts.At) -> str:
+    return (
+        f"{at.limit.name} is {show_s(at.value_s)}, {100 * at.kept_frac:.2f} % within "
+        f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed){_window_text(at.window_s)}"
+    )
+
+
+def _window_text(window_s: tuple[float, float] | None) -> str:
+    return "" if window_s is None else f", from {clock(window_s[0])} to {clock(window_s[1])} of the trace"
 
 
 @sentence.register
@@ -554,6 +565,17 @@ def _(fact: facts.FewKeepAll) -> str:
 
 
 @sentence.register
+def _(fact: facts.WorstHour) -> str:
+    if not fact.missed:
+        return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_at_text, fact.hours))}"
+    return (
+        "the SLO is judged over the whole trace, and its worst hour misses it: "
+        f"{'; '.join(map(_at_text, fact.missed))}; slo: {{every: 1 h}} plans for every hour, and "
+        '`plan what-if --change "slo.every=1 h"` says what that costs'
+    )
+
+
+@sentence.register
 def _(fact: facts.ShortTrace) -> str:
     return (
         f"the trace is short: {show_s(fact.window.window_s)} measured, {fact.window.residences:.1f} times a "
@@ -577,6 +599,22 @@ def _(fact: facts.OldPrices) -> str:
     return (
         f"prices of {named} were listed more than {fact.enough_days} days ago, the oldest {fact.date}: look "
         "them up and give them in fleet: prices, or read a list with `plan catalog prices`"
+    )
+
+
+@sentence.register
+def _(fact: facts.NotCertified) -> str:
+    asked = percent(fact.asked_frac)
+    if not fact.have_spread:
+        return (
+            "not certified: how far these step times are from measured ones is not known, so every future "
+            "has them as predicted"
+        )
+    if fact.kept_in is None:
+        return "not certified: no time was left to test it on futures"
+    return (
+        f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.futures} futures that the search had "
+        f"not seen, which does not say that it is kept in {asked} of all"
     )
 
 

@@ -43,9 +43,10 @@ def alternatives(plan: Plan) -> list[Figure]:
     """What else the fleet could be: as bars of the objective, and by cost and power."""
     certificate = plan.certificate
     others = [a for a in plan.alternatives if a.fleet != plan.fleet]
-    bars = [charts.Bar("this plan", certificate.value, is_plan=True)]
+    bars = [charts.Bar("this plan", plan.value, is_plan=True)]
+    bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
     bars += [charts.Bar(other.label, other.objective) for other in others if other.is_priced]
-    if len(bars) == 1:
+    if len(bars) == 1 + bool(certificate.answers):
         return []
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
     found = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]

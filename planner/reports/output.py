@@ -34,7 +34,7 @@ from planner.reports.prefixes import pool_document, warm_up_json
 from planner.reports.report import render as render_report
 from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
-from planner.simulator.metrics import Verdict, gaps_s, measured, tenant_service
+from planner.simulator.metrics import InWindow, Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
 from planner.solvers.placement import Placement
 from planner.traffic.jsonlines import to_jsonl
@@ -109,7 +109,8 @@ def plan_yaml(plan: Plan) -> str:
         "objective": {
             "name": plan.certificate.objective,
             "unit": plan.certificate.unit,
-            "value": plan.certificate.value,
+            "value": plan.value,
+            "on_paper": plan.certificate.value,
             "bound": plan.certificate.bound,
         },
         "slo": slo_document(plan.slo),
@@ -211,7 +212,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "placement": placement_document(plan.placement),
         **_prefixes(plan),
         "slo": slo_document(plan.slo),
-        "simulated": _verdict(plan.verdict),
+        "simulated": verdict_document(plan.verdict),
         "alternatives": _alternatives(plan),
         "traffic": {
             "trace": trace.name,
@@ -294,7 +295,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
         "token_hit_frac": simulation.token_hit_frac,
         "tenants": _tenants(simulation) if len(simulation.tenants) > 1 else None,
-        "slo": _verdict(verdict) if verdict is not None else None,
+        "slo": verdict_document(verdict) if verdict is not None else None,
         "workers": [
             {
                 "name": name,
@@ -424,9 +425,15 @@ def _slo_lines(verdict: Verdict) -> list[Document]:
             "simulated_s": line.value_s,
             "kept_frac": line.kept_frac,
             "holds": line.holds,
+            **({} if line.worst is None else {"worst_window": _in_window(line.worst)}),
         }
         for line in verdict.lines
     ]
+
+
+def _in_window(worst: InWindow) -> Document:
+    value = {} if math.isnan(worst.value_s) else {"simulated_s": worst.value_s}
+    return {"start_s": worst.start_s, "end_s": worst.end_s, **value, "kept_frac": worst.kept_frac}
 
 
 def _attainment(plan: Plan) -> Document:
@@ -436,12 +443,19 @@ def _attainment(plan: Plan) -> Document:
     return {"simulated_attainment_frac": plan.verdict.attainment_frac}
 
 
-def _verdict(verdict: Verdict) -> Document:
+def verdict_document(verdict: Verdict) -> Document:
+    """What a simulation says of an SLO; seconds are NaN where nothing was recorded."""
     return {
         "holds": verdict.holds,
         "lines": _slo_lines(verdict),
         "attainment_frac": verdict.attainment_frac,
         "attainment_holds": verdict.attainment_holds,
+        **({"windows": verdict.windows} if verdict.windows else {}),
+        **(
+            {}
+            if verdict.attainment_worst is None
+            else {"attainment_worst_window": _in_window(verdict.attainment_worst)}
+        ),
         "is_steady": verdict.is_steady,
         "patient_frac": verdict.patient_frac,
         "patience_s": verdict.patience_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner.reports import figures, rows, words
+from planner.reports import answers, figures, rows, words
 from planner.reports.facts import percent, sentence, sentences
 from planner.reports.page import bullets, chart, charts, headline, page, section, table
 from planner.reports.words import counted
@@ -21,12 +21,14 @@ def render(plan: Plan, *, command: str = "") -> str:
             f"<header><p class=eyebrow>Fleet plan · {escape(plan.fleet.llm.name)}</p>",
             f"<h1>{escape(words.answer(plan))}</h1>",
             f"<p class=lead>{escape(words.promise(plan))}</p>",
+            *(f"<p class=lead>{escape(said)}</p>" for said in [answers.verdict(plan)] if said),
             *(
                 f"<p class=lead><strong>Mind:</strong> {escape(said)}.</p>"
                 for said in sentences(plan.warnings)
             ),
             "</header>",
             headline(words.headline(plan)),
+            *([section("Three answers", _answers(plan))] if plan.certificate.answers else []),
             section("Fleet", _fleet(plan)),
             section("What was promised, and what the simulation says", _slo(plan)),
             section("How it runs", _running(plan)),
@@ -49,6 +51,11 @@ def render(plan: Plan, *, command: str = "") -> str:
         f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what speaks for it; "
         "manifests/ deploys it.",
     )
+
+
+def _answers(plan: Plan) -> str:
+    found = table(*answers.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,))
+    return found + "".join(f"<p class=note>{escape(line)}</p>" for line in answers.futures_lines(plan))
 
 
 def _fleet(plan: Plan) -> str:

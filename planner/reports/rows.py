@@ -9,6 +9,7 @@ from planner.domain import KV_BLOCK_TOKENS, SPOT
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
+from planner.reports.answers import workers_text
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence, times_text
 from planner.reports.words import (
@@ -26,9 +27,9 @@ from planner.reports.words import (
 )
 from planner.search.plan import Plan, served_s
 from planner.simulator.energy import run_seconds
-from planner.simulator.metrics import Line, measured
+from planner.simulator.metrics import InWindow, Verdict, measured
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
-from planner.units import percentile_name, show_s
+from planner.units import clock, percentile_name, show_s
 
 
 def tokens_text(worker: WorkerType) -> str:
@@ -76,20 +77,36 @@ def fleet_rows(fleet: Fleet) -> Rows:
 
 
 def slo_rows(plan: Plan) -> Rows:
-    """A line per promise: what was asked, what the simulation says, the verdict."""
-    rows: list[tuple[str, ...]] = [
-        (
-            limit_text(line.limit),
-            line.limit.name,
-            show_s(line.limit.limit_s),
-            value_text(line),
-            _margin(line),
-            percent(line.kept_frac),
-            _verdict_word(line.holds),
-        )
-        for line in plan.verdict.lines
-    ]
+    """A line per promise: what was asked, what the simulation says, the verdict. Where every window must keep
+    it one more says what its worst window comes to.
+    """
     verdict = plan.verdict
+    rows: list[tuple[str, ...]] = []
+    for line in verdict.lines:
+        limit_s = line.limit.limit_s
+        rows.append(
+            (
+                limit_text(line.limit),
+                line.limit.name,
+                show_s(limit_s),
+                value_text(line),
+                _margin(line.value_s, limit_s),
+                percent(line.kept_frac),
+                _verdict_word(line.holds),
+            )
+        )
+        if (worst := line.worst) is not None:
+            rows.append(
+                (
+                    _worst_text(verdict, worst),
+                    "",
+                    "",
+                    seconds_text(worst.value_s),
+                    _margin(worst.value_s, limit_s),
+                    percent(worst.kept_frac),
+                    _verdict_word(worst.holds),
+                )
+            )
     if plan.slo.attainment_frac is not None:
         needed, found = percent(plan.slo.attainment_frac), percent(verdict.attainment_frac)
         rows.append(
@@ -103,12 +120,21 @@ def slo_rows(plan: Plan) -> Rows:
                 _verdict_word(verdict.attainment_holds),
             )
         )
+        if (worst := verdict.attainment_worst) is not None:
+            found = percent(worst.kept_frac)
+            text = _worst_text(verdict, worst)
+            rows.append((text, "", "", found, "", found, _verdict_word(worst.holds)))
     return ("Promise", "Name", "Limit", "Simulated", "Margin", "Kept by", "Verdict"), rows
 
 
-def _margin(line: Line) -> str:
+def _worst_text(verdict: Verdict, worst: InWindow) -> str:
+    many = counted(verdict.windows, "window")
+    return f"in the worst of {many}, from {clock(worst.start_s)} to {clock(worst.end_s)}"
+
+
+def _margin(value_s: float, limit_s: float) -> str:
     """How far below the limit, as a share of it."""
-    left = 1 - line.value_s / line.limit.limit_s
+    left = 1 - value_s / limit_s
     return f"{100 * abs(left):.0f}\u00a0% {'left' if left >= 0 else 'over'}" if np.isfinite(left) else "–"
 
 
@@ -292,9 +318,21 @@ def prefix_rows(plan: Plan) -> Rows:
 def alternative_rows(plan: Plan) -> Rows:
     """The plan and what else it could be."""
     certificate = plan.certificate
-    head = ("Alternative", "Fleet", certificate.unit, "Against the plan", "Note")
+    against = "Against the plan on paper" if certificate.answers else "Against the plan"
+    head = ("Alternative", "Fleet", certificate.unit, against, "Note")
     rows: list[tuple[str, ...]] = [
-        ("This plan", describe(plan.fleet), amount(certificate.value, certificate.unit), "", "")
+        ("This plan", describe(plan.fleet), amount(plan.value, certificate.unit), "", "")
+    ]
+    rows += [
+        (
+            "This plan on paper",
+            workers_text(each.workers),
+            amount(certificate.value, certificate.unit),
+            "",
+            "as all that follow",
+        )
+        for each in certificate.answers
+        if each.name == "on-paper"
     ]
     rows += [
         (

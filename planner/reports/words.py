@@ -15,7 +15,7 @@ from planner.policies import BATCHING, ROUTING
 from planner.reports.facts import percent, queue_text, sentences
 from planner.search.plan import Plan
 from planner.simulator.metrics import Line
-from planner.units import show_s
+from planner.units import show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
@@ -43,6 +43,8 @@ def promise(plan: Plan) -> str:
     limits = listed([limit_text(limit) for limit in plan.slo.limits])
     if plan.slo.attainment_frac is not None:
         limits += f", and {percent(plan.slo.attainment_frac)} of requests keep all of that at once"
+    if plan.slo.every_s is not None:
+        limits += f", in every window of {show_span(plan.slo.every_s)}"
     if plan.verdict.holds:
         return f"In the simulation of {plan.traffic_note}, it keeps the promise: {limits}."
     return f"In the simulation of {plan.traffic_note}, it does NOT keep the promise: {limits}."
@@ -85,7 +87,7 @@ def limit_text(limit: Limit) -> str:
 def headline(plan: Plan) -> list[tuple[str, str, str]]:
     """The figures one asks for first: name, value, note."""
     fleet, certificate, power = plan.fleet, plan.certificate, plan.power
-    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=plan.status == "certified")
+    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
     if proof == NOT_EXHAUSTED:
         proved, over = "not closed", f"gap to the bound {percent(certificate.gap_frac)}"
     else:
@@ -98,6 +100,15 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
             usd(fleet.price_usd_per_h) + "/h",
             f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens",
         ),
+        *(
+            (
+                "Kept in",
+                f"{each.kept_in.kept} of {each.kept_in.futures}",
+                "futures that the search had not seen",
+            )
+            for each in certificate.answers
+            if each.name == "production" and each.kept_in is not None
+        ),
         ("GPUs", str(fleet.gpus), counted(fleet.workers, "worker")),
         (
             "Power",
@@ -109,7 +120,7 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
             "kept" if plan.verdict.holds else "missed",
             f"{percent(plan.verdict.attainment_frac)} of requests keep all limits",
         ),
-        ("Certificate", proved, over),
+        ("Proof on paper", proved, over),
     ]
 
 
@@ -196,7 +207,7 @@ def proof_lines(plan: Plan) -> list[str]:
     unit = certificate.unit
     value, bound = (amount(v, unit) for v in (certificate.value, certificate.bound))
     lines = [
-        f"Plan: {value} {unit}. Status: {plan.status}.",
+        f"Status: {plan.status}. On paper: {value} {unit}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
         *(f"{said[0].upper()}{said[1:]}." for said in sentences(certificate.assumed)),
         "Fleets of several types per pool: "

@@ -223,7 +223,7 @@ def compare(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) ->
 
 
 def compared(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances) -> Comparison:
-    """(predicted, measured) parts, one after the other, as one comparison."""
+    """(predicted, measured) parts, one after the other, as one comparison; the SLO over the whole alone."""
     predicted, observed = (_joined([part[side] for part in parts]) for side in (0, 1))
     chosen = measured(observed.requests)
     chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)
@@ -253,7 +253,7 @@ def compared(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances)
             for name in SESSION_METRICS
             for frac in PERCENTILES
         ]
-    verdicts = [judge(side.requests, slo) for side in (predicted, observed)]
+    verdicts = [judge(side.requests, replace(slo, every_s=None)) for side in (predicted, observed)]
     return Comparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
 

@@ -52,6 +52,16 @@ def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
     return Found(beyond.best, beyond.value, level0, beyond.cuts, beyond.is_exact)
 
 
+def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
+    """The best fleet of a stricter question about what was searched before, unproved; None if none is found.
+
+    Those of `start` that still hold are what others must beat. Where `is_mixed` fleets of several types per
+    pool are looked for too.
+    """
+    level0 = search_level0(problem, start, walks=False)
+    return search_beyond(problem, level0).best if is_mixed else level0.search.best
+
+
 def search_policies(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
 ) -> list[tuple[Problem, Found]]:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.documents.certificate import Alternative, Certificate, Throughput
+from planner.documents.certificate import Alternative, Certificate, Status, Throughput
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned
 from planner.documents.task import Task
 from planner.domain import FleetLimit
+from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives
+from planner.search.answers import Production, not_certified, production
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
 from planner.search.best_fleet import Found, best_of, search_policies
@@ -43,7 +45,8 @@ def plan(
     asked: Asked | None = None,
     prove: bool = False,
 ) -> Plan:
-    """The cheapest fleet that keeps the task's SLO on the trace, with its certificate.
+    """The fleet that is to be run, with its certificate: the cheapest found that keeps the task's SLO in
+    enough futures (`task.safety`), or, without safety, on the traffic as it is written.
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
     `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
@@ -56,7 +59,8 @@ def plan(
         throughput = most_traffic(task, trace, catalog, seed=seed, conditions=conditions)
         task = at_rate(task, trace, throughput.rate_rps, seed)
     searched = search_llm(task, trace, catalog, seed=seed, conditions=conditions, asked=asked, prove=prove)
-    return certified(searched, trace, catalog, seed=seed, throughput=throughput)
+    made = None if task.safety is None else production(*best_of(searched))
+    return certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
 
 
 def search_llm(
@@ -84,25 +88,28 @@ def certified(
     seed: int = 0,
     throughput: Throughput | None = None,
     deadline: float | None = None,
+    made: Production | None = None,
 ) -> Plan:
-    """The best of what searches found, with what speaks for it; `trace` is the whole one, as it was read.
+    """What is to be run, with what speaks for it; `trace` is the whole one, as it was read.
+
+    That is what was `made` of the best fleet that the searches found, or that fleet itself.
 
     What would be simulated beyond `deadline`, by default that of the search, is left out, and said to be.
     """
     problem, found = best_of(searched)
-    best, oracle = found.best, problem.oracle
-    fleet = oracle.fleet(best)
+    oracle = problem.oracle
+    fleet = oracle.fleet(found.best if made is None else made.best)
     problem.progress("simulating the plan and its neighbours")
     began = time.monotonic()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
     clock = findings.Clock(deadline - (time.monotonic() - began))  # others take as long
-    beyond = _further(searched, simulation, trace, catalog, seed, clock)
+    beyond = _further(searched, simulation, trace, catalog, seed, clock, made)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
-    certificate = _certificate(searched, simulation, beyond, of_limits, seed)
+    certificate = _certificate(searched, simulation, beyond, of_limits, seed, made)
     return Plan(
-        status="certified" if certificate.level0_exhausted else "best found",
+        status=_status(problem, certificate, fleet, made),
         fleet=fleet,
         slo=problem.slo,
         trace=problem.trace,
@@ -110,10 +117,11 @@ def certified(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(*alternatives(problem, found.level0, best, found.value), *beyond.alternatives),
+        alternatives=(*alternatives(problem, found.level0, found.best, found.value), *beyond.alternatives),
         max_model_len=problem.longest_tokens,
         prices=findings.prices(problem.task, catalog, problem.gpus),
         warnings=(
+            *not_certified(problem, made),
             *map(OfTraffic, trace.warnings),
             *findings.warnings(fleet, simulation, problem.slo, verdict),
             *findings.images(fleet, problem.trace),
@@ -131,6 +139,17 @@ def certified(
         if left_s > 0
         else (),
     )
+
+
+def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:
+    if not certificate.level0_exhausted:
+        return "best found"
+    if made is None and problem.task.safety is None:
+        return "on paper"
+    if made is None or (not made.is_tested and problem.out_of_time()):
+        return "best found"
+    is_measured = all(pool.type.latency.is_measured for pool in fleet.running) and made.futures.have_spread
+    return "certified" if made.is_tested and is_measured else "not certified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +172,25 @@ def _further(
     catalog: Catalog,
     seed: int,
     clock: findings.Clock,
+    made: Production | None,
 ) -> _Further:
-    """Simulate whatever the clock allows beside the plan itself."""
+    """Simulate whatever the clock allows beside the plan itself. Futures take the place of other draws of the
+    traffic, and of step times at the ends of their spread.
+    """
     problem, found = best_of(searched)
-    best, oracle = found.best, problem.oracle
+    best, oracle = found.best if made is None else made.best, problem.oracle
     fleet = oracle.fleet(best)
     other_policies = findings.other_policies(searched, clock)
     asked = on_all_draws(problem)  # the search asked of as few draws as would do
-    neighbours, binds = findings.neighbours(asked, best, clock)
+    neighbours, binds = findings.neighbours(asked, found.best, clock)
     one_more, one_more_warnings = findings.one_more(asked, best, clock)
-    if_longer = findings.if_steps_take_longer(problem, fleet, clock)
+    if_longer = None if made else findings.if_steps_take_longer(problem, fleet, clock)
     insurance, insured, uninsured = findings.insurance(problem, found, trace, catalog, seed, clock)
-    spot, spot_warnings = findings.on_spot(problem, found, clock)
-    problem.progress("simulating the plan on other draws of its traffic")
+    spot, spot_warnings = findings.on_spot(problem, best, clock)
     drawn: list[Repeats | None] = []
-    is_drawn = clock.allows(draws.OTHER_DRAWS)
+    is_drawn = made is None and clock.allows(draws.OTHER_DRAWS)
     if is_drawn:
+        problem.progress("simulating the plan on other draws of its traffic")
         drawn.append(draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS)))
     if oracle.spot and clock.allows(draws.HISTORIES):
         drawn.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
@@ -207,6 +229,7 @@ def _certificate(
     beyond: _Further,
     of_limits: Mapping[FleetLimit, float],
     seed: int,
+    made: Production | None,
 ) -> Certificate:
     """What was proved and found; `of_limits` are the shadow prices."""
     problem, found = best_of(searched)
@@ -232,9 +255,12 @@ def _certificate(
             *beyond.binds,
             *findings.used_up(problem.limits, found.best),
             *findings.bound_prices(of_limits, wanted),
+            *findings.kept_hours(simulation, problem.slo),
             *beyond.findings,
         ),
-        assumptions=assumptions(problem, problem.oracle.fleet(found.best), simulation),
+        assumptions=assumptions(
+            problem, problem.oracle.fleet(found.best if made is None else made.best), simulation
+        ),
         simulations=sum(each.oracle.simulations for each, _ in searched) + beyond.simulations,
         cuts=found.cuts,
         seed=seed,
@@ -246,4 +272,6 @@ def _certificate(
         assumed=shortcuts.with_counts(
             set().union(*(search.assumed for search in searches)), problem.oracle.told
         ),
+        answers=() if made is None else made.answers,
+        futures=None if made is None else made.futures,
     )

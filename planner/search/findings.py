@@ -39,7 +39,7 @@ from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import SPOT_RISK_FRAC, stripped
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, on_all_draws, with_policies
-from planner.simulator.metrics import Verdict, measured
+from planner.simulator.metrics import Line, Verdict, measured, windows_s, worst_window
 from planner.simulator.replay import Simulation
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement, place
@@ -48,6 +48,8 @@ from planner.traffic.trace import Trace
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
 
 FEW_KEEP = 0.5  # of the lowest percentile: of p90, 45 % of the requests keep all limits at once
+
+LONG_S, HOUR_S = 7200.0, 3600.0  # of a longer measured window the worst hour is told
 
 LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more, and the load dies away
 
@@ -184,10 +186,11 @@ def neighbours(
             and not problem.draws
         ):
             line = failing[0]
-            if line.value_s <= _NEAR * line.limit.limit_s:
+            value_s, _ = line.decides
+            if value_s <= _NEAR * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
                 binding.append(
-                    facts.LimitBinds(line.limit, pool, option.type.name, line.value_s, option.objective, unit)
+                    facts.LimitBinds(line.limit, pool, option.type.name, value_s, option.objective, unit)
                 )
                 continue
         if not holds:
@@ -278,7 +281,7 @@ def insurance(
         missed = facts.ExpectedMissed(planned, outcome)
         return (row,), (missed,), (missed,)
     verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
-    values = tuple(At(line.limit, line.value_s, line.kept_frac) for line in verdict.lines)
+    values = tuple(map(at, verdict.lines))
     return (row,), (facts.InsuranceCosts(planned, found.value, value, unit), facts.AsExpected(values)), ()
 
 
@@ -296,14 +299,14 @@ def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | No
         return None
 
 
-def on_spot(problem: Problem, found: Found, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
+def on_spot(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
     """What the plan takes for granted of its spot workers, and a run in which they are taken away at once."""
-    fleet, oracle = problem.oracle.fleet(found.best), problem.oracle
+    fleet, oracle = problem.oracle.fleet(best), problem.oracle
     first = 0
     said: list[Binding] = []
     events: list[Disturbance] = []
     middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
-    for pool, (option, count) in zip(fleet.pools, found.best, strict=True):
+    for pool, (option, count) in zip(fleet.pools, best, strict=True):
         if terms := oracle.spot.get(option.type.gpu.name):
             down = oracle.spot_down(option, count)
             said.append(
@@ -343,12 +346,44 @@ def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
 
 def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
     """What a fleet misses."""
-    missed = tuple(At(line.limit, line.value_s, line.kept_frac) for line in verdict.lines if not line.holds)
+    worst, attainment = verdict.attainment_worst, None
+    if not verdict.attainment_holds:
+        frac = verdict.attainment_frac if worst is None else worst.kept_frac
+        attainment = Attainment(frac, slo.attainment_frac or 1.0, worst.span_s if worst else None)
     return Outcome(
-        missed,
-        None if verdict.attainment_holds else Attainment(verdict.attainment_frac, slo.attainment_frac or 1.0),
+        tuple(at(line) for line in verdict.lines if not line.holds),
+        attainment,
         None if verdict.is_steady else Backlog(verdict.patient_frac, verdict.patience_s),
     )
+
+
+def at(line: Line) -> At:
+    """Where a limit stands: in its worst window, where the SLO has any."""
+    worst = line.worst
+    return At(line.limit, *line.decides, worst.span_s if worst else None)
+
+
+def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
+    """Where each limit stands in its worst hour; None for less than LONG_S, or where windows are judged."""
+    start_s, end_s = simulation.window_s
+    if slo.every_s is not None or end_s - start_s < LONG_S:
+        return None
+    edges_s = windows_s(simulation, HOUR_S)
+    if len(edges_s) < 3:
+        return None
+    worst = [worst_window(simulation, k, edges_s) for k in range(len(slo.limits))]
+    return facts.WorstHour(
+        tuple(
+            At(limit, each.value_s, each.kept_frac, each.span_s)
+            for limit, each in zip(slo.limits, worst, strict=True)
+        )
+    )
+
+
+def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
+    """The worst hour of a long trace, where every hour keeps the limits; else it is among the warnings."""
+    hour = worst_hour(simulation, slo)
+    return () if hour is None or hour.missed else (hour,)
 
 
 def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
@@ -403,7 +438,9 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
     that nobody measured.
     """
     window = window_of(simulation)
-    found = [*few_keep_all(slo, verdict, simulation)]
+    found: list[Warned] = [*few_keep_all(slo, verdict, simulation)]
+    if (hour := worst_hour(simulation, slo)) is not None and hour.missed:
+        found.append(hour)
     if window.residences < FEW_RESIDENCES:
         found.append(facts.ShortTrace(window, FEW_RESIDENCES))
     for pool in fleet.pools:

@@ -30,6 +30,16 @@ def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     return tuple((by_name[name], count) for name, count in names)
 
 
+def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
+    """With its pools in the order of `options`, others last: a router takes the first of two workers that are
+    alike to it, so the order of pools can decide whether a fleet holds.
+    """
+    order = {option.name: at for at, option in enumerate(options)}
+    return tuple(
+        sorted(((o, n) for o, n in counts if n), key=lambda each: order.get(each[0].name, len(order)))
+    )
+
+
 def objective(counts: Iterable[tuple[Option, int]]) -> float:
     return sum(option.objective * count for option, count in counts)
 

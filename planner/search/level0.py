@@ -81,11 +81,17 @@ class _Ranges:
 
 
 def search_level0(
-    problem: Problem, start: Sequence[Fleet] = (), *, any_will_do: bool = False, prove: bool = False
+    problem: Problem,
+    start: Sequence[Fleet] = (),
+    *,
+    any_will_do: bool = False,
+    prove: bool = False,
+    walks: bool = True,
 ) -> Level0:
     """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds.
 
-    With `prove` every cheaper fleet is simulated, however many there are.
+    Where it `walks` the cheaper fleets are simulated in the end, if they are few enough; with `prove` however
+    many there are.
     """
     over, search = _Ranges.of(problem), Search(problem.limits)
 
@@ -113,7 +119,7 @@ def search_level0(
             _search_pairs(problem, over, "one GPU type", search, enough)
             best_one_gpu = (search.best, search.value)
             _search_pairs(problem, over, "two GPU types", search, enough)
-        if search.is_exhausted and not enough():
+        if walks and search.is_exhausted and not enough():
             _walk(problem, search, over.mixed, pairs, holds, prove=prove)
     except StoppedError:
         search.is_exhausted = False

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from scipy.special import bdtr
@@ -23,6 +24,7 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.fleets import Counts, Named, may_hand_over, named
+from planner.search.futures import Future
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.solvers.master import Option
@@ -53,6 +55,8 @@ POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 SPOT_RISK_FRAC = 0.001
 
+KEPT_REQUESTS = 20_000  # of a future: of more, of which there are dozens, nothing is kept beside the trace
+
 
 @dataclass(slots=True)
 class Answers:
@@ -75,7 +79,11 @@ class Answers:
 
 
 def is_looser(slo: Slo, other: Slo) -> bool:
-    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit."""
+    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit, over
+    the whole or in the same windows. Windows of another length need not be made of whole ones of this.
+    """
+    if slo.every_s is not None and slo.every_s != other.every_s:
+        return False
     limits = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in slo.limits}
     others = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in other.limits}
     if limits.keys() != others.keys() or (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
@@ -87,9 +95,10 @@ def is_looser(slo: Slo, other: Slo) -> bool:
 class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
-    With `draws` it must keep it on each of them too. `spot` holds the terms of spot workers by the GPU's
-    name, `told` what was said of fleets, by the names of their options. The kernel releases the GIL, so
-    threads use the cores.
+    With `draws` it must keep it on each of them too, and in all but `may_miss` of `futures`. With `z` step
+    times are so many standard deviations of their spread above the medians, those of prefills and of decodes.
+    `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
+    their options. The kernel releases the GIL, so threads use the cores.
     """
 
     llm: Llm
@@ -102,19 +111,26 @@ class Oracle:
     spot: Mapping[str, Spot] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)
     draws: tuple[Trace, ...] = ()
+    futures: tuple[Future, ...] = ()  # the hardest first
+    may_miss: int = 0
+    z: tuple[float, float] | None = None
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
     _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
+    _in_futures: tuple[Oracle, ...] = field(init=False)
     _prompts: Trace = field(init=False)
     _requests: Requests = field(init=False)
     _only_prompts: Requests = field(init=False)
 
     def __post_init__(self) -> None:
         self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
-        self._requests = Requests(self.trace)
-        self._only_prompts = Requests(self._prompts, predicted_tokens=self.trace.output_tokens)
-        self._others = tuple(replace(self, trace=trace, draws=()) for trace in self.draws)
+        is_kept = self.z is None or len(self.trace) <= KEPT_REQUESTS
+        self._requests = Requests(self.trace, kept=is_kept)
+        self._only_prompts = Requests(self._prompts, self.trace.output_tokens, kept=is_kept)
+        alone = partial(replace, self, draws=(), futures=(), may_miss=0)
+        self._others = tuple(alone(trace=trace) for trace in self.draws)
+        self._in_futures = tuple(alone(trace=future.trace, z=future.z) for future in self.futures)
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""
@@ -137,13 +153,17 @@ class Oracle:
     @property
     def simulations(self) -> int:
         """How many different simulations were asked for, whoever had asked for them before."""
-        return len(self._asked) + self._verdicts + sum(other.simulations for other in self._others)
+        return (
+            len(self._asked)
+            + self._verdicts
+            + sum(other.simulations for other in (*self._others, *self._in_futures))
+        )
 
     def effort(self) -> int:
         """Requests that were simulated so far, and LEAST_EFFORT for every simulation."""
         own = self._requests.entered + self._only_prompts.entered
         own += LEAST_EFFORT * (self._requests.runs + self._only_prompts.runs)
-        return own + sum(other.effort() for other in self._others)
+        return own + sum(other.effort() for other in (*self._others, *self._in_futures))
 
     @property
     def has_losses(self) -> bool:
@@ -153,12 +173,26 @@ class Oracle:
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
         answers = [
-            all(oracle._simulated(left) for oracle in (self, *self._others) for left in self._losses(counts))
+            all(oracle._survives(counts) for oracle in (self, *self._others))
+            and self.missed(counts, self.may_miss) <= self.may_miss
             for counts in fleets
         ]
         for counts, answer in zip(fleets, answers, strict=True):
             self.told[named(counts)] = answer
         return answers
+
+    def missed(self, counts: Counts, most: int) -> int:
+        """In how many futures a fleet misses the SLO; more than `most` are not counted."""
+        missed = 0
+        for oracle in self._in_futures:
+            missed += not oracle._survives(counts)
+            if missed > most:
+                break
+        return missed
+
+    def in_future(self, number: int) -> Oracle:
+        """What asks about one of the futures."""
+        return self._in_futures[number]
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
         """What is left of a fleet by the first loss that it does not survive, and who says so: this oracle,
@@ -210,8 +244,16 @@ class Oracle:
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
         self._verdicts += 1
-        simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+        record = record or self.slo.every_s is not None  # gaps of each window
+        simulation = simulate(self._at(fleet), self.trace, limits=self.slo.limits, record=record)
         return simulation, judge(simulation, self.slo)
+
+    def _survives(self, counts: Counts) -> bool:
+        return all(self._simulated(left) for left in self._losses(counts))
+
+    def _at(self, fleet: Fleet) -> Fleet:
+        """The fleet with the step times that this oracle asks about."""
+        return fleet if self.z is None else fleet.within(*self.z)
 
     def _losses(self, counts: Counts) -> list[Counts]:
         """What may be left of a fleet: without the spot workers that are down, and one spare pool or node."""
@@ -264,7 +306,8 @@ class Oracle:
         return self._answer(key, lambda: self.fleet(counts), self.trace, self._requests, self.slo)
 
     def _leads_alone(self, option: Option, count: int) -> bool:
-        slo = Slo(tuple(limit for limit in self.slo.limits if limit.metric == "ttft"))
+        limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")
+        slo = Slo(limits, every_s=self.slo.every_s)
 
         def fleet() -> Fleet:
             return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
@@ -295,11 +338,11 @@ class Oracle:
     def _answer(
         self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
     ) -> bool:
-        key = (self.llm, self.network, self.policies, self.trace, *key)
+        key = (self.llm, self.network, self.policies, self.trace, self.z, *key)
         self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:
-            simulation = keeps(fleet(), trace, slo.limits, requests)
+            simulation = keeps(self._at(fleet()), trace, slo.limits, requests, slo.every_s)
             known = simulation is not None and judge(simulation, slo, values=False).holds
             self.answers.add(key, slo, holds=known)
         return known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.documents.certificate import Alternative, Certificate, Throughput
+from planner.documents.certificate import Alternative, Certificate, Status, Throughput
 from planner.documents.facts import Price, Warned
 from planner.domain import Slo
 from planner.fleet import Fleet
@@ -21,10 +21,9 @@ class Plan:
     """Everything that `plan` writes down.
 
     `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
-    `status` is "certified" or, if the time limit came first, "best found".
     """
 
-    status: str
+    status: Status
     fleet: Fleet
     slo: Slo
     trace: Trace
@@ -39,6 +38,12 @@ class Plan:
     throughput: Throughput | None = None  # where that was the objective; the certificate is about cost
     placement: Placement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
+
+    @property
+    def value(self) -> float:
+        """Of the fleet, in the objective's unit; the certificate's is that of the cheapest on paper."""
+        made = [each.value for each in self.certificate.answers if each.name == "production"]
+        return made[0] if made and made[0] is not None else self.certificate.value
 
     @property
     def power(self) -> ExpectedPower | None:

@@ -14,6 +14,7 @@ from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.search.asked import Asked
+from planner.search.futures import futures_of
 from planner.search.infeasible import no_room, out_of_reach
 from planner.search.options import Engines, Left, floor_s, judged, unreachable, worker_types
 from planner.search.oracle import Oracle
@@ -93,6 +94,7 @@ def pose(
         conditions.progress,
         conditions.watch,
         draws,
+        *(() if task.safety is None else futures_of(task, trace, seed, len(requests))),
     )
     if broken:
         raise out_of_reach(problem, broken)

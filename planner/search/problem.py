@@ -12,6 +12,7 @@ from planner.documents.task import Task
 from planner.domain import Gpu, Slo
 from planner.fleet import Policies, WorkerType
 from planner.models.llm import Llm
+from planner.search.futures import Futures
 from planner.search.options import Left
 from planner.search.oracle import Answers, Oracle
 from planner.search.prefix_hits import PrefixHits
@@ -79,10 +80,13 @@ class Problem:
     progress: Progress
     watch: Watch
     draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
+    searched: Futures | None = None  # what a search for production sees, where safety is asked for,
+    tested: Futures | None = None  # and what tests it
+    most_effort: float = math.inf  # of the oracle: no simulation begins beyond
     lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
 
     def out_of_time(self) -> bool:
-        return time.monotonic() > self.deadline
+        return time.monotonic() > self.deadline or self.oracle.effort() > self.most_effort
 
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:

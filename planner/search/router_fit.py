@@ -35,7 +35,9 @@ def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
     _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:
         return -float("inf")
-    shares = [(line.kept_frac, line.limit.percentile_frac) for line in verdict.lines]
+    shares = [(line.decides[1], line.limit.percentile_frac) for line in verdict.lines]
     if oracle.slo.attainment_frac is not None:
-        shares.append((verdict.attainment_frac, oracle.slo.attainment_frac))
+        worst = verdict.attainment_worst
+        attained = verdict.attainment_frac if worst is None else worst.kept_frac
+        shares.append((attained, oracle.slo.attainment_frac))
     return min((kept - needed) / max(1 - needed, 1e-3) for kept, needed in shares)

@@ -22,6 +22,7 @@ from planner.documents.facts import (
     Assuming,
     Assumption,
     Binding,
+    Cautioned,
     Finding,
     GivesWay,
     OfLlm,
@@ -85,7 +86,7 @@ class SharedPlan:
     limits: tuple[Used, ...]
     binding: tuple[Binding, ...]
     assumptions: tuple[Assuming, ...]
-    warnings: tuple[OfTraffic | OfLlm, ...]
+    warnings: tuple[Cautioned | OfTraffic | OfLlm, ...]
     rounds: int
     simulations: int
     seed: int
@@ -97,7 +98,7 @@ class SharedPlan:
 
     @property
     def status(self) -> str:
-        return "certified" if self.is_exhausted else "best found"
+        return "on paper" if self.is_exhausted else "best found"
 
     @property
     def gap_frac(self) -> float:
@@ -168,7 +169,7 @@ def plan_together(
             Assumption("level0-of-each"),
             Assumption("bounds-add-up"),
         ),
-        warnings=(*map(OfTraffic, question.notes), *_warnings(parts, plans)),
+        warnings=(Cautioned("several-on-paper"), *map(OfTraffic, question.notes), *_warnings(parts, plans)),
         rounds=level0.rounds,
         simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.compiled import entry_jit, kernel_jit, small_jit
-from planner.simulator.layout import DONE, GAP_DEPTH, NONE, ONE, PARTS, RELEASED, RUNS, TBT, TTFT
+from planner.simulator.layout import BROKEN, DONE, GAP_DEPTH, NONE, ONE, PARTS, RELEASED, RUNS, TBT, TTFT
 
 
 @small_jit
@@ -39,13 +39,38 @@ def in_window(state, time_s):
 
 
 @kernel_jit
-def count(state, metric, value_s):
-    """Hold one value against the limits of its metric."""
+def count(state, metric, value_s, at_s):
+    """Hold one value, of the window in which `at_s` is, against the limits of its metric."""
     for k in range(len(state.limits)):
         if state.limits[k].metric == metric:
+            is_above = int(value_s > state.limits[k].limit_s)
             state.limits[k].counted += 1
-            if value_s > state.limits[k].limit_s:
-                state.limits[k].violations += 1
+            state.limits[k].violations += is_above
+            if state.in_windows.shape[1] > 0:
+                count_within(state, k, window_at(state, at_s), 1, is_above)
+
+
+@kernel_jit
+def window_at(state, time_s):
+    """Which of the windows a time inside the measured one lies in: [edge, next edge), the last one closed."""
+    low, high = 0, state.in_windows.shape[1] - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if state.edges_s[middle] <= time_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@kernel_jit
+def count_within(state, k, v, counted, violations):
+    """Add to limit k in window v."""
+    watched = state.in_windows[k, v]
+    watched.counted += counted
+    watched.violations += violations
+    if watched.violations > watched.allowed:
+        state.counters[BROKEN] = 1
 
 
 @kernel_jit
@@ -65,18 +90,30 @@ def count_run(state, start_s, first_s, growth_s, steps, sequences):
             continue
         state.limits[k].counted += sequences * (end - begin)
         limit_s = state.limits[k].limit_s
+        above = end  # the first step above the limit
         if first_s + growth_s * (end - 1) > limit_s:
-            i = begin
+            above = begin
             if growth_s > 0.0:
-                i = max(int((limit_s - first_s) / growth_s) - 1, begin)
-            while first_s + growth_s * i <= limit_s:
-                i += 1
-            state.limits[k].violations += sequences * (end - i)
+                above = max(int((limit_s - first_s) / growth_s) - 1, begin)
+            while first_s + growth_s * above <= limit_s:
+                above += 1
+            state.limits[k].violations += sequences * (end - above)
+        since = begin
+        while state.in_windows.shape[1] > 0 and since < end:
+            v, until = window_at(state, start_s + run_s(first_s, growth_s, since + 1)), end
+            if v + 1 < state.in_windows.shape[1]:
+                until = min(steps_reaching(start_s, first_s, growth_s, state.edges_s[v + 1]) - 1, end)
+            until = max(until, since + 1)
+            late = sequences * max(until - max(above, since), 0)
+            count_within(state, k, v, sequences * (until - since), late)
+            since = until
 
 
 @kernel_jit
 def is_broken(state):
     """Whether a limit can no longer hold."""
+    if state.counters[BROKEN] > 0:
+        return True
     for k in range(len(state.limits)):
         if state.limits[k].violations > state.limits[k].allowed:
             return True
@@ -149,6 +186,8 @@ def count_together(state, w, tokens, time_s):
         for k in range(len(state.limits)):
             if state.limits[k].metric == TBT:
                 state.limits[k].counted += tokens
+                if state.in_windows.shape[1] > 0:
+                    count_within(state, k, window_at(state, time_s), tokens, 0)
     if len(state.runs) > 0:
         record_gap(state, w, time_s, 0.0, tokens)
 
@@ -170,7 +209,7 @@ def first_token(state, r, time_s):
     request.first_token_s = request.last_token_s = time_s
     request.generated_tokens = 1
     if in_window(state, request.arrival_s):
-        count(state, TTFT, time_s - request.arrival_s)
+        count(state, TTFT, time_s - request.arrival_s, request.arrival_s)
 
 
 @kernel_jit
@@ -180,7 +219,7 @@ def single_gap(state, w, r, time_s):
     gap_s = time_s - request.last_token_s
     request.gap_max_s = max(request.gap_max_s, gap_s)
     if in_window(state, time_s):
-        count(state, TBT, gap_s)
+        count(state, TBT, gap_s, time_s)
     record_gap(state, w, request.last_token_s, gap_s, ONE)
 
 

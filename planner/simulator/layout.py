@@ -332,6 +332,8 @@ class State(NamedTuple):
     picks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (seats,) requests new in a batch
     after: npt.NDArray[np.void] = np.zeros(0, AFTER)  # (n + 1,), empty where nobody waits for others
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that do, by parent
+    edges_s: npt.NDArray[np.float64] = np.zeros(0)  # (V + 1,) of the windows in which limits are held too
+    in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V), V = 0: over the whole alone
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
@@ -354,8 +356,9 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
     LIMBO,  # root of the heap of requests that wait for a worker to come up
     LOST,  # ... of those that have lost theirs and are to be routed
     FREED,  # ... of those that waited for others and will arrive
-) = range(7, 20)
-COUNTERS = 20
+    BROKEN,  # 1: a limit can no longer hold in one of the windows
+) = range(7, 21)
+COUNTERS = 21
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
 # seconds from a request's arrival until it reaches an engine

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -10,18 +12,50 @@ import numpy.typing as npt
 from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above
 from planner.simulator import counting
 from planner.simulator.replay import Simulation
+from planner.traffic.trace import slo_windows_s
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class InWindow:
+    """What a limit comes to in the window from `start_s` to `end_s`; NaN for `value_s` where it is of no
+    percentile. `kept_frac` is the share of its values within the limit.
+    """
+
+    start_s: float
+    end_s: float
+    value_s: float
+    kept_frac: float
+    holds: bool
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        return self.start_s, self.end_s
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
-    """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded."""
+    """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded.
+
+    With `slo: {every: ...}` it holds where it holds in every window; `worst` is the one with the largest
+    value, None without `every` or where values were left out.
+    """
 
     limit: Limit
     value_s: float
     kept_frac: float
     holds: bool
+    worst: InWindow | None = None
+
+    @property
+    def decides(self) -> tuple[float, float]:
+        """The value and the share within the limit that decide: of the worst window, else of the whole."""
+        return (
+            (self.value_s, self.kept_frac)
+            if self.worst is None
+            else (self.worst.value_s, self.worst.kept_frac)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +69,9 @@ class Verdict:
     and reports.words.queue_text says it. A fleet whose queue grows, before prefill or before decode,
     fails it whatever its percentiles. Where requests wait for others the window ends for this test when the
     last would have arrived had answers taken no time: later no session begins, and any queue gets shorter.
+
+    With `slo: {every: ...}` the limits and the attainment are judged in each of the `windows`, the backlog
+    over the whole. `attainment_worst` is the window in which the fewest keep all limits.
     """
 
     lines: tuple[Line, ...]
@@ -44,6 +81,8 @@ class Verdict:
     rejected: int
     patient_frac: float = 1.0
     patience_s: float = BACKLOG_LIMIT_S
+    windows: int = 0
+    attainment_worst: InWindow | None = None
 
     @property
     def holds(self) -> bool:
@@ -83,13 +122,14 @@ def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
     return np.nan_to_num(values_s[chosen], nan=np.inf)
 
 
-def gap_runs(simulation: Simulation) -> npt.NDArray[np.void]:
-    """The recorded runs (layout.RUN) that gave tokens to somebody, cut to gaps that ended inside the window.
+def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
+    """The recorded runs (layout.RUN) that gave tokens to somebody, cut to gaps that ended inside the window,
+    by default the measured one.
 
     Needs a simulation with `record=True`.
     """
     runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
-    start_s, end_s = simulation.window_s
+    start_s, end_s = window_s or simulation.window_s
     first_end_s = runs["start_s"] + runs["first_s"]
     steps = runs["steps"]
     # added up as in the kernel, to the last bit: the last token of all must not fall out of the window
@@ -198,10 +238,12 @@ def jain_index(values: Floats) -> float:
 def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 
-    Without `values` the percentiles are left out (NaN), which is quicker; the verdict is the same.
+    Without `values` the percentiles are left out (NaN), which is quicker; the verdict is the same. With
+    `every` and limits on tbt it needs a simulation with `record=True`, or one that `keeps` gave.
     """
     if simulation.limits != slo.limits:
         raise ValueError("judge() needs a simulation that watched the limits of the same SLO")
+    edges_s = np.zeros(0) if slo.every_s is None else windows_s(simulation, slo.every_s)
     lines = []
     for k, limit in enumerate(slo.limits):
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
@@ -211,21 +253,121 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
         value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
-        lines.append(Line(limit, value, kept, holds))
+        if slo.every_s is None:
+            lines.append(Line(limit, value, kept, holds))
+            continue
+        holds &= all(each.holds for each in in_windows(simulation, k, edges_s))
+        worst = worst_window(simulation, k, edges_s) if values else None
+        lines.append(Line(limit, value, kept, holds, worst))
     attainment = _attainment(simulation, slo) if values or slo.attainment_frac is not None else float("nan")
+    needed_frac = slo.attainment_frac or 0.0
+    attained = [] if slo.attainment_frac is None else _attained(simulation, slo, edges_s)
     patient_frac, patience_s = _last_tenth(simulation, slo)
     return Verdict(
         lines=tuple(lines),
         attainment_frac=attainment,
-        attainment_holds=slo.attainment_frac is None or attainment >= slo.attainment_frac,
+        attainment_holds=slo.attainment_frac is None
+        or (attainment >= needed_frac and all(each.holds for each in attained)),
         is_steady=patient_frac >= STEADY_FRAC,
         rejected=int((simulation.status == 1).sum()),
         patient_frac=patient_frac,
         patience_s=patience_s,
+        windows=max(len(edges_s) - 1, 0),
+        attainment_worst=min(attained, key=lambda each: each.kept_frac, default=None),
     )
 
 
+def windows_s(simulation: Simulation, every_s: float) -> Floats:
+    """Edges (V + 1,) of the windows of this length, as `slo_windows_s` says."""
+    start_s, end_s = simulation.window_s
+    return slo_windows_s(simulation.nominal_s, (start_s, min(end_s, simulation.nominal_end_s)), every_s)
+
+
+def window_numbers(times_s: Floats, edges_s: Floats) -> npt.NDArray[np.int64]:
+    """In which window each time lies: [edge, next edge), the last one with all that comes later."""
+    return np.clip(np.searchsorted(edges_s, times_s, "right") - 1, 0, len(edges_s) - 2)
+
+
+def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:
+    """What limit `k` comes to in each window, without the percentiles."""
+    limit, many = simulation.limits[k], len(edges_s) - 1
+    if limit.metric != "tbt":
+        late = request_values_s(simulation, limit.metric) > limit.limit_s
+        of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        counted, violations = np.bincount(of, minlength=many), np.bincount(of[late], minlength=many)
+    elif np.array_equal(edges_s, simulation.edges_s):
+        counted, violations = simulation.counted_in[k], simulation.violations_in[k]
+    elif len(simulation.runs) or not simulation.counted[k]:
+        of_windows = [gap_runs(simulation, bounds) for bounds in _bounds_s(simulation, edges_s)]
+        counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
+        violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
+    else:
+        raise ValueError("gaps of windows need a simulation with record=True")
+    return [
+        InWindow(
+            float(start_s),
+            float(end_s),
+            float("nan"),
+            1.0 - late / of if of else 1.0,
+            late <= allowed_above(limit.percentile_frac, of),
+        )
+        for start_s, end_s, of, late in zip(
+            edges_s[:-1], edges_s[1:], counted.tolist(), violations.tolist(), strict=True
+        )
+    ]
+
+
+def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
+    """The window in which limit `k`'s percentile is largest, of equal ones, or where gaps were not recorded,
+    the one in which the fewest keep it.
+    """
+    limit, found = simulation.limits[k], in_windows(simulation, k, edges_s)
+    if limit.metric != "tbt":
+        seen_s = request_values_s(simulation, limit.metric)
+        of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        values_s = [percentile_s(seen_s[of == v], limit.percentile_frac) for v in range(len(found))]
+    elif len(simulation.runs):
+        values_s = [
+            gap_percentile_s(gap_runs(simulation, bounds), limit.percentile_frac)
+            for bounds in _bounds_s(simulation, edges_s)
+        ]
+    else:
+        return min(found, key=lambda each: (each.holds, each.kept_frac))
+    v = max(range(len(found)), key=lambda v: (np.nan_to_num(values_s[v], nan=-1.0), -found[v].kept_frac))
+    return replace(found[v], value_s=values_s[v])
+
+
+def _arrivals_s(simulation: Simulation, metric: Metric) -> Floats:
+    """Of the requests of `request_values_s`."""
+    chosen = measured(simulation)
+    return simulation.arrival_s[chosen & (simulation.output_tokens > 1) if metric == "tpot" else chosen]
+
+
+def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:
+    """First and last moment of each window."""
+    ends_s = [*(math.nextafter(edge_s, -math.inf) for edge_s in edges_s[1:-1]), simulation.window_s[1]]
+    return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))
+
+
+def _attained(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[InWindow]:
+    """The share of requests that keep all limits at once in each window; nothing without windows."""
+    if not len(edges_s):
+        return []
+    of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)
+    kept, found = _keeps_all(simulation, slo), []
+    for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
+        share = float(kept[of == v].mean()) if (of == v).any() else 1.0
+        found.append(InWindow(start_s, end_s, float("nan"), share, share >= (slo.attainment_frac or 0.0)))
+    return found
+
+
 def _attainment(simulation: Simulation, slo: Slo) -> float:
+    kept = _keeps_all(simulation, slo)
+    return float(kept.mean()) if len(kept) else 1.0
+
+
+def _keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
+    """Which measured requests keep all limits at once."""
     chosen = measured(simulation)
     kept = simulation.status[chosen] == 0
     for limit in slo.limits:
@@ -236,7 +378,7 @@ def _attainment(simulation: Simulation, slo: Slo) -> float:
             "tbt": simulation.tbt_max_s,
         }[limit.metric][chosen]
         kept &= ~(values_s > limit.limit_s)
-    return float(kept.mean()) if len(kept) else 1.0
+    return np.asarray(kept)
 
 
 def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:

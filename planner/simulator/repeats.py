@@ -49,10 +49,12 @@ def interval(values: Sequence[float | None]) -> Interval:
     return Interval(float(seen.mean()), t * deviation / math.sqrt(n), float(seen.min()), float(seen.max()))
 
 
-def decision(kept: int, runs: int) -> Decision:
-    """What `kept` of `runs` decide: "holds" rejects p <= p0, "fails" rejects p >= p1."""
-    likelihood = kept * math.log(MOST_FRAC / FEW_FRAC)
-    likelihood += (runs - kept) * math.log((1 - MOST_FRAC) / (1 - FEW_FRAC))
+def decision(kept: int, runs: int, few_frac: float = FEW_FRAC, most_frac: float = MOST_FRAC) -> Decision:
+    """What `kept` of `runs` decide between p0 = `few_frac` and p1 = `most_frac`: "holds" rejects p <= p0,
+    "fails" rejects p >= p1.
+    """
+    likelihood = kept * math.log(most_frac / few_frac)
+    likelihood += (runs - kept) * math.log((1 - most_frac) / (1 - few_frac))
     sure = math.log(1 / (1 - CONFIDENCE_FRAC))
     return "holds" if likelihood >= sure else "fails" if likelihood <= -sure else "open"
 

@@ -31,7 +31,7 @@ from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
 from planner.simulator.policy_checks import check
-from planner.traffic.trace import Trace, measured_window
+from planner.traffic.trace import Trace, measured_window, slo_windows_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -48,7 +48,9 @@ class Simulation:
     """What happened to every request, (n,) in the trace's order; NaN where it never happened.
 
     `window_s` is the part of the run that counts (warm-up cut); `violations` and `counted` belong to the
-    watched `limits`. `complete` is False when the run stopped because a limit could no longer hold.
+    watched `limits`, `counted_in` and `violations_in` to each of the windows with `edges_s` (`keeps` alone).
+    `complete` is False when the run stopped because a limit could no longer hold. `nominal_s` are arrivals if
+    answers took no time.
     """
 
     arrival_s: Floats
@@ -82,6 +84,10 @@ class Simulation:
     token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
     image_tokens: Ints | None = None  # of input_tokens, those that an encoder made; None: nobody said
+    nominal_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,)
+    edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
+    counted_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
+    violations_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -173,39 +179,57 @@ def check_images(llm: Llm, trace: Trace) -> None:
 class Requests:
     """The kernel's requests of one trace, laid out once for many simulations, from any thread.
 
-    A simulation that is refuted early has touched few of them, and only those are made fresh again.
+    A simulation that is refuted early has touched few of them, and only those are made fresh again. Nothing
+    is laid out before the first simulation; unless they are `kept`, every one lays out its own.
     """
 
-    def __init__(self, trace: Trace, predicted_tokens: Ints | None = None):
+    def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, kept: bool = True):
         """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
-        self._fresh = _fresh_requests(trace)
-        if predicted_tokens is not None:
-            self._fresh["predicted_tokens"] = self._fresh["predicted_later_tokens"] = predicted_tokens
+        self._trace, self._predicted_tokens, self._kept = trace, predicted_tokens, kept
+        self._fresh: npt.NDArray[np.void] | None = None
         self._spare: list[npt.NDArray[np.void]] = []
         self._lock = threading.Lock()
         self.runs = self.entered = 0  # simulations, and the requests that they got to see
 
     def take(self) -> npt.NDArray[np.void]:
         """(n,) layout.REQUEST, as before the first event."""
+        if not self._kept:
+            return self._laid_out()
         try:
             return self._spare.pop()
         except IndexError:
+            if self._fresh is None:
+                self._fresh = self._laid_out()
             return self._fresh.copy()
 
     def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
         """Nobody looks any more at what `take` gave, of which only the first `touched` may have changed."""
-        requests[:touched].view(np.uint8)[:] = self._fresh[:touched].view(np.uint8)  # not field by field
-        self._spare.append(requests)
+        if self._fresh is not None:
+            requests[:touched].view(np.uint8)[:] = self._fresh[:touched].view(np.uint8)  # not field by field
+            self._spare.append(requests)
         with self._lock:
             self.runs, self.entered = self.runs + 1, self.entered + touched
 
+    def _laid_out(self) -> npt.NDArray[np.void]:
+        requests = _fresh_requests(self._trace)
+        if self._predicted_tokens is not None:
+            requests["predicted_tokens"] = requests["predicted_later_tokens"] = self._predicted_tokens
+        return requests
 
-def keeps(fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Requests) -> Simulation | None:
-    """Simulate only as far as it takes to see a limit broken: None if one is, else the whole simulation.
 
-    `requests` are those of `trace`, laid out once for many fleets.
+def keeps(
+    fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Requests, every_s: float | None = None
+) -> Simulation | None:
+    """Simulate only as far as it takes to see a limit broken, over the whole or, with `every_s`, in one of
+    the windows of that length: None if one is, else the whole simulation.
+
+    A limit that holds in every window holds over the whole, so that either may end it; what became of the
+    windows `judge` says. `requests` are those of `trace`, laid out once for many fleets.
     """
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
+    if every_s is not None:
+        edges_s = judged_windows_s(trace, every_s)
+        state = state._replace(edges_s=edges_s, in_windows=_watched_in(limits, trace, state, edges_s))
     _run(state, fleet, 0, True)
     n, found = len(trace), None
     if state.counters[layout.DONE] == n and not any(
@@ -394,6 +418,36 @@ def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
         if not 0 <= event.worker < workers:
             raise InputError(f"disturbance: there is no worker {event.worker}, the fleet has {workers}")
         rows[k] = (event.time_s, EVENTS[event.kind], firsts[event.worker], event.factor)
+    return rows
+
+
+def judged_windows_s(trace: Trace, every_s: float) -> Floats:
+    """Edges (V + 1,) of the windows of `slo_windows_s`."""
+    return slo_windows_s(trace.arrival_s, (measured_window(trace)[0], float(trace.arrival_s[-1])), every_s)
+
+
+def _watched_in(limits: Sequence[Limit], trace: Trace, state: State, edges_s: Floats) -> npt.NDArray[np.void]:
+    """The limits (L, V) that are counted in each window, with no more violations allowed than over the whole.
+
+    Of gaps that end in a window there are at most those of the requests that arrive before its end. What
+    waits for others may arrive in any window.
+    """
+    rows = np.zeros((len(limits), len(edges_s) - 1), dtype=layout.LIMIT)
+    if not limits:
+        return rows
+    rows[:] = state.limits[:, None]
+    if trace.after.size:
+        return rows
+    inside = trace.arrival_s >= edges_s[0]
+    of = np.clip(np.searchsorted(edges_s, trace.arrival_s, "right") - 1, 0, len(edges_s) - 2)
+    for row, limit in zip(rows, limits, strict=True):
+        if limit.metric == "tbt":
+            values = np.cumsum(np.bincount(of, trace.output_tokens - 1, len(row)))
+        else:
+            seen = inside & (trace.output_tokens > 1) if limit.metric == "tpot" else inside
+            values = np.bincount(of[seen], minlength=len(row))
+        allowed = [allowed_above(limit.percentile_frac, int(each)) for each in values]
+        row["allowed"] = np.minimum(row["allowed"], allowed)
     return rows
 
 
@@ -591,6 +645,10 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
         image_tokens=trace.image_tokens,
+        nominal_s=trace.arrival_s if trace.after.size else arrival_s,
+        edges_s=state.edges_s,
+        counted_in=state.in_windows["counted"],
+        violations_in=state.in_windows["violations"],
     )
 
 

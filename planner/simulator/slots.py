@@ -132,9 +132,10 @@ def finish(state, w, r, time_s):
     if len(state.after) > 0:
         _free_children(state, r, time_s)
     if in_window(state, request.arrival_s):
-        count(state, E2E, time_s - request.arrival_s)
+        count(state, E2E, time_s - request.arrival_s, request.arrival_s)
         if request.output_tokens > 1:
-            count(state, TPOT, (time_s - request.first_token_s) / (request.output_tokens - 1))
+            tpot_s = (time_s - request.first_token_s) / (request.output_tokens - 1)
+            count(state, TPOT, tpot_s, request.arrival_s)
 
 
 @kernel_jit
@@ -176,10 +177,10 @@ def _reject_one(state, r):
     state.counters[DONE] += 1
     if in_window(state, request.arrival_s):
         if np.isnan(request.first_token_s):
-            count(state, TTFT, np.inf)
+            count(state, TTFT, np.inf, request.arrival_s)
         if request.output_tokens > 1:
-            count(state, TPOT, np.inf)
-        count(state, E2E, np.inf)
+            count(state, TPOT, np.inf, request.arrival_s)
+        count(state, E2E, np.inf, request.arrival_s)
 
 
 @small_jit

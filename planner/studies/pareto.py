@@ -190,7 +190,7 @@ def _latency(task: Task, metric: str, percentile: str) -> _Walk:
         return replace(task, slo=replace(task.slo, limits=moved))
 
     def corner(answer: Answer, at_s: float, _: float) -> tuple[float, float]:
-        simulated_s = answer.verdict.lines[k].value_s * (1 + 1e-9)
+        simulated_s = answer.verdict.lines[k].decides[0] * (1 + 1e-9)
         oracle = on_all_draws(answer.problem).oracle
         counts = oracle.counts(answer.fleet)
 

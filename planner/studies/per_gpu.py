@@ -70,7 +70,7 @@ def _alone(
 ) -> Alternative:
     label = f"only {name}"
     value = found.certificate.value
-    if {pool.type.gpu.base for pool in found.fleet.running} == {name}:
+    if not found.certificate.answers and {pool.type.gpu.base for pool in found.fleet.running} == {name}:
         return Alternative(label, found.fleet, value, (Remarked("is-the-plan"),))
     alone = replace(task, stock=stock)
     conditions = Conditions(time.monotonic() + seconds, answers=study.answers)

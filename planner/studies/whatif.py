@@ -13,28 +13,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.dotted import keys_of, with_value
-from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, AskedAgain, Headroom, PromisedAt
+from planner.documents.facts import AskedAgain, Headroom, PromisedAt
 from planner.documents.task import Robust, Task
 from planner.domain import Limit
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.fleet import Fleet, Policies
 from planner.io.files import yaml_value
 from planner.reports.facts import moved_text
 from planner.reports.words import describe
+from planner.search.answers import tried
 from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.bounds import checked_bound, lower_bound
+from planner.search.fleets import objective
+from planner.search.headroom import ends
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import Answers
 from planner.search.plan import served_s
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent, with_policies
+from planner.search.production import in_production
 from planner.search.router_fit import fitted
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
@@ -60,7 +64,7 @@ class Answer:
     @property
     def is_exact(self) -> bool:
         """Whether every cheaper fleet of level 0 was simulated, or has too few workers for the work."""
-        return self.found.level0.search.is_exact
+        return self.problem.task.safety is None and self.found.level0.search.is_exact
 
     @property
     def is_exhausted(self) -> bool:
@@ -117,12 +121,19 @@ class Study:
         )
 
     def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
-        """The best fleet; raises what `pose.pose` and `best_fleet.search` raise.
+        """The best fleet, for production where safety is asked for; raises what `pose.pose`,
+        `best_fleet.search` and `answers.tried` raise, and OutOfTimeError.
 
         Those of `start` are tried first.
         """
-        problem = self.pose(task)
-        problem, found = best_of(search_policies(problem, start))
+        problem, found = best_of(search_policies(self.pose(task), start))
+        if task.safety is not None:
+            if (made := tried(problem, found, start)) is None:
+                raise OutOfTimeError(
+                    f"no fleet for production was found within {self.time_limit_s:g} s; raise --time-limit, "
+                    "or ask with safety: none"
+                )
+            found = replace(found, best=made.best, value=objective(made.best))
         fleet = problem.oracle.fleet(found.best)
         simulation, verdict = problem.oracle.verdict(fleet, record=True)
         return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation))
@@ -204,7 +215,7 @@ def kept_under(problem: Problem, fleet: Fleet) -> Policies | None:
     counts = problem.oracle.counts(fleet)
     if problem.limits.broken([(option.type, count) for option, count in counts]) is not None:
         return None
-    asked = on_all_draws(problem)
+    asked = in_production(on_all_draws(problem))
     choices = problem.task.policies()
     if any(_kind(choice) == _kind(fleet.policies) for choice in choices):
         choices = (fleet.policies,)
@@ -229,27 +240,9 @@ def sensitivity(study: Study, before: Answer, *, by_frac: float = BY_FRAC) -> li
 
 
 def headroom(study: Study, before: Answer) -> Headroom:
-    """By bisection, one at a time."""
-
-    def keeps(steps_frac: float, traffic_frac: float) -> bool:
-        try:
-            problem = study.pose(_wrong_by(before, steps_frac, traffic_frac, up_to=True))
-        except InfeasibleError:
-            return False
-        fleet = recast(problem, before.fleet)
-        return fleet is not None and holds(problem, fleet)
-
-    def most(keeps_at: Callable[[float], bool]) -> float:
-        good, bad = 0.0, HEADROOM_MOST_FRAC
-        if keeps_at(bad):
-            return bad
-        while bad - good > HEADROOM_STEP_FRAC:
-            middle = (good + bad) / 2
-            good, bad = (middle, bad) if keeps_at(middle) else (good, middle)
-        return good
-
+    """How far the fleet holds, as the plan says it (planner/search/headroom.py)."""
     study.progress("how far the plan holds")
-    return Headroom(most(lambda by: keeps(by, 0.0)), most(lambda by: keeps(0.0, by)))
+    return ends(before.problem.oracle, before.found.best).headroom
 
 
 def explain(
@@ -259,7 +252,9 @@ def explain(
     before = study.ask(task, (fleet,))
     moves = [ask_again(study, before, asked, label) for label, asked in limits(before, by_frac)]
     tight = tuple(
-        PromisedAt(line.limit, line.value_s) for line in before.verdict.lines if math.isfinite(line.value_s)
+        PromisedAt(line.limit, line.decides[0])
+        for line in before.verdict.lines
+        if math.isfinite(line.decides[0])
     )
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
     return tight + tuple(

@@ -141,17 +141,28 @@ def _superpose(trace: Trace, requests: int, said: str, rng: np.random.Generator)
         rows.append(row)
         arrival_s.append(np.minimum(start_s + turned_s, trace.arrival_s[-1]))
         laps.append(lap)
-    row, turned_s = np.concatenate(rows), np.concatenate(arrival_s)
-    order = np.argsort(turned_s, kind="stable")
-    rest = len(row) - whole * n
+    found = combined(trace, rows, arrival_s, np.concatenate(laps))
+    rest = len(found) - whole * n
     note = f"{said}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
-    found = replace(trace, after=no_edges()).select(row[order], arrival_s=turned_s[order])
-    if trace.after.size:
-        found = _with_waits(found, trace, rows, np.concatenate(laps), order)
-    elif trace.has_prefixes:
-        found = replace(found, copies_share_prefixes=True)
+    if found.copies_share_prefixes:
         note += "; copies share their prefixes"
     return replace(found, notes=(*trace.notes, note))
+
+
+def combined(
+    trace: Trace, rows: Sequence[IntArray], arrival_s: Sequence[FloatArray], laps: FloatArray | None = None
+) -> Trace:
+    """Parts of a trace at new arrivals, as one: `rows` of it each, whole sessions, perhaps several times.
+
+    Where requests wait for others they still do within their part; blocks that only one session has are its
+    own in each part. `laps` (all requests,): who went around a circle, so that nobody waits across its seam.
+    """
+    row, at_s = np.concatenate(rows), np.concatenate(arrival_s)
+    order = np.argsort(at_s, kind="stable")
+    found = replace(trace, after=no_edges()).select(row[order], arrival_s=at_s[order])
+    if trace.after.size:
+        return _with_waits(found, trace, rows, np.zeros(len(row)) if laps is None else laps, order)
+    return replace(found, copies_share_prefixes=True) if trace.has_prefixes else found
 
 
 def _with_waits(

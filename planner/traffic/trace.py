@@ -16,6 +16,8 @@ IntArray = npt.NDArray[np.int64]
 
 MAX_TOKENS = 100_000_000  # of one request; more is a broken column
 
+WINDOW_REQUESTS = 100  # that a window of an SLO has at least: of fewer even p99 lets none be late
+
 
 def no_ids() -> IntArray:
     return np.zeros(0, np.int64)
@@ -188,6 +190,27 @@ def measured_window(trace: Trace) -> tuple[float, float]:
     """
     first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
     return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
+
+
+def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s: float) -> FloatArray:
+    """Edges (W + 1,) of the windows in which `slo: {every: 10 min}` is judged.
+
+    They are fixed, one after the other from the start of the measured window `window_s`, not sliding. The end
+    that is left over is a window of its own if it is half as long or longer, else it belongs to the one
+    before. Windows of fewer than WINDOW_REQUESTS arrivals are joined to those that follow, at the end to the
+    one before. `arrival_s` (n,) are nominal where requests wait for others: no fleet moves a window.
+    """
+    start_s, end_s = window_s
+    last = max(int((end_s - start_s) / every_s + 0.5), 1) - 1
+    inside_s = arrival_s[(arrival_s >= start_s) & (arrival_s <= end_s)]
+    number = np.minimum(np.floor((inside_s - start_s) / every_s), last)
+    edges_s, requests = [start_s], 0
+    for window, arrivals in zip(*np.unique(number, return_counts=True), strict=True):
+        requests += int(arrivals)
+        if requests >= WINDOW_REQUESTS:
+            edges_s.append(start_s + every_s * (window + 1))
+            requests = 0
+    return np.array([*(edges_s[:-1] or edges_s), end_s])
 
 
 def spread(trace: Trace, *, seed: int) -> Trace:

@@ -334,21 +334,6 @@ def test_requests_csv_of_simulate_is_the_plans(planned: Planned, run: Run, tmp_p
     assert (tmp_path / "requests.csv").read_bytes() == planned.bytes["requests.csv"]
 
 
-def test_a_plan_without_any_one_of_its_workers_misses_the_slo(
-    planned: Planned, run: Run, tmp_path: Path
-) -> None:
-    for number in range(len(planned.document["workers"])):
-        document = planned.document
-        document["workers"][number]["count"] -= 1
-        document["workers"] = [pool for pool in document["workers"] if pool["count"]]
-        (tmp_path / "fewer.yaml").write_text(yaml.safe_dump(document))
-        outcome = run(
-            "simulate", "--fleet", tmp_path / "fewer.yaml", "--trace", TRACE, "--slo", SLO, "--json"
-        )
-        assert outcome.code in (0, 1)  # 1: a role without a worker is no fleet
-        assert outcome.code == 1 or not json.loads(outcome.out)["slo"]["holds"]
-
-
 def test_window_whole_replays_a_plan_whose_window_was_cut_out(here: Path, run: Run) -> None:
     """The busiest 10 s of a burst carry more than 6 requests/s, and must not be thinned to 6 again."""
     rows = [i / 2 for i in range(40)] + [20 + i / 10 for i in range(60)] + [26 + i / 2 for i in range(40)]

@@ -78,7 +78,7 @@ def test_so_it_does_where_requests_wait_and_share(policies: str, catalog: Catalo
 def test_so_it_does_where_the_traffic_is_drawn(folder: Path, catalog: Catalog, tmp_path: Path) -> None:
     """Superposed copies are drawn anew: what became of the other draws is read back too."""
     slo = tmp_path / "slo.yaml"
-    slo.write_text((folder.parent / "slo.yaml").read_text() + "traffic: {rate: 5}\n")
+    slo.write_text((folder.parent / "slo.yaml").read_text() + "traffic: {rate: 5}\nsafety: none\n")
     write_plan(catalog, slo, folder.parent / "trace.csv", tmp_path / "out")
     found, command = read_plan(tmp_path / "out", catalog)
     assert found.certificate.repeats

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.engine import default_engine
-from planner.documents.slo import parse_slo
+from planner.documents.safety import Safety
+from planner.documents.slo import parse_slo, slo_document
 from planner.documents.task import Robust, Spot, Task, parse_task, read_task
-from planner.domain import Limit
+from planner.domain import Limit, Slo
 from planner.errors import CatalogError, InputError
 from planner.fleet import Network
 from planner.io.files import repository_dir
@@ -44,12 +45,20 @@ def test_the_example_of_the_design(catalog: Catalog) -> None:
         power_limit_w=80_000.0,
         cost_limit_usd_per_h=500.0,
         engine=default_engine(catalog.engines.values()),
+        safety=Safety(),
     )
 
 
 @pytest.mark.parametrize("name", ["slo.yaml", "slo-code.yaml"])
 def test_every_example_is_read(catalog: Catalog, name: str) -> None:
     assert read_task(repository_dir("examples") / name, catalog).slo.limits
+
+
+def test_an_slo_of_every_window_is_read_and_written() -> None:
+    slo = parse_slo({"ttft": {"p90": "2 s"}, "attainment": 0.9, "every": "10 min"}, where="slo")
+    assert slo == Slo((Limit("ttft", 0.9, 2.0),), 0.9, 600.0)
+    assert slo_document(slo) == {"ttft": {"p90": "2 s"}, "attainment": 0.9, "every": "600 s"}
+    assert parse_slo(slo_document(slo), where="slo") == slo
 
 
 def test_what_is_left_out_has_its_default() -> None:
@@ -278,6 +287,11 @@ def test_a_preset_instead_of_limits() -> None:
         ({"ttft_p90": 1, "attainment": 90}, r"found 90"),
         ({"ttft_p90": 1, "attainment": float("nan")}, r"found nan"),
         ({"ttft_p90": 1, "attainment": True}, r"found True"),
+        ({"every": "10 min"}, r"no limit found"),
+        ({"ttft_p90": "1 s", "every": 600}, r"every: 600 has no unit; write 600 ms or 600 s"),
+        ({"ttft_p90": "1 s", "every": "0 s"}, r"every: must be > 0, found '0 s'"),
+        ({"ttft_p90": "1 s", "every": True}, r"every: expected a quantity"),
+        ({"ttft_p90": "1 s", "evry": "1 h"}, r"unknown key 'evry'; did you mean 'every'"),
     ],
 )
 def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:

@@ -183,7 +183,9 @@ def test_keys_and_values_are_the_file(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_values_is_that_of_files(tmp_path: Path) -> None:
-    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({"llm": LLM, "slo": PROMISE, "fleet": STOCK}))
+    (tmp_path / "slo.yaml").write_text(
+        yaml.safe_dump({"safety": "none", "llm": LLM, "slo": PROMISE, "fleet": STOCK})
+    )
     table().to_csv(tmp_path / "t.csv", index=False)
     of_files = fleetplan.plan(tmp_path / "slo.yaml", str(tmp_path / "t.csv"))
     assert isinstance(of_files, PlanResult)
@@ -192,15 +194,15 @@ def test_a_plan_of_values_is_that_of_files(tmp_path: Path) -> None:
 
 
 def test_what_a_plan_says_of_itself(planned: PlanResult) -> None:
-    assert planned.cost_usd_per_h == pytest.approx(29.90)
-    assert (planned.workers, planned.gpus) == (4, 10)
+    assert planned.cost_usd_per_h == pytest.approx(35.88)
+    assert (planned.workers, planned.gpus) == (5, 12)
     assert planned.status == "certified"
     lines = repr(planned).splitlines()
     assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
-    assert "29.90" in lines[0]
-    assert "<table" in planned._repr_html_() and "29.90" in planned._repr_html_()
+    assert "35.88" in lines[0]
+    assert "<table" in planned._repr_html_() and "35.88" in planned._repr_html_()
     frame = planned.to_frame()
-    assert frame["workers"].sum() == 4 and frame["cost_usd_per_h"].sum() == pytest.approx(29.90)
+    assert frame["workers"].sum() == 5 and frame["cost_usd_per_h"].sum() == pytest.approx(35.88)
     assert planned.report().startswith("<!doctype html>")
 
 
@@ -262,7 +264,7 @@ def test_several_llms_from_values() -> None:
     """One table with a column `model`, and a table for each: the same fleets."""
     both = pd.concat([table(model="chat"), table(model="code")], ignore_index=True)
     both = both.sort_values("arrival_s", kind="stable")
-    llms = {name: {"llm": LLM, "slo": PROMISE} for name in ("chat", "code")}
+    llms = {name: {"safety": "none", "llm": LLM, "slo": PROMISE} for name in ("chat", "code")}
     shared = fleetplan.plan(llms=llms, trace=both, fleet=STOCK)
     each = fleetplan.plan(llms=llms, trace={"chat": table(), "code": table()}, fleet=STOCK)
     inside = {name: {**entry, "trace": table()} for name, entry in llms.items()}
@@ -315,7 +317,7 @@ def test_compare_is_the_command(command: Callable[..., str], tmp_path: Path) -> 
 def test_goodput_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:
     small().save(tmp_path)
     table().to_csv(tmp_path / "t.csv", index=False)
-    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({"llm": LLM, "slo": PROMISE}))
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump({"safety": "none", "llm": LLM, "slo": PROMISE}))
     asked = ("--trace", tmp_path / "t.csv", "--slo", tmp_path / "slo.yaml", "--seeds", 1, "--tolerance", 0.5)
     told = json.loads(command("goodput", "--fleet", tmp_path / "plan.yaml", *asked, "--json"))
     tried: list[float] = []

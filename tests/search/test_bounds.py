@@ -35,7 +35,7 @@ LLM = "meta-llama/Llama-3.1-70B"
 
 
 def question(slo: dict[str, object], gpus: object, *, llm: str = LLM, **more: object) -> Task:
-    return parse_task({"llm": llm, "slo": slo, "fleet": {"gpus": gpus}} | more, CATALOG)
+    return parse_task({"safety": "none", "llm": llm, "slo": slo, "fleet": {"gpus": gpus}} | more, CATALOG)
 
 
 def a_pool(name: str, role: Role, gpu: str, tp: int, *, llm: str = LLM, budget: int = 2048) -> Pool:

@@ -50,6 +50,7 @@ def traffic(
 
 def question(catalog: Catalog, **changes: object) -> Task:
     document: dict[str, object] = {
+        "safety": "none",
         "llm": LLM,
         "slo": {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
         "fleet": {"gpus": ["a100-80g", "h100-80g"]},
@@ -315,7 +316,7 @@ def test_attainment_counts_every_limit_at_once(catalog: Catalog) -> None:
 
 def test_relative_slo_is_resolved_against_the_reference(catalog: Catalog) -> None:
     """Splitwise's nine limits become seconds, each at least the idle reference's time at that percentile."""
-    document = {"llm": LLM, "preset": "splitwise", "fleet": {"gpus": ["h100-80g"]}}
+    document = {"safety": "none", "llm": LLM, "preset": "splitwise", "fleet": {"gpus": ["h100-80g"]}}
     found = plan(parse_task(document, catalog), traffic(rate_rps=2.0), catalog)
     assert len(found.slo.limits) == 9 and found.verdict.holds
     assert any("relative SLO" in said for said in sentences(found.certificate.assumptions))

@@ -35,6 +35,7 @@ def fleet(directory: Path, rows: str, llm: str = MIXTURE.name) -> Fleet:
 
 def question(**fleet_keys: Any) -> dict[str, Any]:
     return {
+        "safety": "none",
         "llm": MIXTURE.name,
         "slo": {"ttft": {"p90": "2 s"}},
         "fleet": {"gpus": ["h100-80g"], **fleet_keys},

@@ -63,6 +63,7 @@ def test_a_plan_of_level_0_is_no_cheaper_than_level_0() -> None:
 def test_level_0_is_what_a_scan_of_all_counts_finds(k: int, every_s: float, tbt: str) -> None:
     """Three GPU types, more than 200 pairs, which were searched as if a queue before prefill did not help."""
     document = {
+        "safety": "none",
         "llm": LLAMA,
         "slo": {"ttft": {"p90": "30 s"}, "tbt": {"p99": tbt}},
         "fleet": {"gpus": ["a100-80g", "h100-80g", "h200-141g"]},
@@ -134,6 +135,7 @@ def test_a_percentile_of_gaps_paces_no_decode_in_the_bound() -> None:
     calm, wave = np.sort(rng.uniform(0, 960, 860)), np.sort(rng.uniform(590, 680, 6100))
     arrival_s = np.sort(np.concatenate([calm, wave]))
     document = {
+        "safety": "none",
         "llm": LLAMA,
         "slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "75 ms"}},
         "fleet": {"gpus": ["a100-80g", "h100-80g"]},

@@ -238,7 +238,7 @@ def test_a_change_sets_one_key(text: str, path: tuple[str, ...], value: Any) -> 
 
 
 def test_a_flat_limit_is_found_and_a_key_can_be_taken_out() -> None:
-    flat = {"llm": "x", "slo": {"ttft_p90": "2 s", "tbt_p99": "1 s"}}
+    flat = {"safety": "none", "llm": "x", "slo": {"ttft_p90": "2 s", "tbt_p99": "1 s"}}
     assert change(flat, "slo.ttft.p90=1 s")["slo"] == {"ttft_p90": "1 s", "tbt_p99": "1 s"}
     assert change(flat, "slo.tbt_p99=")["slo"] == {"ttft_p90": "2 s"}
 

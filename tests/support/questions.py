@@ -14,6 +14,7 @@ DOCUMENT: dict[str, object] = {
     "llm": LLM,
     "slo": {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
     "fleet": {"gpus": ["a100-80g", "h100-80g"]},
+    "safety": "none",
 }
 
 

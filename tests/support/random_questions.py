@@ -106,6 +106,7 @@ def question(
         "slo": {"ttft": {"p90": "1 s"}},
         "fleet": fleet,
         "engine": engine,
+        "safety": "none",
     }
     if policies:
         document["policies"] = policies

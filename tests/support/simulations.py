@@ -167,3 +167,13 @@ def compare(
 
 def mixed(latency: StepLatency, *, budget: int = 512, seats: int = 8, kv_tokens: int = 16000) -> Fleet:
     return Fleet(LLM, (make_pool(latency, budget=budget, seats=seats, kv_tokens=kv_tokens),))
+
+
+def one_bad_hour() -> tuple[Fleet, Trace]:
+    """One seat that serves a request of one token in 1 s; five hours of a request every 10 s, but in the
+    third hour five at a time every 50 s, which wait 1, 2, 3, 4 and 5 s for their token."""
+    calm = np.arange(0, 3600, 10.0)
+    crowded = np.repeat(np.arange(0, 3600, 50.0), 5)
+    arrival_s = np.concatenate([hour * 3600 + (crowded if hour == 2 else calm) for hour in range(5)])
+    ones = np.ones(len(arrival_s), int)
+    return mixed(make_latency(), seats=1), make_trace(arrival_s, ones, ones)

@@ -179,7 +179,7 @@ def test_empty_inputs_are_no_limits() -> None:
 
 WHOLE = """
 llm: meta-llama/Llama-3.1-70B
-slo: {ttft: {p90: 2 s, p99: 10 s}, tbt_p99: 200 ms, attainment: 0.9}
+slo: {ttft: {p90: 2 s, p99: 10 s}, tbt_p99: 200 ms, attainment: 0.9, every: 10 min}
 traffic: {rate: 20, scale: compress, window: busiest 10 min}
 fleet:
   gpus: {a100-80g: 64, h100-80g: null, h100-80g@350W: 8}
@@ -224,6 +224,7 @@ def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
     asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
     assert set(question.leaves(asked["more"])) == {
         "slo.ttft.p99: 10000 ms",
+        "slo.every: 600 s",
         "fleet.network.latency: 1 ms",
         "fleet.network.transfer: serialised",
         "fleet.prices.h100-80g.spot_restart: 5 min",
@@ -812,6 +813,7 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
     plan = PAIR | {"workers": PAIR["workers"][:1], "gpus": 20, "cost_usd_per_h": 59.8}
     task = parse_task(
         {
+            "safety": "none",
             "llm": PAIR["llm"],
             "slo": {"ttft": {"p90": "2 s"}},
             "fleet": {"gpus": gpus},

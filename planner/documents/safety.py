@@ -1,0 +1,49 @@
+"""`safety:` in slo.yaml: in what share of futures the promise must be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import InputError
+from planner.io.values import Section
+
+KEPT_IN_FRAC = 0.9
+LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
+MOST_GROWTH_FRAC = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Safety:
+    """The SLO must be kept in this share of futures: traffic drawn anew and `growth_frac` more of it, steps
+    longer or shorter by the spread of their times.
+    """
+
+    kept_in_frac: float = KEPT_IN_FRAC
+    growth_frac: float = 0.0
+
+
+def parse_safety(value: Any, where: str = "safety") -> Safety | None:
+    """`{kept_in: 0.9, growth: 10 %}`, or none: the traffic and the step times as they are written."""
+    if value == "none":
+        return None
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"{where}: expected none, or a mapping such as {{kept_in: 0.9, growth: 10 %}}, found {value!r}"
+        )
+    section = Section.of(value, where, ("kept_in", "growth"))
+    kept_in_frac = section.share("kept_in", KEPT_IN_FRAC, most=MOST_KEPT_FRAC)
+    if kept_in_frac < LEAST_KEPT_FRAC:
+        raise InputError(
+            f"{where}: kept_in: expected {LEAST_KEPT_FRAC:g} to {MOST_KEPT_FRAC:g}, found {kept_in_frac:g}; "
+            "`safety: none` plans for the traffic and the step times as they are written"
+        )
+    return Safety(kept_in_frac, section.share("growth", 0.0, most=MOST_GROWTH_FRAC))
+
+
+def safety_document(safety: Safety | None) -> Any:
+    """As slo.yaml says it."""
+    if safety is None:
+        return "none"
+    return {"kept_in": safety.kept_in_frac, "growth": safety.growth_frac}

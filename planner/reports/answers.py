@@ -1,0 +1,136 @@
+"""The three answers in words: on paper, in production, with a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.documents.facts import (
+    HEADROOM_MOST_FRAC,
+    HEADROOM_STEP_FRAC,
+    Answered,
+    FuturesDrawn,
+    Headroom,
+    KeptIn,
+    Workers,
+)
+from planner.reports.facts import costs_more, percent
+from planner.reports.words import Rows, amount, counted, listed
+from planner.search.plan import Plan
+from planner.units import show_s
+
+LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
+_TRAFFIC = {
+    "copies": "copies of the trace laid over each other by other shifts",
+    "part": "another part of the trace's requests",
+}
+
+
+def answer_rows(plan: Plan) -> Rows:
+    """A line per answer: what it is, what it costs, in how many futures it is kept, how far it holds."""
+    paper = next((each.value for each in plan.certificate.answers if each.name == "on-paper"), None)
+    unit = plan.certificate.unit
+    rows: list[tuple[str, ...]] = [
+        (
+            LABELS[each.name],
+            workers_text(each.workers) or "none within the limits",
+            "-" if each.value is None else amount(each.value, unit),
+            ""
+            if each.value is None or paper is None or each.name == "on-paper"
+            else costs_more(each.value, paper),
+            "" if each.kept_in is None else kept_text(each.kept_in),
+            "" if each.headroom is None else room_text(each.headroom),
+            first_missed(each),
+        )
+        for each in plan.certificate.answers
+    ]
+    return ("Answer", "Fleet", unit, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
+
+
+def workers_text(workers: Sequence[Workers]) -> str:
+    """As words.describe says a fleet."""
+    return listed(
+        [
+            f"{counted(each.count, 'worker' if each.role == 'mixed' else f'{each.role} worker')} of "
+            f"{each.gpus // each.count} × {each.gpu}"
+            for each in workers
+        ]
+    )
+
+
+def kept_text(kept_in: KeptIn) -> str:
+    after = ", after a loss" if kept_in.after_loss else ""
+    return f"{kept_in.kept} of {kept_in.futures} futures{after}"
+
+
+def room_text(headroom: Headroom) -> str:
+    """For instance '+12 % traffic, +9 % step time'."""
+    return f"{_more(headroom.traffic_frac)} traffic, {_more(headroom.steps_frac)} step time"
+
+
+def _more(frac: float) -> str:
+    if frac >= HEADROOM_MOST_FRAC:
+        return f"+{100 * HEADROOM_MOST_FRAC:.0f} % or more"
+    return f"+{100 * frac:.1f} %" if frac else f"less than +{100 * HEADROOM_STEP_FRAC:g} %"
+
+
+def first_missed(answer: Answered) -> str:
+    by = {"traffic": answer.breaks_by_traffic, "steps": answer.breaks_by_steps}
+    names = {what: listed([limit.name for limit in limits]) for what, limits in by.items()}
+    if names["traffic"] == names["steps"]:
+        return names["traffic"]
+    return "; ".join(f"{name} ({what})" for what, name in names.items() if name)
+
+
+def verdict(plan: Plan) -> str:
+    """How sure the plan is, in a sentence or two; empty where it was planned on paper alone."""
+    made = next((each for each in plan.certificate.answers if each.name == "production"), None)
+    if made is None or made.kept_in is None or made.headroom is None:
+        return ""
+    paper = next(each for each in plan.certificate.answers if each.name == "on-paper")
+    said = f"Kept in {kept_text(made.kept_in)} that the search had not seen"
+    said += f"; holds to {room_text(made.headroom)}."
+    if made.value is None or paper.value is None or made.workers == paper.workers:
+        return f"{said} On paper nothing is cheaper."
+    kept = "" if paper.kept_in is None else f", kept in {kept_text(paper.kept_in)}"
+    unit = plan.certificate.unit
+    return f"{said} On paper {amount(paper.value, unit)} {unit} would do{kept}."
+
+
+def futures_lines(plan: Plan) -> list[str]:
+    """What kind of futures, and what the test says."""
+    drawn = plan.certificate.futures
+    if drawn is None:
+        return []
+    lines = [_kind(drawn)]
+    for each in plan.certificate.answers:
+        if each.name == "production" and each.kept_in is not None:
+            lines.append(_decided(each.kept_in))
+    return lines
+
+
+def _kind(drawn: FuturesDrawn) -> str:
+    traffic = (
+        _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
+    )
+    growth = f", {percent(drawn.growth_frac)} more of it" if drawn.growth_frac else ""
+    steps = (
+        "step times of prefills and of decodes by the spread that was measured"
+        if drawn.have_spread
+        else "step times as predicted, as no spread of them is known"
+    )
+    return (
+        f"A future is traffic drawn anew ({traffic}){growth}, and {steps}. The search saw {drawn.searched}."
+    )
+
+
+def _decided(kept_in: KeptIn) -> str:
+    least, most = percent(kept_in.least_frac), percent(kept_in.most_frac)
+    if kept_in.decision == "holds":
+        return (
+            f"Kept in {kept_text(kept_in)} it had not seen: with 95 % confidence in more than {least} of all."
+        )
+    if kept_in.decision == "fails":
+        return (
+            f"Kept in {kept_text(kept_in)} it had not seen: with 95 % confidence in less than {most} of all."
+        )
+    return f"Kept in {kept_text(kept_in)} it had not seen, which does not decide between {least} and {most}."

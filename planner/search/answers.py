@@ -1,0 +1,326 @@
+"""The three answers: the cheapest fleet on paper, in production, and with a loss.
+
+    on paper      the SLO is kept on the traffic and with the step times as they are written
+    production    ... in the share of futures that `safety: kept_in` asks for
+    with a loss   ... in that share after the loss of any one worker
+
+Production is searched for by production.py on futures that it sees, and tested on others until Wald's test
+(simulator/repeats.py) decides: whether the share of futures that it keeps is above TEST_BELOW less than what
+was asked. Of fleets that cost the same, or up to NEAR_FRAC more, the one that holds furthest is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified, Workers
+from planner.documents.safety import Safety
+from planner.errors import InfeasibleError
+from planner.fleet import Fleet
+from planner.search.best_fleet import Found, search_again
+from planner.search.fleets import Counts, named, objective
+from planner.search.futures import Future, Futures, drawn_by
+from planner.search.headroom import ends, holds_with
+from planner.search.options import OBJECTIVE_UNITS, hardware
+from planner.search.oracle import Answers, Oracle
+from planner.search.problem import Problem
+from planner.search.production import (
+    cheaper_kept,
+    cheapest_kept,
+    grown,
+    in_most,
+    in_production,
+    limited,
+    may_miss,
+    within,
+)
+from planner.simulator.repeats import decision
+from planner.traffic.redraw import block_s
+from planner.traffic.scaling import SAME_FRAC
+
+TEST_BELOW = 0.05  # under the share asked for, and
+TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
+TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
+BESIDE_REQUESTS, BESIDE_LEAST = 1_000_000, 10
+BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
+TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
+NEAR_FRAC = 0.01
+NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
+MOST_NEAR = 16  # fleets of about one price among which the roomiest is looked for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Production:
+    """The fleet that is to be run, the answers beside it, and whether it passed its test."""
+
+    best: Counts
+    answers: tuple[Answered, ...]
+    futures: FuturesDrawn
+    is_tested: bool
+
+
+@dataclass(slots=True, eq=False)
+class Test:
+    """Fleets in futures that no search has seen, from the number `first` on."""
+
+    oracle: Oracle
+    futures: Futures
+    safety: Safety
+    first: int
+    out_of_time: Callable[[], bool]
+
+    @property
+    def beside(self) -> int:
+        """In how many futures the fleets beside production are simulated."""
+        return int(np.clip(BESIDE_REQUESTS // len(self.oracle.trace), BESIDE_LEAST, BESIDE_FUTURES))
+
+    def run(self, counts: Counts) -> KeptIn:
+        """Until it is decided, TEST_MOST futures at most."""
+        most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
+        kept, number = 0, 0
+        said = self._said(0, 0)
+        while number < most and said.decision == "open" and not self.out_of_time():
+            kept += self._holds(counts, number)
+            number += 1
+            said = self._said(kept, number)
+        return said
+
+    def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
+        """In the first so many of them."""
+        oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
+        kept = sum(_in_future(oracle, self.futures[self.first + i]).holds([counts])[0] for i in range(number))
+        return replace(self._said(kept, number), after_loss=after_loss)
+
+    def _holds(self, counts: Counts, number: int) -> bool:
+        return _in_future(self.oracle, self.futures[self.first + number]).holds([counts])[0]
+
+    def _said(self, kept: int, number: int) -> KeptIn:
+        share = self.safety.kept_in_frac
+        few, most = share - TEST_BELOW, share + TEST_ABOVE * (1 - share)
+        return KeptIn(kept, number, few, most, decision(kept, number, few, most))
+
+
+def _in_future(oracle: Oracle, future: Future) -> Oracle:
+    return replace(
+        oracle, trace=future.trace, z=future.z, draws=(), futures=(), may_miss=0, answers=Answers()
+    )
+
+
+def is_passed(kept_in: KeptIn, safety: Safety) -> bool:
+    return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """The fleet for production, how it did in futures that no search has seen, the last question asked."""
+
+    best: Counts
+    kept_in: KeptIn
+    asked: Problem
+    test: Test
+
+
+def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried | None:
+    """The cheapest fleet found that passes its test, or that of the last try; None where the time was over.
+
+    Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
+    """
+    safety, asked, first = problem.task.safety, in_production(problem), 0
+    assert safety is not None and problem.tested is not None
+    futures = asked.oracle.futures
+    problem.progress(f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures")
+    asked, least = cheapest_kept(asked, paper, start)
+    for attempt in range(TRIES):
+        if least is None and problem.out_of_time():
+            return None
+        if least is None:
+            raise unreachable(asked, paper)
+        problem.progress("production: on futures that the search has not seen")
+        best = _roomier(asked, paper, least)
+        test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
+        kept_in = test.run(best)
+        for counts in _nearly(asked, paper, best) if attempt == 0 else ():
+            if is_passed(said := test.run(counts), safety):
+                best, kept_in = counts, said
+                break
+        if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
+            break
+        futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
+        asked, least = grown(in_most(problem, futures, may_miss(safety, len(futures))), best)
+        first += kept_in.futures
+    return Tried(best, kept_in, asked, test)
+
+
+def production(problem: Problem, paper: Found) -> Production | None:
+    """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
+
+    Raises InfeasibleError as `tried` does.
+    """
+    if (found := tried(problem, paper)) is None:
+        return None
+    best, kept_in = found.best, found.kept_in
+    on_paper = found.test.of(paper.best, min(kept_in.futures, found.test.beside))
+    answers = [
+        _answered(problem, "on-paper", paper.best, on_paper),
+        _answered(problem, "production", best, kept_in),
+    ]
+    if not problem.oracle.has_losses and not problem.out_of_time():
+        answers.append(_with_a_loss(found, paper))
+    assert problem.task.safety is not None
+    is_tested = is_passed(kept_in, problem.task.safety)
+    return Production(best, tuple(answers), _drawn(problem, best, len(found.asked.oracle.futures)), is_tested)
+
+
+def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
+    """Cheaper fleets that miss a few too many of the futures that the search has seen, the closest first."""
+    options = {option.name: option for option in paper.level0.options}
+    below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
+    found = [
+        tuple((options[name], count) for name, count in key)
+        for key in list(asked.oracle.told)
+        if all(name in options and count > 0 for name, count in key)
+    ]
+    cheaper = [counts for counts in found if paper.value < objective(counts) < below]
+    cheaper = [counts for counts in cheaper if _holds_as_written(asked, counts)]
+    cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
+    return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
+
+
+def _holds_as_written(asked: Problem, counts: Counts) -> bool:
+    return replace(asked.oracle, futures=(), may_miss=0).holds([counts])[0]
+
+
+def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertified, ...]:
+    """A warning where production was asked for and the word certified is not earned."""
+    if (safety := problem.task.safety) is None:
+        return ()
+    if made is None:
+        return (NotCertified(None, safety.kept_in_frac, have_spread=True),)
+    if made.is_tested and made.futures.have_spread:
+        return ()
+    kept_in = next(each.kept_in for each in made.answers if each.name == "production")
+    return (NotCertified(kept_in, safety.kept_in_frac, made.futures.have_spread),)
+
+
+def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
+    """No fleet within the limits keeps enough; the largest share that one does, and its price."""
+    assert asked.task.safety is not None
+    count = len(asked.oracle.futures)
+    best, low, high = paper.best, asked.oracle.may_miss, asked.oracle.missed(paper.best, count)
+    while high - low > 1 and not asked.out_of_time():
+        middle = (low + high) // 2
+        weaker = in_most(asked, asked.oracle.futures, middle)
+        found = search_again(weaker, [], is_mixed=False)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, min(middle, weaker.oracle.missed(found, count))
+    kept_frac, wanted = 1 - high / count, asked.task.safety.kept_in_frac
+    unit = OBJECTIVE_UNITS[asked.task.objective]
+    return InfeasibleError(
+        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
+        f"futures; the most that one does is {100 * kept_frac:.0f} %, for {objective(best):.2f} {unit} (on "
+        f"paper: {paper.value:.2f} {unit})",
+        kind="capacity",
+        constraint="safety: kept_in",
+        relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
+        is_proved=False,
+    )
+
+
+def _with_a_loss(production: Tried, paper: Found) -> Answered:
+    """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
+    asked = production.asked
+    lossy = limited(replace(asked, oracle=replace(asked.oracle, spare_workers=1)), 0.0, 0)
+    more = tuple((option, count + 1) for option, count in production.best)
+    found = cheaper_kept(lossy, paper, more if within(asked, more) else None, any_mix=False)
+    if found is None:
+        return Answered("with-a-loss", (), None, None, None)
+    return _answered(
+        lossy, "with-a-loss", found, production.test.of(found, production.test.beside, after_loss=True)
+    )
+
+
+def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    fleet = problem.oracle.fleet(counts)
+    workers = tuple(
+        Workers(
+            pool.role,
+            pool.type.gpu.name,
+            pool.type.tp,
+            pool.type.pp,
+            pool.count,
+            pool.count * pool.type.gpus,
+            pool.type.max_num_batched_tokens,
+        )
+        for pool in fleet.running
+    )
+    end = ends(problem.oracle, counts)
+    return Answered(
+        name,
+        workers,
+        objective(counts),
+        fleet.price_usd_per_h,
+        kept_in,
+        end.headroom,
+        end.by_traffic,
+        end.by_steps,
+    )
+
+
+def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
+    assert problem.task.safety is not None and problem.searched is not None
+    trace = problem.searched.trace
+    how = drawn_by(problem.task, trace)
+    return FuturesDrawn(
+        how,
+        block_s(trace) if how == "blocks" else 0.0,
+        problem.task.safety.growth_frac,
+        all(option.type.latency.spread is not None for option, _ in best),
+        searched,
+    )
+
+
+def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
+    """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
+    problem = limited(problem, 0.0, 0)
+    end = ends(problem.oracle, best).headroom
+    room = min(end.traffic_frac, end.steps_frac)
+    for counts in itertools.islice(_near(problem, paper, best), MOST_NEAR):
+        beyond = room * 1.1 + SAME_FRAC
+        if (
+            problem.out_of_time()
+            or not holds_with(problem.oracle, counts, beyond)
+            or not problem.oracle.holds([counts])[0]
+        ):
+            continue
+        end = ends(problem.oracle, counts).headroom
+        best, room = counts, min(end.traffic_frac, end.steps_frac)
+    return best
+
+
+def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
+    """The same GPUs with other settings of the engine, then fleets that hold on paper at about this price."""
+    options = paper.level0.options
+    alike = [
+        [each for each in options if each.role == option.role and hardware(each) == hardware(option)]
+        for option, _ in best
+    ]
+    counted = [count for _, count in best]
+    seen = {named(best)}
+    by_name = {option.name: option for option in options}
+    held = (
+        tuple((by_name[name], count) for name, count in fleet)
+        for fleet, holds in list(problem.oracle.told.items())
+        if holds and all(name in by_name and count > 0 for name, count in fleet)
+    )
+    others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
+    for counts in itertools.chain(others, held):
+        is_near = abs(objective(counts) - objective(best)) <= NEAR_FRAC * objective(best)
+        if named(counts) not in seen and is_near and within(problem, counts):
+            seen.add(named(counts))
+            yield counts

@@ -1,0 +1,104 @@
+"""What may come instead of what is written: other requests of the same kind, more of them, other step times.
+
+A future is drawn as a whole: the traffic by a seed, the growth that was asked for, and how far the step times
+of the next cluster are from the predicted ones (planner/models/spread.py), prefills and decodes apart. In one
+future that is one draw of each for all workers.
+
+Traffic is drawn anew by what `traffic: rate` draws where that lays two or more copies of the trace over each
+other, or keeps a part of it; else from blocks of the trace itself (planner/traffic/redraw.py).
+
+Futures that a search sees have step times spread evenly over their distribution (Latin hypercube), so that
+few futures stand for all; those that test its answer are independent, and of other seeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from planner.documents.task import Task
+from planner.search.asked import asked_traffic
+from planner.traffic.redraw import redrawn
+from planner.traffic.scaling import SAME_FRAC
+from planner.traffic.trace import Trace, spread
+
+Drawn = Literal["copies", "part", "blocks"]
+SEARCHED, TESTED = 1, 2  # which futures: those a search sees, those that test its answer
+SEARCH_REQUESTS = 1_000_000  # of all futures that a search sees,
+SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Future:
+    """Requests, and how many standard deviations of their spread step times of (prefill, decode) are above
+    the medians.
+    """
+
+    trace: Trace
+    z: tuple[float, float]
+
+
+@dataclass(slots=True, eq=False)
+class Futures:
+    """Futures of one kind by number. Those that a search sees are kept, others drawn whenever asked for.
+
+    `trace` is the whole one, as it was read. The first `count` have step times that are evenly spread.
+    """
+
+    task: Task
+    trace: Trace
+    seed: int
+    kind: int
+    count: int = 0
+    _drawn: dict[int, Future] = field(default_factory=dict)
+
+    def __getitem__(self, number: int) -> Future:
+        if number in self._drawn:
+            return self._drawn[number]
+        future = Future(self._traffic(number), self._z(number))
+        if number < self.count:
+            self._drawn[number] = future
+        return future
+
+    def _z(self, number: int) -> tuple[float, float]:
+        normal = NormalDist().inv_cdf
+        if number >= self.count:
+            rng = np.random.default_rng([self.seed, self.kind, number, 1])
+            prefill, decode = rng.standard_normal(2)
+            return float(prefill), float(decode)
+        rng = np.random.default_rng([self.seed, self.kind])
+        even = (rng.permuted(np.tile(np.arange(self.count), (2, 1)), axis=1) + 0.5) / self.count
+        return normal(even[0, number]), normal(even[1, number])
+
+    def _traffic(self, number: int) -> Trace:
+        assert self.task.safety is not None
+        rng = np.random.default_rng([self.seed, self.kind, number])
+        seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
+        trace = spread(self.trace, seed=seed)
+        task = replace(
+            self.task, rate_rps=None if self.task.rate_rps is None else self.task.rate_rps * growth
+        )
+        if drawn_by(self.task, self.trace) == "blocks":
+            trace = redrawn(trace, rng)
+            if self.task.rate_rps is None and growth > 1:
+                task = replace(task, rate_rps=trace.rate_rps * growth)
+        return asked_traffic(trace, task, seed=seed)[0]
+
+
+def drawn_by(task: Task, trace: Trace) -> Drawn:
+    """How traffic is drawn anew."""
+    if task.rate_rps is None or task.scale == "compress":
+        return "blocks"
+    factor = task.rate_rps / trace.rate_rps
+    if factor < 1 - SAME_FRAC:
+        return "part"
+    return "copies" if task.scale == "superpose" and factor >= 2 else "blocks"
+
+
+def futures_of(task: Task, trace: Trace, seed: int, requests: int) -> tuple[Futures, Futures]:
+    """Those that a search sees, and those that test its answer; what is written has so many requests."""
+    count = int(np.clip(SEARCH_REQUESTS // requests, SEARCH_LEAST, SEARCH_MOST))
+    return Futures(task, trace, seed, SEARCHED, count), Futures(task, trace, seed, TESTED)

@@ -1,0 +1,96 @@
+"""How far a fleet holds: the most traffic, and the longest steps, by bisection.
+
+More traffic is the same requests by a faster clock (`compress`), so bursts grow with it and nothing is drawn.
+That what holds with more also holds with less is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Headroom
+from planner.domain import Limit
+from planner.search.fleets import Counts
+from planner.search.oracle import Answers, Oracle, side_by_side
+from planner.solvers.master import Option
+from planner.traffic.scaling import rescale
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How far a fleet holds, and the limits that it misses first beyond."""
+
+    headroom: Headroom
+    by_traffic: tuple[Limit, ...]
+    by_steps: tuple[Limit, ...]
+
+
+def ends(oracle: Oracle, counts: Counts) -> Ends:
+    """Of a fleet that holds: on what the oracle asks, without its draws and futures."""
+    alone = replace(oracle, draws=(), futures=(), may_miss=0)
+    found: dict[str, tuple[float, tuple[Limit, ...]]] = {}
+
+    def look(what: str, at: Callable[[float], tuple[Oracle, Counts]]) -> None:
+        found[what] = _most(at)
+
+    side_by_side(
+        [
+            lambda: look("traffic", lambda frac: (_with_traffic(alone, frac), counts)),
+            lambda: look("steps", lambda frac: (alone, _with_steps(counts, frac))),
+        ]
+    )
+    (traffic, by_traffic), (steps, by_steps) = found["traffic"], found["steps"]
+    return Ends(Headroom(steps, traffic), by_traffic, by_steps)
+
+
+def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
+    """Whether a fleet holds with so much more traffic, and with steps that are so much longer."""
+    alone = replace(oracle, draws=(), futures=(), may_miss=0)
+    return (
+        _with_traffic(alone, more_frac).holds([counts])[0]
+        and alone.holds([_with_steps(counts, more_frac)])[0]
+    )
+
+
+def _most(at: Callable[[float], tuple[Oracle, Counts]]) -> tuple[float, tuple[Limit, ...]]:
+    def holds(frac: float) -> bool:
+        oracle, counts = at(frac)
+        return oracle.holds([counts])[0]
+
+    good, bad = 0.0, HEADROOM_MOST_FRAC
+    if holds(bad):
+        return bad, ()
+    while bad - good > HEADROOM_STEP_FRAC:
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    oracle, counts = at(bad)
+    failing = oracle.failing_loss(counts)
+    if failing is None:
+        return good, ()
+    _, verdict = failing[0].verdict(failing[0].fleet(failing[1]), record=True)
+    return good, tuple(line.limit for line in verdict.lines if not line.holds)
+
+
+def _with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
+    trace = oracle.trace
+    asked = trace.rate_rps * (1 + more_frac)
+    faster = rescale(trace, asked, how="compress", rng=np.random.default_rng(0))
+    return replace(oracle, trace=faster, answers=Answers())
+
+
+def _with_steps(counts: Counts, more_frac: float) -> Counts:
+    def slowed(option: Option) -> Option:
+        worker = option.type
+        return replace(
+            option,
+            type=replace(
+                worker,
+                latency=worker.latency.longer(more_frac),
+                lora=worker.lora and worker.lora.longer(more_frac),
+            ),
+        )
+
+    return tuple((slowed(option), count) for option, count in counts)

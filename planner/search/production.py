@@ -1,0 +1,132 @@
+"""The cheapest fleet that keeps the SLO in most futures: a chance constraint, by scenarios.
+
+    S futures are drawn (futures.py), of which a fleet may miss the SLO in `may_miss`, beside what is written
+    grow    the cheapest fleet on paper, until it misses no more: an incumbent, and how hard each future is
+    search  level 0 as on paper, below that price: a fleet holds if it misses no more; the hardest come first,
+            so that one that fails does so after few simulations
+
+Which futures are missed is left to each fleet. Fresh futures test the answer (answers.py); if it fails they
+join the S, and it grows again. A cheaper fleet that is nearly there is tested too: S futures are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.documents.safety import Safety
+from planner.fleet import Fleet
+from planner.search.best_fleet import Found, search_again
+from planner.search.fleets import Counts, objective
+from planner.search.futures import Future
+from planner.search.oracle import Oracle, side_by_side
+from planner.search.problem import Problem, silent
+
+SEARCH_EFFORT = 3_000_000  # simulated requests that a search may cost, and as many as that on paper did
+
+
+def may_miss(safety: Safety, count: int) -> int:
+    """Of so many futures."""
+    return int((1 - safety.kept_in_frac) * count + 1e-9)
+
+
+def in_production(problem: Problem) -> Problem:
+    """The same question of the futures that a search sees; itself where no safety is asked for."""
+    if problem.task.safety is None or problem.searched is None:
+        return problem
+    count = problem.searched.count
+    futures = [problem.searched[i] for i in range(count)]
+    return in_most(problem, futures, may_miss(problem.task.safety, count))
+
+
+def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Problem:
+    """The same question of these futures too, those asked first that stand first."""
+    oracle = replace(problem.oracle, futures=tuple(futures), may_miss=may_miss)
+    return replace(problem, oracle=oracle, progress=silent)
+
+
+def limited(problem: Problem, share: float, paper_effort: int) -> Problem:
+    """The same question, to be searched with this share of the effort of the search on paper, or a little."""
+    more = max(share * paper_effort, SEARCH_EFFORT)
+    return replace(problem, most_effort=problem.oracle.effort() + more)
+
+
+def cheapest_kept(
+    problem: Problem, paper: Found, start: Sequence[Fleet] = ()
+) -> tuple[Problem, Counts | None]:
+    """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
+    more of them than it may; None if none was found. Of equal ones those of `start` come first.
+    """
+    paper_effort = problem.oracle.effort()
+    ordered, best = grown(problem, paper.best)
+    if best is not None and objective(best) <= paper.value * (1 + 1e-9):
+        return ordered, best
+    return ordered, cheaper_kept(limited(ordered, 1.0, paper_effort), paper, best, start)
+
+
+def cheaper_kept(
+    problem: Problem, paper: Found, best: Counts | None, start: Sequence[Fleet] = (), *, any_mix: bool = True
+) -> Counts | None:
+    """The cheapest fleet found, `best` where none is cheaper.
+
+    Fleets of several types per pool are looked for where the cheapest on paper is one, or, with `any_mix`,
+    where no other is known.
+    """
+    roles = [option.role for option, _ in paper.best]
+    is_mixed = len(set(roles)) < len(roles) or (any_mix and best is None)
+    known = [*start, *([] if best is None else [problem.oracle.fleet(best)])]
+    return search_again(problem, known, is_mixed=is_mixed) or best
+
+
+def within(problem: Problem, counts: Counts) -> bool:
+    return problem.limits.broken([(option.type, count) for option, count in counts]) is None
+
+
+def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
+    """A fleet with workers added until it misses no more than it may; None where that leaves the
+    limits. Each time to the pool that keeps most futures more for its price, and twice as many.
+    """
+    oracle = problem.oracle
+    counts, easier, step = least, list[int](), 1
+    left = list(range(len(oracle.futures)))
+
+    def ordered() -> Problem:
+        return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
+
+    while True:
+        kept = _kept(oracle, counts, left)
+        easier += kept
+        left = [i for i in left if i not in kept]
+        if len(left) <= oracle.may_miss:
+            return ordered(), counts
+        more = [_more(counts, [k], step) for k in range(len(counts))]
+        more = [each for each in more if within(problem, each)]
+        if len(more) > 1:
+            won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
+            more = [more[int(np.argmax(won))]] if any(won) else [_more(counts, range(len(counts)), step)]
+        if more and within(problem, more[0]):
+            counts, step = more[0], 2 * step
+        elif step > 1:
+            step = 1
+        else:
+            return ordered(), None
+
+
+def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
+    """Those of these futures in which a fleet keeps the SLO."""
+    kept = dict.fromkeys(numbers, False)
+
+    def look(part: Sequence[int]) -> None:
+        for i in part:
+            kept[i] = oracle.in_future(i).holds([counts])[0]
+
+    parts = [part for part in (numbers[::2], numbers[1::2]) if part]
+    side_by_side([lambda part=part: look(part) for part in parts])  # type: ignore[misc]
+    return [i for i in numbers if kept[i]]
+
+
+def _more(counts: Counts, pools: Iterable[int], more: int) -> Counts:
+    """So many workers more in these pools."""
+    return tuple((option, count + (more if k in pools else 0)) for k, (option, count) in enumerate(counts))

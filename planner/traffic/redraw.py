@@ -1,0 +1,56 @@
+"""Another day of the same traffic: blocks of a trace, each taken from nearby (a local block bootstrap).
+
+The trace is cut into blocks of equal length. The redraw has, in the place of each block, one of that length
+that begins at a random time within REACH_FRAC of the trace around it (Paparoditis and Politis, Local block
+bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). Bursts shorter than a block stay as they are, and
+so does the course of the rate over much longer times; how much arrives in all varies as the blocks do.
+
+A session is moved whole, with its waits, by its first request. One that is drawn twice is two users': blocks
+of prompts that only it has are then each user's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.traffic.scaling import combined
+from planner.traffic.sessions import sessions
+from planner.traffic.trace import Trace
+
+BLOCKS = 60  # so many, of a length
+LEAST_S, MOST_S = 20.0, 600.0  # between these, but at most a quarter of the trace
+REACH_FRAC = 0.125  # of the trace, to either side of a block's own place
+
+
+def block_s(trace: Trace) -> float:
+    """Length of the blocks [s]."""
+    return min(float(np.clip(trace.duration_s / BLOCKS, LEAST_S, MOST_S)), trace.duration_s / 4)
+
+
+def redrawn(trace: Trace, rng: np.random.Generator) -> Trace:
+    """Other requests of the same kind, from the first to about the last arrival of the trace."""
+    length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
+    if not length_s > 0:
+        return trace
+    session = sessions(trace) if trace.after.size else np.arange(len(trace))
+    first = np.full(session.max() + 1, len(trace))
+    np.minimum.at(first, session, np.arange(len(trace)))
+    begin_s = trace.arrival_s[first] - start_s  # of each session
+    order = np.argsort(begin_s, kind="stable")
+    begin_s = begin_s[order]
+    reach_s = REACH_FRAC * duration_s
+    rows, arrival_s = [], []
+    for place_s in np.arange(0.0, duration_s, length_s):
+        low_s = max(place_s - reach_s, 0.0)
+        high_s = max(min(place_s + reach_s, duration_s - length_s), low_s)
+        from_s = rng.uniform(low_s, high_s)
+        until_s = from_s + min(length_s, duration_s - place_s)
+        taken = order[np.searchsorted(begin_s, from_s) : np.searchsorted(begin_s, until_s)]
+        row = np.flatnonzero(np.isin(session, taken)) if trace.after.size else np.sort(taken)
+        rows.append(row)
+        arrival_s.append(trace.arrival_s[row] - from_s + place_s)
+    found = combined(trace, rows, arrival_s)
+    said = f"redrawn from blocks of {length_s:.4g} s, each from within {reach_s:.4g} s of its place"
+    return replace(found, arrival_s=found.arrival_s - found.arrival_s[0], notes=(*trace.notes, said))

@@ -1,0 +1,63 @@
+"""`safety:` in slo.yaml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plans import CATALOG
+
+from planner.documents.safety import Safety, parse_safety, safety_document
+from planner.documents.task import parse_task
+from planner.errors import InputError
+
+QUESTION: dict[str, Any] = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}}
+
+
+def test_production_is_the_default() -> None:
+    assert parse_task(QUESTION, CATALOG).safety == Safety(0.9, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("none", None),
+        ({}, Safety()),
+        ({"kept_in": 0.95}, Safety(0.95)),
+        ({"kept_in": "80 %", "growth": "10 %"}, Safety(0.8, 0.1)),
+    ],
+)
+def test_what_is_said_is_meant(said: Any, meant: Safety | None) -> None:
+    assert parse_task(QUESTION | {"safety": said}, CATALOG).safety == meant
+    assert parse_safety(safety_document(meant)) == meant
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("all", "'all'"),
+        ({"kept_in": 1.0}, "kept_in"),
+        ({"kept_in": 0.2}, "0.2"),
+        ({"growth": -0.1}, "growth"),
+        ({"keep_in": 0.9}, "keep_in"),
+        (0.9, "0.9"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(said: Any, found: str) -> None:
+    with pytest.raises(InputError, match=found) as error:
+        parse_task(QUESTION | {"safety": said}, CATALOG)
+    assert "safety" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_robust_is_another_way_to_say_it() -> None:
+    robust = {"robust": {"spread": True}}
+    assert parse_task(QUESTION | robust, CATALOG).safety is None
+    with pytest.raises(InputError, match="robust"):
+        parse_task(QUESTION | robust | {"safety": {"kept_in": 0.9}}, CATALOG)
+
+
+def test_the_most_traffic_is_looked_for_on_paper() -> None:
+    asked = QUESTION | {"objective": "throughput", "limits": {"gpus": 8}}
+    assert parse_task(asked, CATALOG).safety is None
+    with pytest.raises(InputError, match="throughput"):
+        parse_task(asked | {"safety": {}}, CATALOG)

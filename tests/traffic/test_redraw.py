@@ -1,0 +1,101 @@
+"""Another day of the same traffic: what a redraw keeps of a trace, and what it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.traffic.generate import lognormal, synthesise
+from planner.traffic.reading import read_trace
+from planner.traffic.redraw import BLOCKS, block_s, redrawn
+from planner.traffic.sessions import sessions
+from planner.traffic.trace import Trace
+
+SAMPLES = Path(__file__).parents[2] / "examples" / "traces"
+
+
+def a_trace(requests: int = 3000, rate_rps: float = 5.0) -> Trace:
+    return synthesise(
+        requests,
+        rate_rps,
+        input_tokens=lognormal(1200, 1.0),
+        output_tokens=lognormal(120, 1.0),
+        gap_cv=2.0,
+        rng=np.random.default_rng(3),
+    )
+
+
+def draws(trace: Trace, count: int = 60) -> list[Trace]:
+    return [redrawn(trace, np.random.default_rng(seed)) for seed in range(count)]
+
+
+def test_redraws_have_the_trace_s_requests_on_average_and_vary() -> None:
+    trace = a_trace()
+    counts = np.array([len(draw) for draw in draws(trace)])
+    assert counts.mean() == pytest.approx(len(trace), rel=0.02)
+    assert 0 < counts.std() < 0.1 * len(trace)
+    assert len({float(draw.arrival_s.sum()) for draw in draws(trace, 10)}) == 10
+
+
+def test_lengths_stay_together_and_each_is_of_the_trace() -> None:
+    trace = a_trace()
+    known = set(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+    draw = draws(trace, 1)[0]
+    assert set(zip(draw.input_tokens.tolist(), draw.output_tokens.tolist(), strict=True)) <= known
+
+
+def test_the_course_of_the_rate_stays() -> None:
+    """A trace whose second half has three times the requests of the first keeps that, and its bursts."""
+    rng = np.random.default_rng(0)
+    arrival_s = np.sort(np.concatenate([rng.uniform(0, 1800, 1000), rng.uniform(1800, 3600, 3000)]))
+    trace = Trace("two.csv", arrival_s - arrival_s[0], np.full(4000, 10), np.full(4000, 5))
+    for draw in draws(trace, 20):
+        late = (draw.arrival_s > 1800 + 3600 / 8).sum() / (draw.arrival_s < 1800 - 3600 / 8).sum()
+        assert late == pytest.approx(3.0, rel=0.15)
+
+
+def test_bursts_shorter_than_a_block_stay_whole() -> None:
+    """Ten requests at once every minute: no other gaps appear but at the seams of blocks."""
+    arrival_s = np.repeat(np.arange(60) * 60.0, 10)
+    trace = Trace("bursts.csv", arrival_s, np.full(600, 10), np.full(600, 5))
+    for draw in draws(trace, 10):
+        sizes = np.unique(draw.arrival_s, return_counts=True)[1]
+        assert (sizes % 10 == 0).all()
+
+
+def test_sessions_stay_whole() -> None:
+    trace = read_trace(SAMPLES / "chat-sessions-sample.csv", seed=0)
+    sizes = set(np.bincount(sessions(trace)).tolist())
+    for draw in draws(trace, 5):
+        assert set(np.bincount(sessions(draw)).tolist()) <= sizes
+
+
+def test_a_session_drawn_twice_is_two_users() -> None:
+    """Blocks that only one session has are told apart in its copies; those that several have are not."""
+    rows = 200
+    after = np.array([[2 * i + 1, 2 * i] for i in range(rows)])
+    offsets = 2 * np.arange(2 * rows + 1)
+    own = np.repeat(np.arange(rows), 2) + 1
+    ids = np.column_stack([np.zeros(2 * rows, int), own]).ravel()
+    arrival_s = np.repeat(np.arange(rows) * 10.0, 2)
+    trace = Trace(
+        "sessions.jsonl",
+        arrival_s,
+        np.full(2 * rows, 32),
+        np.full(2 * rows, 5),
+        prefix_offsets=offsets,
+        prefix_ids=ids,
+        prefix_block_tokens=16,
+        after=after,
+    )
+    draw = draws(trace, 1)[0]
+    shared, private = draw.prefix_ids[::2], draw.prefix_ids[1::2]
+    assert len(np.unique(shared)) == 1
+    assert len(np.unique(private)) == len(np.unique(sessions(draw)))
+
+
+def test_blocks_are_a_share_of_the_trace_within_bounds() -> None:
+    assert block_s(a_trace(3000, 3000 / 3600)) == pytest.approx(3600 / BLOCKS, rel=0.05)
+    assert block_s(a_trace(300, 5.0)) == pytest.approx(15.0, rel=0.3)
