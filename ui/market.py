@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from planner.units import quantity
 from ui.store import Document
 
 HOURS = 24
+BUSY_WORKERS = 3
 TROUGH = 0.3  # of the peak, in the table one starts from
 # columns of the tables, by what schedule.yaml calls them
 PRICES = {"on demand": "on_demand", "reserved": "reserved", "spot": "spot"}
@@ -144,13 +146,19 @@ def llms(capacity: Sequence[Document]) -> list[str]:
     return list(dict.fromkeys(str(row.get("llm", "?")) for row in capacity))
 
 
-def made_up(capacity: Sequence[Document]) -> list[Document]:
-    """A day of every LLM, at most three of its workers busy."""
+def made_up(asked: Document) -> list[Document]:
+    """A day of every LLM, at most three of its workers busy, or as many as the stock has for all."""
+    capacity = asked["capacity"]
     rates = {str(row.get("llm", "?")): number(row.get("rate", 1.0), "rps") or 1.0 for row in capacity}
+    gpus: Counter[str] = Counter()
+    for row in capacity:
+        gpus[row.get("gpu", "?")] += int(row.get("gpus", 1))
+    stock = {gpu: offer["stock"] for gpu, offer in asked["gpus"].items() if "stock" in offer}
+    busy = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
     return [
         {"window": hour}
         | {
-            llm: round(3 * rate * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2)
+            llm: round(max(busy, 1) * rate * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2)
             for llm, rate in rates.items()
         }
         for hour in range(HOURS)

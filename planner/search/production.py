@@ -24,6 +24,7 @@ from planner.search.futures import Future
 from planner.search.oracle import Oracle, side_by_side
 from planner.search.problem import Problem, silent
 
+GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
 SEARCH_EFFORT = 3_000_000  # simulated requests that a search may cost, and as many as that on paper did
 
 
@@ -85,15 +86,19 @@ def within(problem: Problem, counts: Counts) -> bool:
 
 
 def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
-    """A fleet with workers added until it misses no more than it may; None where that leaves the
-    limits. Each time to the pool that keeps most futures more for its price, and twice as many.
+    """A fleet with workers added until it misses no more than it may; None where that leaves the limits, or
+    takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
+    twice as many.
     """
-    oracle = problem.oracle
+    oracle, most = problem.oracle, [GROWN_MOST * count for _, count in least]
     counts, easier, step = least, list[int](), 1
     left = list(range(len(oracle.futures)))
 
     def ordered() -> Problem:
         return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
+
+    def may_be(counts: Counts) -> bool:
+        return within(problem, counts) and all(n <= limit for (_, n), limit in zip(counts, most, strict=True))
 
     while True:
         kept = _kept(oracle, counts, left)
@@ -102,11 +107,11 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         if len(left) <= oracle.may_miss:
             return ordered(), counts
         more = [_more(counts, [k], step) for k in range(len(counts))]
-        more = [each for each in more if within(problem, each)]
+        more = [each for each in more if may_be(each)]
         if len(more) > 1:
             won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
             more = [more[int(np.argmax(won))]] if any(won) else [_more(counts, range(len(counts)), step)]
-        if more and within(problem, more[0]):
+        if more and may_be(more[0]):
             counts, step = more[0], 2 * step
         elif step > 1:
             step = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -154,28 +155,25 @@ def every_mix(options: Sequence[Option], limits: Limits, value: float, *, most: 
         uses.append([option.objective for option in options])
     if any(all(use[j] <= 0 for use in uses) for j in range(len(options))):
         return None  # as many of it as one likes
-    vectors: list[tuple[int, ...]] = [()]
-    rest = [left]
+    vectors = np.zeros((1, 0), dtype=np.int64)
+    rest = np.maximum([left], 0.0)
     for j in range(len(options)):
-        grown: list[tuple[int, ...]] = []
-        after: list[list[float]] = []
-        for vector, amounts in zip(vectors, rest, strict=True):
-            count = 0
-            while all(a - count * use[j] >= 0 for a, use in zip(amounts, uses, strict=True)):
-                grown.append((*vector, count))
-                after.append([a - count * use[j] for a, use in zip(amounts, uses, strict=True)])
-                count += 1
-            if len(grown) > MOST_VECTORS * most:
-                return None
-        vectors, rest = grown, after
-    fleets = [
+        use = np.array([each[j] for each in uses])
+        needed = use > 0
+        each = np.floor(np.min(rest[:, needed] / use[needed], axis=1)) + 1
+        if each.sum() > MOST_VECTORS * most:
+            return None
+        each = each.astype(np.int64)
+        count = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+        vectors = np.column_stack([np.repeat(vectors, each, axis=0), count])
+        rest = np.repeat(rest, each, axis=0) - count[:, None] * use
+    mixed, prefill, decode = (
+        vectors[:, [option.role == role for option in options]].any(axis=1) for role in get_args(Role)
+    )
+    vectors = vectors[(prefill == decode) & (mixed | prefill)]
+    if len(vectors) > most:
+        return None
+    return [
         tuple((option, count) for option, count in zip(options, vector, strict=True) if count)
-        for vector in vectors
+        for vector in vectors.tolist()
     ]
-    fleets = [counts for counts in fleets if _serves({option.role for option, _ in counts})]
-    return fleets if len(fleets) <= most else None
-
-
-def _serves(roles: set[Role]) -> bool:
-    """Whether workers of these roles serve anything, and none of them is there for nothing."""
-    return bool(roles) and ("prefill" in roles) == ("decode" in roles)

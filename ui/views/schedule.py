@@ -29,7 +29,7 @@ def page() -> None:
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")
     kept: Document = session.store.kept(session.id, PAGE) or {}
     asked = _tables(_base(session, kept))
-    demand, window = _demand(session, asked["capacity"], kept)
+    demand, window = _demand(session, asked, kept)
     session.store.keep(session.id, PAGE, {"market": asked, "table": demand.get("table"), "window": window})
     options = _options()
     _text(asked)
@@ -194,14 +194,14 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(key): value for key, value in row.items() if not pd.isna(value)} for row in rows]
 
 
-def _demand(session: Session, capacity: list[Document], kept: Document) -> tuple[Document, str]:
+def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document, str]:
     """The part of a job that says what is demanded, and the length of a window."""
     st.header("Demand")
     source = st.radio("Demand from", (TABLE, TRACES, CSV), horizontal=True, key="schedule_source")
     window = st.text_input(
         "Length of a window", kept.get("window", "1 h"), key="schedule_window", help="As 1 h, or 10 min."
     )
-    llms = market.llms(capacity)
+    llms = market.llms(asked["capacity"])
     if source == TRACES:
         known = session.store.traces(session.id)
         chosen = {
@@ -225,7 +225,7 @@ def _demand(session: Session, capacity: list[Document], kept: Document) -> tuple
     if "schedule_table" not in st.session_state or st.session_state.schedule_table[0] != llms:
         left = kept.get("table")
         fits = left and [name for name in left[0] if name != "window"] == llms
-        st.session_state.schedule_table = (llms, left if fits else market.made_up(capacity))
+        st.session_state.schedule_table = (llms, left if fits else market.made_up(asked))
     table = st.data_editor(
         pd.DataFrame(st.session_state.schedule_table[1]),
         num_rows="dynamic",
