@@ -55,14 +55,14 @@ class Beyond:
     is_hopeless: bool
 
 
-def search_beyond(problem: Problem, level0: Level0) -> Beyond:
+def search_beyond(problem: Problem, level0: Level0, *, refines: bool = True) -> Beyond:
     """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
 
     First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet
     expected to carry most for less than the incumbent; a fleet that fails is cut away with all that is below,
     one that holds is stripped to a minimal fleet and becomes the incumbent. Then come fleets of any settings
-    (mixtures.py) and those around the best. The effort is counted in simulated requests, not in seconds, so
-    that the answer does not depend on the machine.
+    (mixtures.py) and those around the best, where it `refines`. The effort is counted in simulated requests,
+    not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
     best, value = level0.search.best, level0.search.value
@@ -104,7 +104,7 @@ def search_beyond(problem: Problem, level0: Level0) -> Beyond:
             problem, tuple((option, count) for option, count in best if count), options, level0.options, tries
         )
     best, is_exact = _every_mix(problem, level0, best)
-    if best is not None and not is_exact:
+    if refines and best is not None and not is_exact:
         refined = _refined(problem, level0, capacities, best)
         if objective(refined) < objective(best) * (1 - 1e-9):
             best, is_exact = _every_mix(problem, level0, refined)

@@ -14,16 +14,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.fleet import Role
 from planner.search.fleets import Counts, Named, count_below, in_order, may_hand_over, named, objective
 from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
 from planner.solvers.master import Limits, Option
 
-MOST_CANDIDATES = 10_000  # fleets that are compared at once
+MOST_CANDIDATES = 4_000  # fleets that are compared at once
 
 MOST_TYPES = 4  # of a fleet, after those of three
 
@@ -104,11 +107,13 @@ def _first_that_holds(
     """The first candidate that holds; updates `learned` and `failed`. None: time, or promise, is spent."""
     kinds = [(option.role, hardware(option)) for option in options]
     alike = np.array([[one == other for other in kinds] for one in kinds])
+    used = np.flatnonzero(candidates.any(axis=0))
+    narrow, among = candidates[:, used].astype(np.float64), [options[j] for j in used.tolist()]
     left = np.ones(len(candidates), bool)
     for cut in failed:
-        left &= (candidates > cut).any(axis=1)
+        left &= (narrow > cut[used]).any(axis=1)
     while len(candidates) and may_go_on():
-        estimates = np.where(left, estimated(options, learned, candidates), 0.0)
+        estimates = np.where(left, estimated(among, learned[used], narrow), 0.0)
         chosen = int(np.argmax(estimates))
         if estimates[chosen] < LEAST_SHARE:
             return None
@@ -118,17 +123,15 @@ def _first_that_holds(
         if is_held:
             return vector
         failed.append(vector)
-        left &= (candidates > vector).any(axis=1)
+        left &= (narrow > vector[used]).any(axis=1)
     return None
 
 
-def estimated(options: Sequence[Option], learned: Shares, vectors: Vectors) -> Shares:
+def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Shares:
     """Share of the traffic that each fleet is expected to carry, (C,) of `vectors` (C, J)."""
-    carried = {
-        role: vectors @ np.where([option.role == role for option in options], learned, 0.0)
-        for role in ("mixed", "prefill", "decode")
-    }
-    return np.asarray(carried["mixed"] + np.minimum(carried["prefill"], carried["decode"]))
+    of_role = np.array([[option.role == role for role in get_args(Role)] for option in options])
+    mixed, prefill, decode = (vectors @ np.where(of_role, learned[:, None], 0.0)).T
+    return np.asarray(mixed + np.minimum(prefill, decode))
 
 
 def _learn(
@@ -147,7 +150,9 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
     Of the first options alone where all have more than MOST_CANDIDATES.
     """
     found: list[Vectors] = []
-    count = 0
+    count, rows = 0, limits.rows()
+    left = [amount * (1 + 1e-9) for _, amount in rows]
+    uses = {option.name: [limits.use(row, option.type) for row, _ in rows] for option in options}
     for many in range(1, len(options) + 1):
         last, before = options[many - 1], options[: many - 1]
         for size in range(most_types):
@@ -155,7 +160,7 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
                 chosen = [*(before[j] for j in others), last]
                 if not _serve(chosen):
                     continue
-                numbers = list(_filled_by(chosen, limits, value))
+                numbers = list(_filled_by([(option, uses[option.name]) for option in chosen], left, value))
                 if numbers:
                     vectors = np.zeros((len(numbers), len(options)), np.int32)
                     vectors[:, [*others, many - 1]] = numbers
@@ -175,38 +180,35 @@ def _serve(options: Sequence[Option]) -> bool:
     return ("prefill" in roles) == ("decode" in roles) and may_hand_over(handing)
 
 
-def _filled_by(options: Sequence[Option], limits: Limits, value: float) -> Iterator[tuple[int, ...]]:
-    """Counts, one at least of each of these options; of the last as many as there can be."""
-    rows = [
-        (amount * (1 + 1e-9), [limits.use(row, o.type) for o in options]) for row, amount in limits.rows()
-    ]
+def _filled_by(
+    options: Sequence[tuple[Option, Sequence[float]]], left: Sequence[float], value: float
+) -> Iterator[tuple[int, ...]]:
+    """Counts, one at least of each of these options; of the last as many as there can be. Each comes with
+    what a worker takes of the amounts that are `left`.
+    """
 
-    def most(number: int, counts: Sequence[int]) -> int:
-        spent = sum(option.objective * n for option, n in zip(options, counts, strict=False))
-        largest = count_below(options[number].objective, value, spent)
-        for amount, uses in rows:
-            if uses[number] > 0:
-                taken = sum(use * n for use, n in zip(uses, counts, strict=False))
-                largest = min(largest, math.floor((amount - taken) / uses[number]))
-        return -1 if math.isinf(largest) else int(largest)
-
-    def grow(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        largest = most(len(counts), counts)
-        if len(counts) == len(options) - 1:
-            if largest >= 1:
-                yield (*counts, largest)
+    def grow(counts: tuple[int, ...], spent: float, left: Sequence[float]) -> Iterator[tuple[int, ...]]:
+        option, uses = options[len(counts)]
+        largest = count_below(option.objective, value, spent)
+        for amount, use in zip(left, uses, strict=True):
+            if use > 0:
+                largest = min(largest, amount // use)
+        if not 1 <= largest < math.inf:
             return
-        for n in _spread(largest):
-            yield from grow((*counts, n))
+        if len(counts) == len(options) - 1:
+            yield (*counts, int(largest))
+            return
+        for n in _spread(int(largest)):
+            rest = [amount - n * use for amount, use in zip(left, uses, strict=True)]
+            yield from grow((*counts, n), spent + n * option.objective, rest)
 
-    yield from grow(())
+    yield from grow((), 0.0, left)
 
 
+@cache
 def _spread(largest: int) -> list[int]:
     """Every count from 1 on, or where they are many some of them."""
-    return (
-        sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))}) if largest > 0 else []
-    )
+    return sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))})
 
 
 def near(best: Counts, limits: Limits, oracle: Oracle, may_go_on: Callable[[], bool]) -> Counts:

@@ -63,7 +63,7 @@ def test_a_pair_carries_what_its_smaller_side_does() -> None:
     shares = estimated(
         [prefill, decode, mixed],
         np.array([0.25, 0.5, 0.125]),
-        np.array([[2, 3, 0], [4, 1, 2], [0, 0, 8]], np.int16),
+        np.array([[2.0, 3.0, 0.0], [4.0, 1.0, 2.0], [0.0, 0.0, 8.0]]),
     )
     assert shares.tolist() == [0.5, 0.75, 1.0]
 
