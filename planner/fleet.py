@@ -14,6 +14,7 @@ from planner.models.forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.latency import StepLatency, StepsOfRanks
 from planner.models.llm import Llm
+from planner.models.lora import Lora, LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -31,7 +32,8 @@ class WorkerType:
     sequence takes of it beside its tokens, nothing until `serving` says which LLM. `form` are the step times
     of another program, which the simulator takes instead of `latency`. `engine` adds what its host takes to
     the step times; None: they are taken as they are. With `speculation` its decodes draft tokens and check
-    them. With `ep` every GPU has whole experts, else each has a slice of all.
+    them. With `ep` every GPU has whole experts, else each has a slice of all. `lora` are its slots for
+    adapters, whose bytes `kv_tokens` is without.
     """
 
     gpu: Gpu
@@ -47,6 +49,7 @@ class WorkerType:
     speculation: Speculation | None = None
     ep: bool = False
     dp: int = 1
+    lora: LoraSlots | None = None
 
     def __post_init__(self) -> None:
         if self.dp > 1:
@@ -303,6 +306,11 @@ class Fleet:
         return self.with_types(
             lambda worker: replace(worker, latency=worker.latency.within(z_prefill, z_decode))
         )
+
+    @property
+    def lora(self) -> Lora | None:
+        """How adapters are served, which is the same everywhere in the fleet."""
+        return next((pool.type.lora.lora for pool in self.pools if pool.type.lora is not None), None)
 
     @property
     def front_end_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pandas as pd
 import streamlit as st
 
+from planner.documents.safety import LEAST_KEPT_FRAC, MOST_GROWTH_FRAC, MOST_KEPT_FRAC
 from planner.documents.slo import METRICS
 from planner.documents.task import Objective
 from planner.errors import PlannerError
@@ -59,7 +60,7 @@ def choose(session: Session, asked: Asked) -> tuple[Asked, Any]:
     found["llm"] = llm(session)
     found["gpus"] = gpus(session, asked)
     st.header("Promise")
-    found |= promise(session)
+    found |= promise(session) | safety()
     with st.expander("Goal and limits"):
         found |= goal()
     with st.expander("Policies and safety"):
@@ -232,6 +233,27 @@ def promise(session: Session, place: str = "ask") -> Asked:
         **EMPTY,
     )
     return found
+
+
+def safety() -> Asked:
+    """In what share of futures the promise must be kept."""
+    share, growth = st.columns(2, vertical_alignment="bottom")
+    return {
+        "kept_in": share.number_input(
+            "Kept in [% of futures]",
+            min_value=100 * LEAST_KEPT_FRAC,
+            max_value=100 * MOST_KEPT_FRAC,
+            value=None,
+            step=1.0,
+            format="%g",
+            key="ask_kept_in",
+            placeholder="on paper alone",
+            help="Futures: traffic drawn anew, step times by their spread. Empty: what is written, alone.",
+        ),
+        "growth": growth.number_input(
+            "Traffic grows by [%]", key="ask_growth", **(SHARE | {"max_value": 100 * MOST_GROWTH_FRAC})
+        ),
+    }
 
 
 def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) -> Asked:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.documents.catalog import Catalog
+from planner.documents.safety import KEPT_IN_FRAC
 from planner.documents.slo import METRICS, SloPreset
 from planner.documents.task import parse_task
 from planner.domain import Slo
@@ -60,6 +61,7 @@ SHOWN: dict[str, Any] = {
     "policies": {"queue": None, "longest_wait": None},
     "limits": {"power": None, "cost": None, "gpus": None},
     "robust": {"step_times": None, "traffic": None},
+    "safety": None,
 }
 """The keys of slo.yaml that have inputs."""
 
@@ -79,6 +81,8 @@ def sample(catalog: Catalog) -> Asked:
         "power_kw": 80.0,
         "cost": 500.0,
         "gpu_limit": None,
+        "kept_in": 100 * KEPT_IN_FRAC,
+        "growth": 0.0,
         "spare": 0,
         "spare_of": WORKERS,
         "robust_steps": 0.0,
@@ -171,6 +175,8 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
             "power_kw": _times(task.power_limit_w, 1e-3),
             "cost": task.cost_limit_usd_per_h,
             "gpu_limit": task.gpu_limit,
+            "kept_in": None if task.safety is None else _times(task.safety.kept_in_frac, 100),
+            "growth": 0.0 if task.safety is None else _times(task.safety.growth_frac, 100),
             "spare": task.spare_workers or task.spare_nodes,
             "spare_of": NODES if task.spare_nodes else WORKERS,
             "robust_steps": _times(task.robust.step_times_frac, 100),
@@ -234,9 +240,22 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     }
     found |= _given({"policies": _given(policies)}) | {"objective": asked["objective"]}
     found |= _given({"limits": _given(limits), "robust": _given(robust)})
+    found |= _given({"safety": _safety(asked)})
     if asked["spare"]:
         found["spare"] = f"{asked['spare']} {asked['spare_of']}"
     return merged(found, asked["more"])
+
+
+def _safety(asked: Mapping[str, Any]) -> Any:
+    """None where it is what a question without it means."""
+    if asked["kept_in"] is None:
+        is_meant = asked["robust_steps"] or asked["robust_traffic"] or asked["objective"] == "throughput"
+        return None if is_meant else "none"
+    given = {
+        "kept_in": asked["kept_in"] / 100 if asked["kept_in"] != 100 * KEPT_IN_FRAC else None,
+        "growth": _with_unit(asked["growth"] or None, "%"),
+    }
+    return _given(given) or None
 
 
 def command(asked: Mapping[str, Any], catalog_folder: Path | None = None) -> str:

@@ -72,6 +72,8 @@ def simulate(
     from planner.face.simulating import simulate
     from planner.io.executors import Executor
     from planner.io.files import check_output_file
+    from planner.reports.facts import sentences
+    from planner.search.findings import images
 
     where = Executor(executor or "loky", address)
     if seeds == 1 and (executor or address):
@@ -86,6 +88,7 @@ def simulate(
         read = read_requests(trace, drop_invalid=drop_invalid)
         if engines.engine is not None and engines.engine.is_nearest:
             say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
+        say_first(sentences(images(engines, read)))
         many = "" if seeds == 1 else f"{seeds} seeds of "
         progress(f"simulating {many}{len(read)} requests on {engines.workers} workers")
         run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)

@@ -358,6 +358,24 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """LoRA on a worker type: slots, their bytes on one GPU, what one token with an adapter adds to a step,
+    and what an adapter takes to be loaded. `drawn`: no trace says who asks for which.
+    """
+
+    worker: str
+    adapters: int
+    max_loras: int
+    max_rank: int
+    max_cpu_loras: int
+    slot_bytes: float
+    step_s: float
+    load_s: float
+    disk_s: float
+    drawn: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -583,7 +601,19 @@ class DyingAway:
     late_frac: float
 
 
-Caution = Literal["spot-nodes", "copies-share-prefixes", "several-on-paper"]
+@dataclass(frozen=True, slots=True)
+class EncoderUntimed:
+    """Prompts hold tokens of images, this share of all prompt tokens, whose encoder takes no time in our
+    steps: at least `encoder_s` for the mean request that has some, on one such GPU at its peak.
+    """
+
+    image_frac: float
+    image_tokens: float  # of the mean request that has some
+    encoder_s: float
+    gpu: str
+
+
+Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text", "several-on-paper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -905,6 +935,7 @@ Assuming = (
     | EngineModelled
     | UncheckedEngine
     | Drafts
+    | Adapters
     | EngineSettings
     | KvLink
     | MeasuredWindow
@@ -945,6 +976,7 @@ Warned = (
     | MissedOnDraws
     | WorkerMoreFails
     | DyingAway
+    | EncoderUntimed
     | Cautioned
     | ExpectedMissed
     | NoneForExpected

@@ -6,6 +6,7 @@
       - {name: dec, role: decode, gpu: a100-80g, tp: 8, count: 3, max_num_seqs: 256}
     policies: {batching: vllm-v1, max_num_batched_tokens: 2048, routing: jsq, decode_routing: jsq}
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
+    lora: {max_loras: 8, max_rank: 16, adapters: 100}      # lora.py
     network: {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise}
     events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
 
@@ -33,6 +34,7 @@ from planner.documents.fits import (
     parse_simulated,
     read_fit,
 )
+from planner.documents.lora import lora_document, parse_lora
 from planner.documents.network import KEYS as NETWORK_KEYS
 from planner.documents.network import network_document, parse_network
 from planner.documents.paid import KEYS as PAID_KEYS
@@ -53,6 +55,7 @@ from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, mapping, refuse_unknown, refused, rows
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.models.lora import Lora, LoraSlots, slots_of
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
@@ -61,7 +64,17 @@ from planner.units import exactly
 
 Document = Mapping[str, Any]
 
-FLEET_KEYS = ("llm", "workers", "policies", "engine", "network", "events", *PAID_KEYS, "max_model_len")
+FLEET_KEYS = (
+    "llm",
+    "workers",
+    "policies",
+    "engine",
+    "lora",
+    "network",
+    "events",
+    *PAID_KEYS,
+    "max_model_len",
+)
 PLAN_KEYS = (
     "status",
     "cost_usd_per_h",
@@ -196,6 +209,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     choices = parse_speculative(asked, llm, catalog, f"{file.at('engine')}: speculative")
     check_scheduling(document.get("engine"), choices, file.at("engine"))
     speculation = only(choices, f"{file.at('engine')}: speculative")
+    lora = parse_lora(file.get("lora"), file.at("lora"))
     written = rows(file.get("workers"), file.at("workers"), "workers", least=1)
     pools: list[Pool] = []
     for number, worker in enumerate(written):
@@ -215,7 +229,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
         if "speculative" in row:
             where = row.at("speculative")
             own = only(parse_speculative(row.get("speculative"), llm, catalog, where), where)
-        pool = _pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own)
+        pool = _pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora)
         pool = replace(pool, type=replace(pool.type, engine=drafting(engine, own)))
         if any(pool.name == other.name for other in pools):
             raise InputError(f"{row.at('name')}: {pool.name!r} is given twice; give each pool its own name")
@@ -258,6 +272,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
         ],
         "policies": _policies_document(fleet.policies),
         "engine": NONE if fleet.engine is None else engine_document(fleet.engine),
+        **({} if (lora := fleet.lora) is None else {"lora": lora_document(lora)}),
         "network": network_document(fleet.network),
         **paid_document(pool.type.gpu for pool in pools),
     }
@@ -297,6 +312,7 @@ def _pool(
     budget_tokens: int,
     directory: Path,
     speculation: Speculation | None,
+    lora: Lora | None,
 ) -> Pool:
     default = row.get("role", "mixed")
     name = row.text("name", f"{default}-{number}")
@@ -318,10 +334,13 @@ def _pool(
     if pp > llm.layers:
         raise InputError(f"{row.at('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
     dp = _dp(row, llm, gpu, tp)
+    if dp > 1 and lora is not None:
+        raise InputError(f"{row.at('dp')}: ranks are not simulated with lora; drop one of the two")
     ep = _ep(row, llm, gpu, (tp, dp), catalog)
     beside = drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
     sampled = seats if speculation is None else SAMPLED_ROWS * seats
-    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside)
+    slots = None if lora is None else slots_of(lora, llm, gpu, tp, ep=ep)
+    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside, slots)
     try:
         latency, form = _step_times(row.get("latency"), llm, gpu, (tp, ep, dp), catalog, directory)
         if "latency" not in row:
@@ -337,7 +356,18 @@ def _pool(
         )
     try:
         worker_type = WorkerType(
-            gpu, tp, latency, kv_tokens, tokens, seats, pp, form, speculation=speculation, ep=ep, dp=dp
+            gpu,
+            tp,
+            latency,
+            kv_tokens,
+            tokens,
+            seats,
+            pp,
+            form,
+            speculation=speculation,
+            ep=ep,
+            dp=dp,
+            lora=slots,
         ).serving(llm)
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
@@ -392,7 +422,14 @@ def _tp(row: Section, llm: Llm, gpu: Gpu) -> int:
 
 
 def _kv_tokens(
-    row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int, int], tokens: int, seats: int, beside: Drafter
+    row: Section,
+    llm: Llm,
+    gpu: Gpu,
+    degrees: tuple[int, int, int],
+    tokens: int,
+    seats: int,
+    beside: Drafter,
+    slots: LoraSlots | None,
 ) -> int:
     """Of the worker, or of each of its ranks; `degrees` are TP, PP and ranks."""
     tp, pp, dp = degrees
@@ -402,6 +439,7 @@ def _kv_tokens(
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
     use = memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp)
     use = beside.beside(use, llm, tp)
+    use = use if slots is None else slots.beside(use)
     if use.kv_tokens == 0:
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
         raise InputError(

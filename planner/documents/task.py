@@ -9,6 +9,7 @@
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
+    lora: {max_loras: 8, max_rank: 16, adapters: 100}                    # lora.py
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
     safety: {kept_in: 0.9, growth: 10 %}   # or none
@@ -32,6 +33,7 @@ from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.commitments import parse_commitments
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine import default_engine, parse_engine
+from planner.documents.lora import parse_lora
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import Offer, Term, offer_of
@@ -56,6 +58,7 @@ from planner.io.values import (
 )
 from planner.models.engine import Engine
 from planner.models.llm import Llm
+from planner.models.lora import Lora
 from planner.models.speculation import Speculation
 from planner.policies import (
     PLANNED_QUEUES,
@@ -80,8 +83,8 @@ TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
 MAX_DP = 64
 _KEYS = (
-    *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "objective", "limits", "spare"),
-    *("robust", "safety"),
+    *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
+    *("spare", "robust", "safety"),
 )
 _FLEET_KEYS = (
     "gpus",
@@ -167,6 +170,7 @@ class Task:
     host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
     engine: Engine | None = None  # what its host adds, and how it schedules; None: nothing, at once
     speculations: tuple[Speculation | None, ...] = (None,)  # what engines may draft; None: nothing
+    lora: Lora | None = None  # adapters that are served; None: the LLM alone
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
@@ -321,6 +325,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
         engine=_engine(asked, fleet, catalog),
         speculations=_speculations(asked, fleet, llm, catalog),
+        lora=_lora(asked, fleet),
         objective=_objective(document.get("objective", "cost"), asked.at("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
@@ -385,6 +390,26 @@ def _speculations(
             f"{where}: speculative: is not simulated in pipelines (fleet: pp); allow tokens: 0, or drop pp"
         )
     return choices
+
+
+def _lora(asked: Section, fleet: Section) -> Lora | None:
+    """Engines without pipelines, data-parallel ranks and drafts serve it."""
+    lora = parse_lora(asked.get("lora"), asked.at("lora"))
+    if lora is None:
+        return None
+    if any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+        raise InputError(
+            f"{asked.at('lora')}: is not simulated in pipelines (fleet: pp); drop one of the two"
+        )
+    if any(ranks > 1 for ranks in _numbers(fleet, "dp", 1, most=MAX_DP)):
+        raise InputError(
+            f"{asked.at('lora')}: is not simulated with data-parallel ranks (fleet: dp); drop one of the two"
+        )
+    if asked_of_engine(asked.get("engine")) is not None:
+        raise InputError(
+            f"{asked.at('lora')}: is not simulated with engine: speculative; drop one of the two"
+        )
+    return lora
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:

@@ -33,7 +33,7 @@ from planner.traffic.trace import Trace
 
 SHARED = ("fleet", "objective", "limits")
 
-OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "spare", "robust")
+OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust")
 
 TRACE = ("trace", "model")
 

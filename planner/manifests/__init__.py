@@ -21,6 +21,7 @@ from planner.manifests import (
     routing,
     vllm,
 )
+from planner.models.lora import Lora
 from planner.policies import QUEUE, ROUTING
 
 
@@ -189,6 +190,19 @@ def _caches(fleet: Fleet) -> list[str]:
     return lines
 
 
+def _adapters(lora: Lora) -> str:
+    named = (
+        "each adapter's files"
+        if isinstance(lora.adapters, tuple)
+        else (f"the files of your {lora.count} adapters, one NAME=PATH each in place of {engine.ANY_ADAPTER}")
+    )
+    return (
+        f"- Mount {named} below {engine.ADAPTERS} on every worker, or change --lora-modules. No router here "
+        "sends a request to a worker that has its adapter loaded, nor does the simulation; `plan serve` "
+        "takes no adapters."
+    )
+
+
 def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
     policies = fleet.policies
     simulated = policies.routing
@@ -227,6 +241,8 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
             "- One router serves the prefill and decode pools, router-mixed (port 8100 in Compose) the mixed "
             "ones. The simulator chooses among all of them; put a balancer in front of the two."
         )
+    if fleet.lora is not None:
+        lines.append(_adapters(fleet.lora))
     if (served := engine.served_model_len(fleet, max_model_len)) < max_model_len:
         lines.append(
             f"- Requests of more than {served} tokens are refused, as in the simulation; the longest has "

@@ -109,6 +109,7 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
         raise InputError(
             f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has {engine.one_line(pool.type.gpu.name)}"
         )
+    engine.without_adapters(fleet, "dynamo", "loads adapters by its own API")
     args = ["--model", fleet.llm.name, *engine.to_args(engine.settings(pool, fleet, max_model_len))]
     if pool.role != "mixed":
         args += ["--disaggregation-mode", pool.role]

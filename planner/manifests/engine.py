@@ -12,6 +12,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.engine import DEPLOYED_VERSION, NAMES
 from planner.models.llm import Llm
+from planner.models.lora import Lora
 from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
 
 VLLM_VERSION = DEPLOYED_VERSION
@@ -25,6 +26,8 @@ ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
 ROUTER_IMAGE = "python:3.12-slim"
 ROUTER_PACKAGE = "vllm-router==0.1.17"
 GPU_MEMORY_UTILIZATION = 0.9  # what planner.models.memory assumes
+
+ADAPTERS, ANY_ADAPTER = "/adapters", "ADAPTER"  # a folder on every worker; a name to be replaced
 
 HTTP_PORT = 8000
 NIXL_PORT = 5600
@@ -43,7 +46,7 @@ RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of what is n
 # them, joined, stays within the 63 letters of a label
 LLM_LETTERS, POOL_LETTERS = 18, 16
 
-Setting = bool | int | float | str | Mapping[str, str | int]
+Setting = bool | int | float | str | Mapping[str, str | int] | list[str]
 
 
 def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
@@ -88,6 +91,8 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
             "num_speculative_tokens": speculation.tokens,
             **({} if speculation.model is None else {"model": speculation.model}),
         }
+    if engine.lora is not None:
+        told |= _lora(engine.lora.lora)
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     return told
@@ -122,6 +127,8 @@ def to_args(told: Mapping[str, Setting]) -> list[str]:
             args.append(f"--{key}" if value else f"--no-{key}")
         elif isinstance(value, Mapping):
             args += [f"--{key}", json.dumps(value, separators=(",", ":"))]
+        elif isinstance(value, list):
+            args += [f"--{key}", *value]
         else:
             args += [f"--{key}", f"{value:g}" if isinstance(value, float) else str(value)]
     return args
@@ -130,6 +137,29 @@ def to_args(told: Mapping[str, Setting]) -> list[str]:
 def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
     """What follows `vllm serve` for one worker of `pool`; the longest request of the plan fits."""
     return [fleet.llm.name, *to_args(settings(pool, fleet, max_model_len))]
+
+
+def _lora(lora: Lora) -> dict[str, Setting]:
+    """Slots for adapters, and where their files are to be, or whoever deploys it says where they are."""
+    names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
+    if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
+        raise InputError(
+            f"lora: adapter {bad[0][:100]!r}: vLLM is told of names of letters, digits and . _ / @ + - alone"
+        )
+    return {
+        "enable-lora": True,
+        "max-loras": lora.max_loras,
+        "max-lora-rank": lora.max_rank,
+        "max-cpu-loras": lora.max_cpu_loras,
+        **({} if lora.targets is None else {"lora-target-modules": list(lora.targets)}),
+        "lora-modules": [f"{name}={ADAPTERS}/{name}" for name in names],
+    }
+
+
+def without_adapters(fleet: Fleet, target: str, why: str) -> None:
+    """Raise InputError where the fleet serves adapters: `target` cannot be told of them here."""
+    if fleet.lora is not None:
+        raise InputError(f"{target}: {why}, which is not written here; take vllm or kubernetes")
 
 
 def _kv_cache_dtype(llm: Llm) -> str:

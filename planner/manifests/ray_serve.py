@@ -99,6 +99,7 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "ray-serve: cannot keep a pool off nodes, and another pool caps "
             f"{engine.one_line(pool.type.gpu.base)}; take kubernetes"
         )
+    engine.without_adapters(fleet, "ray-serve", "loads adapters by its own lora_config")
     told = engine.settings(pool, fleet, max_model_len)
     kwargs = {key.replace("-", "_"): value for key, value in told.items() if key != "served-model-name"}
     config: Document = {

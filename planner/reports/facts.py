@@ -91,6 +91,10 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
         "thin or compress, or plan on a trace of that rate"
     ),
+    "prompts-are-text": (
+        "the LLM has an encoder for images or sound, and the trace has no column image_tokens: all prompts "
+        "are taken as text of input_tokens"
+    ),
     "several-on-paper": (
         "several LLMs are planned on paper, on the traffic and with the step times as they are written: plan "
         "each by itself to see what keeps it in most futures"
@@ -434,6 +438,19 @@ def _(fact: facts.Drafts) -> str:
 
 
 @sentence.register
+def _(fact: facts.Adapters) -> str:
+    told = "drawn, each as likely as the next" if fact.drawn else "as the trace names them"
+    kept = min(fact.max_cpu_loras, fact.adapters)
+    disk = f", {show_s(fact.disk_s)} more from disk" if kept < fact.adapters else ""
+    return (
+        f"{fact.worker} serves {fact.adapters} LoRA adapters ({told}) of rank {fact.max_rank} in "
+        f"{fact.max_loras} slots of {fact.slot_bytes / 1e9:.3g} GB per GPU, {kept} in the host's memory; a "
+        f"step with one token of one adapter takes {show_s(fact.step_s)} longer, a load "
+        f"{show_s(fact.load_s)}{disk}: estimated, not measured"
+    )
+
+
+@sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"
@@ -627,6 +644,15 @@ def _(fact: facts.DyingAway) -> str:
         f"{100 * fact.late_frac:.0f} % of the requests arrive later than any would if answers took no time: "
         "sessions run on while none begins, so the fleet is judged on a load that dies away; plan on a "
         "longer trace"
+    )
+
+
+@sentence.register
+def _(fact: facts.EncoderUntimed) -> str:
+    return (
+        f"{100 * fact.image_frac:.3g} % of the prompt tokens are of images: they count in the KV cache, in "
+        "steps and in TTFT, but the encoder that makes them takes no time here; at least "
+        f"{show_s(fact.encoder_s)} for {fact.image_tokens:.0f} tokens on one {fact.gpu}"
     )
 
 

@@ -67,6 +67,7 @@ OUTDATED = (
     *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
 )
 _CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
+_CSV_IMAGES = _CSV_ROW.replace("\n", ",%d\n")
 _CSV_CHUNK = 50_000
 
 
@@ -139,8 +140,10 @@ def plan_yaml(plan: Plan) -> str:
 
 
 def _traffic_name(plan: Plan) -> str:
-    """The file that can be replayed: requests.csv says neither who waits for whom nor what prompts share."""
-    is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache
+    """The file that can be replayed: requests.csv says neither who waits for whom, nor what prompts share,
+    nor whose adapter is asked for.
+    """
+    is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters
     return "traffic.jsonl" if is_more else "requests.csv"
 
 
@@ -349,18 +352,26 @@ def _tenants(simulation: Simulation) -> Document:
 
 
 def requests_csv(simulation: Simulation) -> str:
-    """One row per request, by arrival; empty where it never happened. `arrival_s` is exact, for a replay."""
+    """One row per request, by arrival; empty where it never happened. `arrival_s` is exact, for a replay.
+
+    Where the trace says which tokens are of images they have a column of their own, as in a trace.
+    """
     names = [_csv_field(name) for name in simulation.worker_names] + [""]  # index -1: no worker
     cached = (
         np.zeros_like(simulation.status) if simulation.cached_tokens is None else simulation.cached_tokens
     )
     order = np.argsort(simulation.arrival_s, kind="stable")
-    parts = [",".join(CSV_COLUMNS) + "\n"]
+    images = simulation.image_tokens
+    text_tokens = simulation.input_tokens if images is None else simulation.input_tokens - images
+    names_of, line = (
+        (CSV_COLUMNS, _CSV_ROW) if images is None else ((*CSV_COLUMNS, "image_tokens"), _CSV_IMAGES)
+    )
+    parts = [",".join(names_of) + "\n"]
     for start in range(0, len(order), _CSV_CHUNK):
         rows = order[start : start + _CSV_CHUNK]
         columns = (
             simulation.arrival_s[rows].tolist(),
-            simulation.input_tokens[rows].tolist(),
+            text_tokens[rows].tolist(),
             simulation.output_tokens[rows].tolist(),
             cached[rows].tolist(),
             [names[w] for w in simulation.prefill_worker[rows].tolist()],
@@ -377,9 +388,10 @@ def requests_csv(simulation: Simulation) -> str:
             ),
             simulation.preemptions[rows].tolist(),
             [STATUS[status] for status in simulation.status[rows].tolist()],
+            *([] if images is None else [images[rows].tolist()]),
         )
         ids = range(start, start + len(columns[0]))
-        text = "".join([_CSV_ROW % row for row in zip(ids, *columns, strict=True)])
+        text = "".join([line % row for row in zip(ids, *columns, strict=True)])
         # twice, because two neighbours share a comma
         parts.append(text.replace(",nan,", ",,").replace(",nan,", ",,"))
     return "".join(parts)

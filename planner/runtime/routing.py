@@ -308,6 +308,10 @@ def _empty(fleet: Fleet) -> State:
     """The state that the simulator makes of a trace of one request, without that: its prompt is as long as
     all caches, or as the nodes to begin with.
     """
+    if fleet.lora is not None:
+        raise InputError(
+            "lora: our router takes requests to the LLM alone, not to adapters; take a manifest's"
+        )
     blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
     blocks = min(blocks, NODES) if fleet.policies.prefix_cache else 0
     named = tuple(name for name, _ in fleet.policies.tenant_weights)

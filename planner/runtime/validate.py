@@ -219,6 +219,8 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
                 f"{pool.name}: data-parallel ranks (dp {pool.type.dp}) are not validated: what is measured "
                 "would be of several schedulers in one engine; validate a plan with dp 1"
             )
+    if wanted.fleet.lora is not None:
+        raise InputError("lora: our replays name no adapters; validate the plan without lora")
     policies = wanted.fleet.policies
     ours = Policies(
         routing=policies.routing,

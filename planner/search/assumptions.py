@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from planner.documents.facts import (
+    Adapters,
     Assuming,
     Assumption,
     Drafts,
@@ -84,6 +85,7 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
         for pool in fleet.running
         if (each := pool.type.speculation) is not None and pool.role != "prefill"
     ]
+    found += _adapters(fleet, drawn=not problem.trace.adapters)
     if problem.hits is not None:
         found.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:
@@ -93,6 +95,25 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
     if problem.slo_reference is not None:
         found.append(problem.slo_reference)
     return tuple(found)
+
+
+def _adapters(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
+    return [
+        Adapters(
+            pool.type.name,
+            slots.lora.count,
+            slots.lora.max_loras,
+            slots.lora.max_rank,
+            slots.lora.max_cpu_loras,
+            slots.cost.slot_bytes,
+            slots.cost.one_token_s,
+            slots.cost.load_s,
+            slots.cost.disk_s,
+            drawn,
+        )
+        for pool in fleet.running
+        if (slots := pool.type.lora) is not None
+    ]
 
 
 def _of_bound(problem: Problem) -> list[Assuming]:

@@ -8,21 +8,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.fleets import Counts, largest_below, may_hand_over, objective
+from planner.search.fleets import Counts, in_order, largest_below, may_hand_over, objective
 from planner.search.level0 import WALK_EFFORT, Level0
+from planner.search.mixtures import improved, near
 from planner.search.one_pool import least_that_holds
 from planner.search.options import breaks_gaps, by_hardware
 from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, Standing
 from planner.search.walk import every_mix
-from planner.solvers.master import Option, promising
+from planner.solvers.master import Option, busy_workers, promising
+from planner.solvers.required_work import usual
+from planner.traffic.trace import no_edges
+from planner.traffic.workload import coarser
 
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 
-BEYOND_MOST = 24  # fleets it may try at most
+BEYOND_MOST = 8  # fleets it may try at most
 
 MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
+
+REFINE_EFFORT = 300_000  # ... or fleets of up to four options of any settings, and those around the best
 
 ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
 
@@ -50,15 +56,18 @@ class Beyond:
     is_hopeless: bool
 
 
-def search_beyond(problem: Problem, level0: Level0, known: Sequence[Counts] = ()) -> Beyond:
+def search_beyond(
+    problem: Problem, level0: Level0, known: Sequence[Counts] = (), *, refines: bool = True
+) -> Beyond:
     """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
 
     Those `known` that hold are what others must beat too.
 
-    Each GPU and TP degree takes part with the settings that did best. The master proposes the fleet expected
-    to carry most for less than the incumbent; a fleet that fails is cut away with everything below it, one
-    that holds is stripped to a minimal fleet and becomes the incumbent. The effort is counted in simulated
-    requests, not in seconds, so that the answer does not depend on the machine.
+    First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet
+    expected to carry most for less than the incumbent; a fleet that fails is cut away with all that is below,
+    one that holds is stripped to a minimal fleet and becomes the incumbent. Then come fleets of any settings
+    (mixtures.py) and those around the best, where it `refines`. The effort is counted in simulated requests,
+    not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
     best, value = cheapest_known(problem, level0, known)
@@ -96,8 +105,14 @@ def search_beyond(problem: Problem, level0: Level0, known: Sequence[Counts] = ()
             Standing(value if best is not None else None, problem.lower or None, oracle.simulations)
         )
     if best is not None:
-        best = _moved(problem, tuple((option, count) for option, count in best if count), options, tries)
+        best = _moved(
+            problem, tuple((option, count) for option, count in best if count), options, level0.options, tries
+        )
     best, is_exact = _every_mix(problem, level0, best)
+    if refines and best is not None and not is_exact:
+        refined = owned_first(problem, _refined(problem, level0, capacities, best))
+        if objective(refined) < objective(best) * (1 - 1e-9):
+            best, is_exact = _every_mix(problem, level0, refined)
     value = math.inf if best is None else objective(best)
     return Beyond(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
 
@@ -113,6 +128,48 @@ def cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) ->
         ):
             best, value = counts, objective(counts)
     return best, value
+
+
+def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], best: Counts) -> Counts:
+    """The best of fleets of up to four options of any settings, and of those near it."""
+    oracle = problem.oracle
+    options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
+    shares = _fine_shares(problem, level0, capacities, options)
+    before = oracle.effort()
+
+    def may_go_on() -> bool:
+        return not problem.out_of_time() and oracle.effort() - before < REFINE_EFFORT
+
+    problem.progress(f"beyond level 0: fleets of up to four types, best {objective(best):.6g}")
+    best = improved(best, options, shares, problem.limits, oracle, may_go_on)
+    before = oracle.effort()
+    return near(best, problem.limits, oracle, may_go_on)
+
+
+def _fine_shares(
+    problem: Problem, level0: Level0, capacities: Mapping[str, int], options: Sequence[Option]
+) -> dict[str, float]:
+    """Shares of the traffic that one worker of each option is expected to carry, by its work.
+
+    What level 0 learned says how much more than that work is needed: half a worker less than the least count
+    that holds, of the same role where one is known.
+    """
+    guess = usual(problem.slo, replace(problem.trace, after=no_edges()))
+    lengths = coarser(problem.lengths)
+    known = {**capacities, **level0.search.smallest}
+    busy = {option.name: busy_workers(option, lengths, guess) for option in options}
+    ratios: dict[str, list[float]] = {}
+    for option in options:
+        if option.name in known and busy[option.name] > 0:
+            ratios.setdefault(option.role, []).append((known[option.name] - 0.5) / busy[option.name])
+    of_all = [ratio for each in ratios.values() for ratio in each]
+    shares = {}
+    for option in options:
+        ratio = float(np.median(ratios.get(option.role, of_all) or [1.5]))
+        failed = level0.search.beyond.get(option.name, 0)
+        count = max(ratio * busy[option.name], failed + 0.1, 0.05)
+        shares[option.name] = 1 / min(count, known.get(option.name, math.inf))
+    return shares
 
 
 def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
@@ -133,7 +190,9 @@ def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[C
     return best, True
 
 
-def _moved(problem: Problem, best: Counts, options: Sequence[Option], tries: int) -> Counts:
+def _moved(
+    problem: Problem, best: Counts, options: Sequence[Option], pools: Sequence[Option], tries: int
+) -> Counts:
     """Exchange one worker for a cheaper one of its role, the largest saving first, as long as that holds."""
     oracle = problem.oracle
     failed: set[frozenset[tuple[str, int]]] = set()
@@ -151,7 +210,7 @@ def _moved(problem: Problem, best: Counts, options: Sequence[Option], tries: int
             counts = {option: count for option, count in best}
             counts[old] -= 1
             counts[new] = counts.get(new, 0) + 1
-            fleet = tuple((option, count) for option, count in counts.items() if count)
+            fleet = in_order(counts.items(), pools)
             known = frozenset((option.name, count) for option, count in fleet)
             if known in failed or not problem.allows(fleet):
                 continue

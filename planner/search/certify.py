@@ -130,6 +130,7 @@ def certified(
             *not_certified(problem, made),
             *map(OfTraffic, trace.warnings),
             *findings.warnings(fleet, simulation, problem.slo, verdict),
+            *findings.images(fleet, problem.trace),
             *beyond.warnings,
         ),
         throughput=throughput,

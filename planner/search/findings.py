@@ -212,7 +212,14 @@ def if_steps_take_longer(
     if not any(shares) or not clock.allows("longer-steps"):
         return None
     pools = tuple(
-        replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(share)))
+        replace(
+            pool,
+            type=replace(
+                pool.type,
+                latency=pool.type.latency.longer(share),
+                lora=pool.type.lora and pool.type.lora.longer(share),
+            ),
+        )
         for pool, share in zip(fleet.pools, shares, strict=True)
     )
     verdict = _on_every_draw(problem, replace(fleet, pools=pools))
@@ -445,6 +452,26 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
     if engine is not None and not engine.is_checked:
         found.append(facts.UncheckedEngine(engine.title))
     return tuple(dict.fromkeys(found))
+
+
+def images(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
+    """What is said where the LLM has an encoder: that nobody knows of images, or that its time is left out.
+
+    Its least time is 2 FLOPs per weight and token on one GPU at its peak: encoders are whole on every GPU,
+    and make a token of one patch or more.
+    """
+    parameters, tokens = fleet.llm.encoder_parameters, trace.image_tokens
+    if not parameters:
+        return ()
+    if tokens is None:
+        return (facts.Cautioned("prompts-are-text"),)
+    if not tokens.any():
+        return ()
+    gpu = max((pool.type.gpu for pool in fleet.pools), key=lambda gpu: gpu.dense_flops_per_s)
+    mean = float(tokens[tokens > 0].mean())
+    image_frac = float(tokens.sum() / trace.input_tokens.sum())
+    least_s = 2 * parameters * mean / gpu.dense_flops_per_s
+    return (facts.EncoderUntimed(image_frac, mean, least_s, gpu.name),)
 
 
 def shared_copies(problem: Problem) -> tuple[Warned, ...]:

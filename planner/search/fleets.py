@@ -34,6 +34,16 @@ def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) ->
     return tuple((by_name[name], count) for name, count in names if count)
 
 
+def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
+    """With its pools in the order of `options`, others last: a router takes the first of two workers that are
+    alike to it, so the order of pools can decide whether a fleet holds.
+    """
+    order = {option.name: at for at, option in enumerate(options)}
+    return tuple(
+        sorted(((o, n) for o, n in counts if n), key=lambda each: order.get(each[0].name, len(order)))
+    )
+
+
 def objective(counts: Iterable[tuple[Option, int]]) -> float:
     return sum(option.objective * count for option, count in counts)
 

@@ -20,6 +20,7 @@ from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.models.lora import Lora, slots_of
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation, SpeculativeSteps, bounding
@@ -83,6 +84,7 @@ class Engines:
     host_overhead_s: float = 0.0
     engine: Engine | None = None
     speculations: tuple[Speculation | None, ...] = (None,)
+    lora: Lora | None = None
     longer_frac: float = 0.0
     at_spread: bool = False
 
@@ -97,6 +99,7 @@ class Engines:
             host_overhead_s=task.host_overhead_s,
             engine=task.engine,
             speculations=task.speculations,
+            lora=task.lora and replace(task.lora, longer_frac=task.robust.step_times_frac),
             longer_frac=task.robust.step_times_frac,
             at_spread=task.robust.spread,
         )
@@ -141,8 +144,9 @@ def worker_types(
     """
     types: list[WorkerType] = []
     left: list[Left] = []
+    stages = engines.stages if engines.lora is None else (1,)  # none is simulated in pipelines
     drafters = {each: drafter(each, llm, catalog) for each in engines.speculations}
-    for gpu, pp in itertools.product(gpus, engines.stages):
+    for gpu, pp in itertools.product(gpus, stages):
         for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
@@ -206,12 +210,14 @@ def _of_degree(
 ) -> list[WorkerType]:
     """Those that hold the weights, by their settings."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
+    slots = None if engines.lora is None else slots_of(engines.lora, llm, gpu, tp, ep=degree.ep)
     latency: StepLatency | None = None
     found = []
     for budget, most_seqs, drafts in engines.settings(pp, degree.dp):
         rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
         use = memory(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=rows, dp=degree.dp)
-        kv_tokens = drafters[drafts].beside(use, llm, tp).kv_tokens
+        use = drafters[drafts].beside(use, llm, tp)
+        kv_tokens = (use if slots is None else slots.beside(use)).kv_tokens
         if kv_tokens == 0:
             continue
         latency = latency or degree.latency(llm, catalog, engines)
@@ -228,6 +234,7 @@ def _of_degree(
                 speculation=drafts,
                 ep=degree.ep,
                 dp=degree.dp,
+                lora=slots,
             ).serving(llm)
         )
     return found

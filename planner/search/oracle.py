@@ -334,6 +334,8 @@ class Oracle:
             drafts = option.type.speculation
             drafts = drafts and replace(drafts, draft_frac=0.0, draft_s=0.0)
             instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256, speculation=drafts)
+            if (lora := option.type.lora) is not None:
+                instant = replace(instant, lora=lora.instant())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
             return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
 
@@ -373,6 +375,7 @@ def _machine(option: Option) -> tuple[object, ...]:
         worker.engine,
         worker.speculation,
         worker.dp,
+        worker.lora,
     )
 
 

@@ -20,6 +20,8 @@ from planner.search.options import Engines, Left, floor_s, judged, unreachable, 
 from planner.search.oracle import Oracle
 from planner.search.prefix_hits import PrefixHits
 from planner.search.problem import Conditions, Problem
+from planner.simulator.adapter_layout import check_adapters
+from planner.simulator.replay import check_images
 from planner.solvers.master import Limits
 from planner.solvers.required_work import obliged
 from planner.traffic.trace import Trace
@@ -43,6 +45,8 @@ def pose(
     InfeasibleError for what no number of workers could cure.
     """
     llm = catalog.llm(task.llm)
+    check_images(llm, trace)
+    check_adapters(task.lora, trace, prefix_cache=task.prefix_cache)
     conditions, asked = conditions or Conditions(), asked or Asked.of(trace, task, seed=seed)
     requests, draws = asked.requests, asked.further
     longest = max(int((each.input_tokens + each.output_tokens).max()) for each in (requests, *draws))

@@ -33,6 +33,18 @@ from planner.policies import (
     VLLM_V0,
     VLLM_V1,
 )
+from planner.simulator.adapters import (
+    adapters_s,
+    count_waiting,
+    is_loading,
+    next_ready,
+    next_with_slot,
+    note_admitted,
+    note_running,
+    passes_over,
+    put_back,
+    put_back_ready,
+)
 from planner.simulator.caches import evict, keep_prefix, shared_blocks, take_prefix
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached, where_ranked
 from planner.simulator.counting import run_s
@@ -50,7 +62,7 @@ from planner.simulator.layout import (
     UNKNOWN,
     ZERO,
 )
-from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave, next_waiting
+from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
@@ -153,7 +165,8 @@ def _has_kv(state, worker, r):
 def _is_next_fuller(state, worker):
     """Whether the step after the next may take in somebody for whom it was too early."""
     waits = worker.first_waiting != NONE or worker.head[READY] != NONE
-    is_early = worker.head[READY] != NONE and not _has_kv(state, worker, worker.head[READY])
+    latest = worker.tail[READY] if passes_over(state) else worker.head[READY]
+    is_early = worker.head[READY] != NONE and not _has_kv(state, worker, latest)
     are_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
     return worker.head[UNKNOWN] != NONE or is_early or (waits and are_late)
 
@@ -219,6 +232,7 @@ def admit(state, w, r, time_s):
         worker.served_batch = int(request.key // LONGEST)
     leave(state, w, r)
     worker.waiting -= 1
+    count_waiting(state, w, r, -1)
     _use_prefix(state, w, r, time_s)
     if kind.batching != VLLM_V1:
         worker.used_blocks += (
@@ -303,18 +317,22 @@ def _chunks(state, l, time_s, longest, is_closed):
     if is_closed:
         return
     budget = kind.token_budget - lane.decodes * lane.width - spent
+    note_running(state, l)
     if worker.head[READY] != NONE and kind.batching == VLLM_V1:
         budget = _seat_known(state, l, budget)
+        put_back_ready(state, w)
         step_blocks = blocks_for(lane, ONE)
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
-        r = next_waiting(state, w)
+        r = next_with_slot(state, w)
         if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
         admit(state, w, r, time_s)
+        note_admitted(state, r)
         n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, longest, budget)
         budget -= n
         if _take(state, l, r, n, step_blocks, time_s) and kind.batching == VLLM_V1:
             append(state.requests, worker, PARTIAL, r)
+    put_back(state, w)
 
 
 @kernel_jit
@@ -330,8 +348,8 @@ def _seat_known(state, l, budget):
         and worker.head[READY] != NONE
         and worker.running + worker.late_seats < kind.seats
     ):
-        r = worker.head[READY]
-        if not _has_kv(state, worker, r):
+        r = next_ready(state, lane.worker)
+        if r == NONE or not _has_kv(state, worker, r):
             break
         c = state.requests[r].length_tokens
         coming = blocks_for(lane, ONE) + blocks_checked(kind, lane, state.requests[r], c) - blocks_of(c)
@@ -344,6 +362,7 @@ def _seat_known(state, l, budget):
             preempt_decode(state, l, lane.decodes - 1)
         else:
             budget -= lane.width
+            note_admitted(state, r)
     return budget
 
 
@@ -637,7 +656,7 @@ def _launch_alone(state, l, time_s, goes_on):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    stage_s, extra_s, send_s, growth_s, longest = engine_seconds(state, kind, lane)
+    stage_s, extra_s, send_s, growth_s, longest = engine_seconds(state, kind, lane, adapters_s(state, l))
     slow = worker.slow_factor
     if slow != 1.0:
         stage_s, extra_s, send_s, growth_s = stage_s * slow, extra_s * slow, send_s * slow, growth_s * slow
@@ -646,6 +665,7 @@ def _launch_alone(state, l, time_s, goes_on):
     lane.run_steps = 1
     if kind.lanes == 1:
         lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s
+        goes_on = goes_on and not is_loading(state)
         lane.run_steps = max(min(run_length(state, l, time_s, goes_on), longest), 1)
         set_time(state, l, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
         return

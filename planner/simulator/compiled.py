@@ -50,6 +50,11 @@ def where_ranked(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]]
     return _where("dp_ranks", otherwise)
 
 
+def where_lora(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The same for fleets with LoRA (`State.adapters`)."""
+    return _where("adapters", otherwise)
+
+
 def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     plain = getattr(otherwise, "py_func", otherwise)
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import FCFS, LIGHTLLM, SRPT, VLLM_V1
+from planner.simulator.adapters import forget_adapters, passes_over
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, lose_prefix, show_prefix
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached, where_ranked
@@ -159,7 +160,7 @@ def arrive(state, r, time_s, cause):
     else:
         enqueue(state, w, r)
     # else the one before it could not be admitted either
-    overtakes = kind.queue_order > (FCFS if kind.is_async else SRPT)
+    overtakes = kind.queue_order > (FCFS if kind.is_async else SRPT) or passes_over(state)
     if is_first or worker.first_waiting == r or overtakes:
         wake(state, w, time_s, cause)
 
@@ -482,6 +483,7 @@ def _go_down_alone(state, w, time_s):
     while worker.head[INBOUND] != NONE:
         _lose(state, pop(state.requests, worker, INBOUND))
     empty_cache(state, w, time_s)
+    forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.stage_free_s[:] = 0.0

@@ -336,6 +336,7 @@ class State(NamedTuple):
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V), V = 0: over the whole alone
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
+    adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
 
 
 # counters; FRONT and BACK also name the rows of `pools`, whose lengths, a third one included, come first

@@ -46,6 +46,7 @@ def check(fleet: Fleet) -> None:
         )
     _check_drafts(fleet, batching)
     _check_ranks(fleet, batching)
+    _check_lora(fleet, batching)
     if policies.long_prefill_token_threshold and batching.code != VLLM_V1:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
@@ -115,6 +116,34 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
             raise InputError(
                 f"{where}: {name} {value!r} looks into workers, and not into their ranks; take one of {known}"
             )
+
+
+def _check_lora(fleet: Fleet, batching: Batching) -> None:
+    """Whether what is simulated of LoRA is all that the fleet needs."""
+    served = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running}
+    if served == {None}:
+        return
+    if len(served) > 1:
+        raise InputError("lora: is of the whole fleet, found workers with other adapters, or none")
+    if batching.code != VLLM_V1:
+        raise InputError(f"lora: needs batching vllm-v1, found {batching.name!r}")
+    policies = fleet.policies
+    if policies.admission != Policies().admission:
+        raise InputError(f"lora: needs admission {Policies().admission}, found {policies.admission!r}")
+    if QUEUE[policies.queue].needs_caches:
+        raise InputError(f"lora: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt")
+    for pool in fleet.running:
+        if pool.type.pp > 1:
+            raise InputError(
+                f"{pool.name}: lora: is not simulated in pipelines, must be pp 1, found {pool.type.pp}"
+            )
+        if pool.type.dp > 1:
+            raise InputError(
+                f"{pool.name}: lora: is not simulated with data-parallel ranks, must be dp 1, found "
+                f"{pool.type.dp}"
+            )
+        if pool.type.speculation is not None:
+            raise InputError(f"{pool.name}: lora: is not simulated with speculative; drop one of the two")
 
 
 def _check_engine(policies: Policies, batching: Batching) -> None:

@@ -28,6 +28,7 @@ from planner.policies import (
     STEPWISE,
 )
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
+from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, measured_window, slo_windows_s
@@ -82,6 +83,7 @@ class Simulation:
     nominal_end_s: float = np.inf  # where requests wait for others: the last arrival if answers took no time
     token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
+    image_tokens: Ints | None = None  # of input_tokens, those that an encoder made; None: nobody said
     nominal_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,)
     edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
     counted_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
@@ -127,6 +129,8 @@ def simulate(
     not know.
     """
     check(fleet)
+    check_images(fleet.llm, trace)
+    check_adapters(fleet.lora, trace, prefix_cache=fleet.policies.prefix_cache)
     if fleet.policies.prefix_cache and not trace.has_prefixes:
         raise InputError(
             f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "
@@ -159,6 +163,17 @@ def simulate(
         if not record or (needed <= runs and needed_parts <= parts):
             return _results(state, fleet, trace, tuple(limits))
         runs, parts = max(runs, needed), max(parts, needed_parts)
+
+
+def check_images(llm: Llm, trace: Trace) -> None:
+    """Raise InputError for tokens of images where the LLM has nothing that makes them."""
+    if trace.image_tokens is None or llm.encoder_parameters or not trace.image_tokens.any():
+        return
+    asked = int((trace.image_tokens > 0).sum())
+    raise InputError(
+        f"{trace.name}: image_tokens: {asked} requests have tokens of images, and {llm.name} has no encoder "
+        "that makes them; choose an LLM with one, or add these tokens to input_tokens and drop the column"
+    )
 
 
 class Requests:
@@ -328,6 +343,7 @@ def _state(
             else None
         ),
         dp_ranks=dp_ranks,
+        adapters=make_adapters(fleet, trace, kinds, [pool.type for pool in pools]),
     )
     for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
         is_member = (workers["role"] == layout.DECODE) == is_decode
@@ -628,6 +644,7 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
         nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
+        image_tokens=trace.image_tokens,
         nominal_s=trace.arrival_s if trace.after.size else arrival_s,
         edges_s=state.edges_s,
         counted_in=state.in_windows["counted"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT, VLLM_V1
+from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
 from planner.simulator.compiled import kernel_jit, small_jit, where_ranked
 from planner.simulator.counting import count, in_window, record_part, settle_gap, steps_reaching
@@ -247,6 +248,7 @@ def enqueue(state, w, r):
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     worker.waiting += 1
+    count_waiting(state, w, r, 1)
     if kind.queue_order > SRPT:
         line_up(state, w, r, False)
         return
@@ -278,6 +280,7 @@ def enqueue_first(state, w, r):
     worker = state.workers[w]
     worker.preemptions += 1
     worker.waiting += 1
+    count_waiting(state, w, r, 1)
     if state.types[worker.type].queue_order > SRPT:
         line_up(state, w, r, True)
         return

@@ -25,13 +25,13 @@ LONGEST_FALL_FRAC = 0.001
 
 
 @kernel_jit
-def engine_seconds(state, kind, lane):
+def engine_seconds(state, kind, lane, more_s):
     """The same with the engine's host h beside the GPUs' seconds g: g + h, or max(g, h) + r where the host
     works while they do, and no shorter than its API server takes for the step's tokens. In a pipeline it is
-    the first stage that waits for the host.
+    the first stage that waits for the host. `more_s` of the GPUs come on top.
     """
     stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
-    return with_host(kind, lane, stage_s, extra_s, send_s, growth_s, steps)
+    return with_host(kind, lane, stage_s, extra_s + more_s, send_s, growth_s, steps)
 
 
 @small_jit

@@ -278,7 +278,12 @@ def least_token_seconds(
 
 
 def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
-    """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives.
+    """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
+    return max(int(np.ceil(busy_workers(option, lengths, obliged) - 1e-9)), 1)
+
+
+def busy_workers(option: Option, lengths: Lengths, obliged: Obliged) -> float:
+    """How many workers of one option alone that work keeps busy, parts of a worker included.
 
     The requests that may be late are the most expensive ones, in each row by themselves.
     """
@@ -290,7 +295,7 @@ def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
         served = np.ceil(share * requests.sum() - 1e-9)
         return float((each[order] * np.clip(served - (np.cumsum(requests) - requests), 0, requests)).sum())
 
-    workers = 1.0
+    workers = 0.0
     if obliged.prefill_frac > 0:
         prefill_s = least_seconds(option, n, np.ones_like(n), lengths.cached_tokens)
         workers = max(workers, least_sum(prefill_s, obliged.prefill_frac) / obliged.prefill_s)
@@ -301,7 +306,7 @@ def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
         held /= option.type.dp * option.type.kv_tokens
         workers = max(workers, least_sum(whole_s, obliged.whole_frac) / obliged.whole_s)
         workers = max(workers, least_sum(held, obliged.whole_frac) / obliged.whole_s)
-    return int(np.ceil(workers - 1e-9))
+    return workers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -76,6 +76,7 @@ PUBLISHED = tuple(each.name for each in FORMATS[2:])  # by others than us
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
+_IMAGES = ("image_tokens",)  # that an encoder adds to the prompt
 _REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who waits for whom, and how long
 
 
@@ -100,6 +101,7 @@ class Rows:
         self.ticks: list[FloatArray] = []
         self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
+        self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
         self.parents: list[list[int]] = []
         self.think_s: list[FloatArray] = []
@@ -134,6 +136,8 @@ class Rows:
         self.hash_ids = self._one_of(_PREFIX)
         self.llm = self._one_of(("model",))
         self.block = self._one_of(_BLOCK)
+        self.images = self._one_of(_IMAGES)
+        self.adapter = self._one_of(("adapter",))
         self.after = self._one_of(_AFTER)
         has_waits = bool(self.after) or self.grows
         self.request_id = self._one_of(_REQUEST_ID) if has_waits else None
@@ -143,12 +147,18 @@ class Rows:
                 f"{where}: column {self.after} names requests by their request_id, which is missing"
             )
         self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
-        optional = (self.tenant, self.llm, self.block, self.request_id, self.think, *self.lists)
+        optional = (
+            *(self.tenant, self.llm, self.adapter, self.block, self.images),
+            *(self.request_id, self.think),
+            *self.lists,
+        )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
         rows = sum(map(len, self.ticks))
-        for name in (self.tenant, self.llm, self.block, self.request_id):
+        for name in (self.tenant, self.llm, self.adapter, self.block, self.request_id):
             if name is not None:
                 self.texts.setdefault(name, [""] * rows)
+        if self.images is not None and not self.image_tokens:
+            self.image_tokens = [np.zeros(rows, np.int64)]
         if self.after is not None and not self.parents:
             self.parents = [[] for _ in range(rows)]
         if self.think is not None and not self.think_s:
@@ -179,6 +189,14 @@ class Rows:
         if not len(line):
             return
         inputs, outputs = (self._tokens(line, name, columns[name]) for name in self.counts)
+        images = np.zeros(len(line), np.int64)
+        if self.images is not None:
+            given = columns[self.images]
+            images = self._tokens(line, self.images, given.where(given.notna(), 0))
+            inputs = inputs + images
+            if (at := np.flatnonzero(inputs > MAX_TOKENS)).size:
+                expected = f"at most {MAX_TOKENS} tokens with those of the text"
+                self._refuse(line[at[0]], self.images, expected, str(images[at[0]]))
         ticks = self._ticks(line, columns[self.clock])
         # a failure often lacks both lengths; it counts once
         self.dropped[NO_OUTPUT] += int((outputs == 0).sum())
@@ -187,6 +205,8 @@ class Rows:
         self.ticks.append(ticks[keep])
         self.tokens[0].append(inputs[keep])
         self.tokens[1].append(outputs[keep])
+        if self.images is not None:
+            self.image_tokens.append(images[keep])
         for name, texts in self.texts.items():
             texts += columns[name][keep].fillna("").astype(str).tolist()
         if self.think is not None:
@@ -291,6 +311,9 @@ class Rows:
             notes.append(several_llms(llm, llms))
         inputs, outputs = (np.concatenate(parts) for parts in self.tokens)
         offsets, ids, block_tokens = self._prefixes(inputs, notes)
+        adapter, adapters = self._adapters()
+        if ids.size and adapters:
+            ids = _of_adapters(ids, np.repeat(adapter, np.diff(offsets)))
         in_file_order = Trace(
             name=self.path.name.removesuffix(".gz"),
             arrival_s=np.zeros(len(ticks)),
@@ -303,6 +326,9 @@ class Rows:
             tenants=tenants,
             llm=llm,
             llms=llms,
+            adapter=adapter,
+            adapters=adapters,
+            image_tokens=np.concatenate(self.image_tokens) if self.image_tokens else None,
         )
         everything = np.arange(len(ticks)) if order is None else order
         in_order = in_file_order.select(everything, arrival_s=arrival_s)
@@ -358,6 +384,17 @@ class Rows:
             return no_ids(), ()
         codes, names = pd.factorize(np.array(self.texts[column], dtype=object))
         return codes.astype(np.int64), tuple(names.tolist())
+
+    def _adapters(self) -> tuple[IntArray, tuple[str, ...]]:
+        """The same of adapters, -1 where none is named."""
+        codes, names = self._named(self.adapter)
+        if "" not in names:
+            return codes, names
+        if len(names) == 1:
+            raise TraceError(f"{self.path}, column {self.adapter}: names none; drop the column")
+        base = names.index("")
+        places = np.array([-1 if i == base else i - (i > base) for i in range(len(names))])
+        return places[codes], tuple(name for name in names if name)
 
     def _restarted(self, ticks: FloatArray) -> tuple[FloatArray, list[str]]:
         """Times that go on where a clock of numbers starts again, once, and a note on it.
@@ -440,6 +477,11 @@ class Rows:
                 f"with ids, found {', '.join(map(shown, found[:3]))}"
             )
         return int(tokens)
+
+
+def _of_adapters(ids: IntArray, adapter: IntArray) -> IntArray:
+    """Ids (m,) of which requests of several adapters have none in common: engines do not share them."""
+    return np.unique(np.stack([ids, adapter]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def clock_quantum_s(arrival_s: FloatArray) -> float | None:

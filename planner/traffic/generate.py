@@ -11,7 +11,7 @@ text up to its end. Arrivals are a Poisson process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -421,8 +421,19 @@ def merged(tenants: Mapping[str, Trace]) -> Trace:
         notes=tuple(note for trace in traces for note in trace.notes),
         after=_by_parent(np.concatenate(edges)),
         think_s=np.concatenate([trace.think_s for trace in traces]),
+        image_tokens=_images(traces),
     )
     return joined.select(order, arrival_s=together[order])
+
+
+def _images(traces: Sequence[Trace]) -> IntArray | None:
+    """None where none of the traces says how many; who does not say has none."""
+    if all(trace.image_tokens is None for trace in traces):
+        return None
+    none = [np.zeros(len(trace), np.int64) for trace in traces]
+    return np.concatenate(
+        [zeros if t.image_tokens is None else t.image_tokens for t, zeros in zip(traces, none, strict=True)]
+    )
 
 
 def _in_order(

@@ -13,13 +13,17 @@ def to_jsonl(trace: Trace) -> str:
     parents: list[list[int]] = [[] for _ in range(len(trace))]
     for child, parent in trace.after.tolist():
         parents[child].append(parent)
-    lines = []
+    lines, images = [], trace.image_tokens
     for i in range(len(trace)):
         row: dict[str, Any] = {
             "arrival_s": float(trace.arrival_s[i]),
-            "input_tokens": int(trace.input_tokens[i]),
+            "input_tokens": int(trace.input_tokens[i]) - (0 if images is None else int(images[i])),
             "output_tokens": int(trace.output_tokens[i]),
         }
+        if images is not None:
+            row["image_tokens"] = int(images[i])
+        if trace.adapters:
+            row["adapter"] = trace.adapters[trace.adapter[i]] if trace.adapter[i] >= 0 else ""
         if trace.tenants:
             row["tenant"] = trace.tenants[trace.tenant[i]]
         if trace.has_prefixes:

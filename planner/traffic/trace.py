@@ -35,6 +35,9 @@ class Trace:
     values are kept to the last bit. The prompt of request i begins with the blocks
     `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
+    `image_tokens` are those of `input_tokens` that an encoder makes of images or sound, None where nobody
+    said. `adapter` indexes `adapters`, the LoRA adapters that the trace names, -1 for the LLM alone;
+    requests of several adapters have no id in common.
     `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
     `after` (e, 2) holds rows (request, parent), by parent: a request arrives `think_s` (n,) after the last of
     its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
@@ -61,6 +64,9 @@ class Trace:
     llm: IntArray = field(default_factory=no_ids)
     llms: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    image_tokens: IntArray | None = None
+    adapter: IntArray = field(default_factory=no_ids)
+    adapters: tuple[str, ...] = ()
     copies_share_prefixes: bool = False  # users were made up who send the prompts of others
 
     def __post_init__(self) -> None:
@@ -73,9 +79,13 @@ class Trace:
             object.__setattr__(self, "tenant", np.zeros(n, np.int64))
         if not self.llm.size:
             object.__setattr__(self, "llm", np.zeros(n, np.int64))
+        if not self.adapter.size:
+            object.__setattr__(self, "adapter", np.full(n, -1))
         if not self.think_s.size:
             object.__setattr__(self, "think_s", np.zeros(n))
-        columns = (self.input_tokens, self.output_tokens, self.tenant, self.llm, self.think_s)
+        columns = (
+            *(self.input_tokens, self.output_tokens, self.tenant, self.llm, self.adapter, self.think_s),
+        )
         if {len(column) for column in columns} != {n}:
             raise TraceError(f"{self.name}: {n} arrivals, but other columns have another length")
         if not (
@@ -84,6 +94,11 @@ class Trace:
             raise TraceError(f"{self.name}: arrival_s must be finite, >= 0 and never fall; sort it by time")
         if self.input_tokens.min() < 1 or self.output_tokens.min() < 1:
             raise TraceError(f"{self.name}: a request needs at least one input and one output token")
+        images = self.image_tokens
+        if images is not None and (
+            len(images) != n or images.min() < 0 or (images > self.input_tokens).any()
+        ):
+            raise TraceError(f"{self.name}: image_tokens must be >= 0 and part of input_tokens")
         offsets = self.prefix_offsets
         if (
             len(offsets) != n + 1
@@ -145,6 +160,8 @@ class Trace:
             prefix_ids=self.prefix_ids[ids_at],
             tenant=self.tenant[chosen],
             llm=self.llm[chosen],
+            adapter=self.adapter[chosen],
+            image_tokens=None if self.image_tokens is None else self.image_tokens[chosen],
             after=after[np.lexsort((after[:, 0], after[:, 1]))],
             think_s=self.think_s[chosen],
         )

@@ -14,6 +14,7 @@ from runtime_fakes import LATENCY, LLM, fleet_of, worker_type
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool
+from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.policies import ROUTING
 from planner.runtime import routing
 from planner.runtime.events import FREE
@@ -440,3 +441,10 @@ def test_priority_orders_requests_as_the_plan_does() -> None:
     assert priority(plain["ljf"], 30, 7, 1.0, 100) == 70
     assert priority(plain["srpt"], 30, 7, 1.0, 100) == 37
     assert priority(Policies(queue="sjf", queue_window_s=10.0), 50, 7, 2.0, 100) == 7000
+
+
+def test_fleets_with_adapters_are_refused() -> None:
+    """The router knows the LLM's name alone."""
+    lora = LoraSlots(Lora(1, 8, 1, 1), LoraCost(*(0.0,) * 8))
+    with pytest.raises(InputError, match="lora: our router takes requests to the LLM alone"):
+        LiveFleet(Fleet(LLM, (Pool("w", "mixed", replace(worker_type(), lora=lora), 1),)))

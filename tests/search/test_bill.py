@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plans import CATALOG, LLM, a_pool, mixed, pairs
 
-from planner.documents.offers import Offer
+from planner.documents.offers import Offer, Term
 from planner.fleet import Fleet
 from planner.models.power import shipped_power
 from planner.search.bill import bill, commitments, paid_whole_usd_per_h
@@ -99,7 +99,7 @@ def test_commitments_change_the_rent_alone() -> None:
     own = replace(owned, type=replace(owned.type, gpu=replace(owned.type.gpu, energy_usd_per_kwh=0.1)))
     fleet = Fleet(LLM, (rented, own, a_pool("c", "mixed", "l40s-48g", 4, 1)))
     l40s = 4 * CATALOG.gpu("l40s-48g").price_usd_per_h
-    terms = {
+    terms: dict[str, dict[Term, Offer]] = {
         "h100-80g": {
             "on-demand": Offer("slo.yaml", "on-demand", 3.0, "", ""),
             "reserved-1y": Offer("slo.yaml", "reserved-1y", 2.0, "", ""),

@@ -14,6 +14,7 @@ from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.models.engine import Engine, HostTime
 from planner.models.latency import StepLatency
+from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.simulator.replay import simulate
 
 # a second, and a 16th of a second per token of all ranks
@@ -142,6 +143,9 @@ def test_what_is_not_simulated_of_ranks_is_refused() -> None:
     refused(replace(fleet, policies=Policies(batching="sarathi")), "dp 2: needs batching vllm-v1")
     refused(replace(fleet, policies=Policies(routing="power-of-two")), "looks into workers")
     refused(replace(fleet, policies=Policies(admission="reserve-static")), "needs admission greedy")
+    slots = LoraSlots(Lora(1, 8, 1, 1), LoraCost(*[0.0] * 8))
+    served = fleet.with_types(lambda worker: replace(worker, lora=slots))
+    refused(served, "lora: is not simulated with data-parallel ranks, must be dp 1, found 2")
     with pytest.raises(InputError, match="not simulated in pipelines"):
         fleet.with_types(lambda worker: replace(worker, pp=2))
     with pytest.raises(InputError, match="which part is of all ranks' tokens"):

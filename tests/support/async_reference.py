@@ -70,9 +70,9 @@ class AsyncReference(Reference):
             return None
         return Formed(worker.decoding, worker.chunks, self.step_s(worker))
 
-    def has_kv(self, worker: Worker) -> bool:
+    def has_kv(self, worker: Worker, request: Request) -> bool:
         is_under_way = worker.step_start_s is not None
-        return worker.knows_all or worker.ready[0].known_step <= worker.steps + is_under_way + 1
+        return worker.knows_all or request.known_step <= worker.steps + is_under_way + 1
 
     def is_leaving(self, request: Request) -> bool:
         return request.index in self.leaving

@@ -21,6 +21,7 @@ from planner import manifests
 from planner.fleet import Fleet, Policies, Pool
 from planner.models.engine import Engine
 from planner.models.llm import Llm
+from planner.models.lora import Lora, slots_of
 from planner.models.speculation import Speculation
 
 Document = dict[str, Any]
@@ -68,6 +69,14 @@ def drafting() -> Fleet:
             for pool, (drafts, each) in zip(pools, kinds, strict=True)
         ),
     )
+
+
+def serving(lora: Lora) -> Fleet:
+    """Two mixed workers with slots for adapters."""
+    fleet = mixed()
+    (pool,) = fleet.pools
+    kind = replace(pool.type, lora=slots_of(lora, LLM, pool.type.gpu, pool.type.tp))
+    return replace(fleet, pools=(replace(pool, type=kind),))
 
 
 # the five example plans
@@ -222,7 +231,9 @@ def devices_of(service: Document) -> list[str]:
 
 
 def _vllm(path: str, text: str) -> list[Command]:
-    """As `vllm serve --config` reads it: a true flag alone, a mapping as JSON, the rest as text."""
+    """As `vllm serve --config` reads it: a true flag alone, a list as words, a mapping as JSON, the rest as
+    text.
+    """
     if not path.endswith(".config.yaml"):
         return []
     told = yaml.load(text, Loader=LOADER)
@@ -230,7 +241,9 @@ def _vllm(path: str, text: str) -> list[Command]:
     assert isinstance(args[0], str)
     for key, value in told.items():
         args.append(f"--{key}")
-        if value is not True:
+        if isinstance(value, list):
+            args += map(str, value)
+        elif value is not True:
             args.append(json.dumps(value) if isinstance(value, dict) else str(value))
     return [Command("", tuple(args), 0, 0)]  # how many, the script and the README say
 

@@ -279,6 +279,7 @@ class Reference:
         of_gpus_s = float(
             worker.type.latency.step_s(tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks))
         )
+        of_gpus_s += self.more_s(worker)
         engine, sequences = worker.type.engine, len(worker.decoding) + len(worker.chunks)
         if engine is None:
             return of_gpus_s
@@ -311,20 +312,22 @@ class Reference:
                 budget -= n
                 self.add(worker, request, n, missing)
         while budget > 0 and not was_short and len(worker.running) < seats:
-            if worker.ready and self.has_kv(worker):  # one token
-                missing = blocks_of(worker.ready[0].cached + 1) - worker.ready[0].blocks
+            ready = self.next_ready(worker)
+            if ready is not None and self.has_kv(worker, ready):  # one token
+                missing = blocks_of(ready.cached + 1) - ready.blocks
                 if missing > worker.free and worker.running:
                     break
-                worker.running.append(worker.ready.popleft())
+                worker.ready.remove(ready)
+                worker.running.append(ready)
                 if missing > worker.free:
                     self.preempt(worker)
                     continue
                 self.add(worker, worker.running[-1], 1, missing)
                 budget -= 1
                 continue
-            if not worker.waiting:
+            if (first := self.next_waiting(worker) if worker.waiting else None) is None:
                 break
-            request = self.next_waiting(worker)
+            request = first
             if self.missing_blocks(worker, request) + worker.beside(request) > worker.free:
                 break
             worker.waiting.remove(request)
@@ -339,9 +342,9 @@ class Reference:
             self.add(worker, request, n, blocks_of(request.cached + n) - blocks_of(request.cached))
         return was_short
 
-    def has_kv(self, worker: Worker) -> bool:
-        """Whether the worker knows of the KV that came first."""
-        return worker.knows_all or worker.ready[0].known_step <= worker.steps + 1
+    def has_kv(self, worker: Worker, request: Request) -> bool:
+        """Whether the worker knows of this request's KV."""
+        return worker.knows_all or request.known_step <= worker.steps + 1
 
     def is_leaving(self, request: Request) -> bool:
         """Whether its last token comes with the step under way."""
@@ -356,7 +359,14 @@ class Reference:
         else:
             worker.chunks.append((request, n))
 
-    def next_waiting(self, worker: Worker) -> Request:
+    def more_s(self, worker: Worker) -> float:
+        """Seconds of the GPUs beside the LLM's own."""
+        return 0.0
+
+    def next_ready(self, worker: Worker) -> Request | None:
+        return worker.ready[0] if worker.ready else None
+
+    def next_waiting(self, worker: Worker) -> Request | None:
         return worker.waiting[0]
 
     def missing_blocks(self, worker: Worker, request: Request) -> int:

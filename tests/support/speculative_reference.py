@@ -71,7 +71,7 @@ class SpeculativeReference(Reference):
                 budget -= n
                 self.add(worker, request, n, missing)
         while budget > 0 and not was_short and len(worker.running) < seats:
-            if worker.ready and self.has_kv(worker) and budget >= width:
+            if worker.ready and self.has_kv(worker, worker.ready[0]) and budget >= width:
                 request = worker.ready[0]
                 missing = self.checked_blocks(worker, request)
                 if missing > worker.free and worker.running:
@@ -83,9 +83,9 @@ class SpeculativeReference(Reference):
                 self.add(worker, request, width, missing)
                 budget -= width
                 continue
-            if not worker.waiting:
+            if (first := self.next_waiting(worker) if worker.waiting else None) is None:
                 break
-            request = self.next_waiting(worker)
+            request = first
             if blocks_of(request.to_prefill) > worker.free:
                 break
             worker.waiting.remove(request)

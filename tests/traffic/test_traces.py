@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from planner.errors import InputError, PlannerError, TraceError
 from planner.io import files
 from planner.traffic.formats import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
+from planner.traffic.jsonlines import to_jsonl
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 
@@ -774,3 +775,52 @@ def test_published_traces(
     assert trace.output_tokens.mean() == pytest.approx(mean_output, abs=0.06)
     assert len(trace.prefix_ids) == blocks
     assert bool(trace.notes) == is_jittered
+
+
+# ---------------------------------------------------------------- images
+
+
+def test_image_tokens_are_added_to_the_prompt(read: Read) -> None:
+    """Empty is none; a prompt may be an image alone, and only without either it is left out."""
+    trace = read(
+        "arrival_s,input_tokens,output_tokens,image_tokens\n0,10,5,576\n1,10,5,\n2,0,5,64\n3,0,5,0\n",
+        drop_invalid=True,
+    )
+    assert trace.image_tokens is not None
+    assert trace.image_tokens.tolist() == [576, 0, 64]
+    assert trace.input_tokens.tolist() == [586, 10, 64]
+    assert trace.dropped == {NO_INPUT: 1}
+    late = read('{"arrival_s":0,"input_tokens":3,"output_tokens":1}\n' * 2, "t.jsonl")
+    assert late.image_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [("-1", "'-1'"), ("1.5", "'1.5'"), ("many", "'many'"), ("100000000", "100000000")]
+)
+def test_bad_image_tokens_are_refused(read: Read, value: str, found: str) -> None:
+    with pytest.raises(TraceError, match=f"line 2, column image_tokens: expected .* found {found}"):
+        read(f"arrival_s,input_tokens,output_tokens,image_tokens\n0,10,5,{value}\n")
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def test_adapters_are_read_and_share_no_prefix(read: Read) -> None:
+    """Both adapters have ids 7 and 8; requests of one agree, those of two do not. Empty is the LLM."""
+    rows = ["0,9,5,a,7 8", "1,9,5,b,7 8", "2,9,5,a,7 9", "3,9,5,,7", "4,9,5,,7"]
+    trace = read("arrival_s,input_tokens,output_tokens,adapter,hash_ids\n" + "\n".join(rows) + "\n")
+    assert trace.adapters == ("a", "b") and trace.adapter.tolist() == [0, 1, 0, -1, -1]
+    first = [ids[0] for ids in prefixes(trace)]
+    assert first[0] == first[2] != first[1] and first[3] == first[4] not in first[:3]
+    assert trace.select([1, 3]).adapter.tolist() == [1, -1]
+
+
+def test_a_column_that_names_no_adapter_is_refused(read: Read) -> None:
+    with pytest.raises(TraceError, match="column adapter: names none"):
+        read("arrival_s,input_tokens,output_tokens,adapter\n0,9,5,\n")
+
+
+def test_adapters_survive_a_file(read: Read) -> None:
+    rows = "arrival_s,input_tokens,output_tokens,adapter\n0,9,5,b\n1,9,5,\n2,9,5,a\n"
+    again = read(to_jsonl(read(rows)), "t.jsonl")
+    assert [again.adapters[i] if i >= 0 else "" for i in again.adapter] == ["b", "", "a"]

@@ -34,11 +34,12 @@ from typing import Any
 import pytest
 import yaml
 from hostile_names import NAMES, named
-from manifest_commands import EXAMPLES, Command, commands, drafting, quantised, spanning
+from manifest_commands import EXAMPLES, Command, commands, drafting, quantised, serving, spanning
 from plans import mixed, pairs
 
 from planner import manifests
 from planner.io.files import write_files
+from planner.models.lora import Lora
 from profiling.vllm_install import is_installed, mend_cpu_wheel
 
 if not is_installed():
@@ -56,6 +57,7 @@ FLEETS = {
     "spanning": spanning(),
     "16-bit kv": quantised(2.0),
     "drafting": drafting(),
+    "adapters": serving(Lora(4, 16, ("sales", "legal"), 6, ("qkv_proj", "o_proj"))),
 }
 
 
@@ -87,6 +89,13 @@ def test_vllms_parser_takes_every_command(parser: Any, name: str) -> None:
                 == (pool.type.speculation and pool.type.speculation.method)
             )
             assert told.max_num_seqs == pool.type.max_num_seqs
+            assert bool(told.enable_lora) is (pool.type.lora is not None)
+            if pool.type.lora is not None:
+                lora = pool.type.lora.lora
+                slots = (told.max_loras, told.max_lora_rank, told.max_cpu_loras)
+                assert slots == (lora.max_loras, lora.max_rank, lora.max_cpu_loras)
+                assert told.lora_target_modules == list(lora.targets or ())
+                assert tuple(each.name for each in told.lora_modules) == lora.adapters
             assert (told.max_model_len, told.block_size) == (5120, 16)
             assert told.gpu_memory_utilization == 0.9 and told.enable_prefix_caching is True
             if pool.role == "mixed":

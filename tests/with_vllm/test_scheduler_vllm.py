@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from vllm_cases import difference, kind_of, random_case, vllm_transcripts
+from vllm_cases import adapter_case, difference, is_late, kind_of, random_case, vllm_transcripts
 
 from profiling.vllm_install import is_installed
 
@@ -25,3 +25,11 @@ def test_every_step_of_random_cases() -> None:
     assert not any(found), "\n".join(filter(None, found[:5]))
     assert min(Counter(map(kind_of, cases)).values()) >= 10
     assert sum(any(step[4] for step in steps) for steps in transcripts) >= CASES // 4
+
+
+def test_every_step_of_random_cases_with_adapters() -> None:
+    """Whose adapter finds no slot is passed over; blocks are found by requests of the same adapter alone."""
+    cases = [adapter_case(seed) for seed in range(CASES)]
+    found = [difference(case, steps) for case, steps in zip(cases, vllm_transcripts(cases), strict=True)]
+    assert not any(found), "\n".join(filter(None, found[:5]))
+    assert sum(map(is_late, cases)) >= CASES // 3

@@ -1,0 +1,159 @@
+"""The search against every fleet of any mix, on random questions of two or three GPU types.
+
+    python benchmarks/mixes.py [--count 43] [--first 0] [--fleets 1001 6000] [--processes 2]
+
+tests/support/random_questions.py draws the questions, by seed. Taken are those with so many fleets of any mix
+below the answer of level 0, so that the search cannot try them all (it does where they are 1000 at most, and
+is exact there), but this can: the cheapest first, until one holds. Their policies are the first that may be
+chosen. Prints what level 0 and the search beyond it found, and the optimum.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
+
+from random_questions import question
+
+from planner.errors import PlannerError
+from planner.search.beyond import search_beyond
+from planner.search.fleets import objective
+from planner.search.level0 import search_level0
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.problem import Problem, with_policies
+from planner.search.walk import every_mix
+
+WAVE = 16  # seeds that are looked at side by side; some of them make a question
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was found. Values are in the objective's unit; `effort` is in simulated requests."""
+
+    seed: int
+    kind: str
+    fleets: int
+    level0: float
+    found: float
+    optimum: float
+    level0_effort: int
+    effort: int
+    found_as: str
+    optimum_as: str
+
+    @property
+    def dearer_frac(self) -> float:
+        return self.found / self.optimum - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=43, help="how many questions")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--fleets", type=int, nargs=2, default=(1001, 6000), metavar=("FROM", "TO"))
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    start_s = time.perf_counter()
+    answers = list(_answers(arguments))
+    for answer in sorted(answers, key=lambda answer: -answer.dearer_frac):
+        if answer.dearer_frac > 1e-6:
+            print(
+                f"seed {answer.seed} ({answer.kind}): level 0 {answer.level0:.6g}, found {answer.found:.6g}, "
+                f"optimum {answer.optimum:.6g} ({answer.dearer_frac:+.1%})\n"
+                f"    {answer.found_as}\n    {answer.optimum_as}"
+            )
+    above = np.array([answer.dearer_frac for answer in answers])
+    level0 = np.array([answer.level0 / answer.optimum - 1 for answer in answers])
+    print("\n| questions | | above the optimum: mean | worst | at the optimum | simulated requests, median |")
+    print("|---|---|---|---|---|---|")
+    for name, fracs, efforts in (
+        ("level 0", level0, [answer.level0_effort for answer in answers]),
+        ("any mix", above, [answer.effort for answer in answers]),
+    ):
+        print(
+            f"| {len(answers)} | {name} | {fracs.mean():.2%} | {fracs.max():.1%} | {np.sum(fracs < 1e-6)} | "
+            f"{np.median(efforts):.0f} |"
+        )
+    last = max(answer.seed for answer in answers)
+    print(f"\nseeds {arguments.first} to {last}, {time.perf_counter() - start_s:.0f} s")
+
+
+def _answers(arguments: argparse.Namespace) -> Iterator[Answer]:
+    """So many, in the order of their seeds."""
+    seed, left = arguments.first, arguments.count
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        while left > 0:
+            ask = partial(answer_of, fewest=arguments.fleets[0], most=arguments.fleets[1])
+            for answer in pool.map(ask, range(seed, seed + WAVE)):
+                if answer is not None and left > 0:
+                    left -= 1
+                    yield answer
+            seed += WAVE
+
+
+def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
+    """None where the seed's question is not one of these."""
+    asked = question(seed)
+    task = asked.task
+    if len(asked.document["fleet"]["gpus"]) not in (2, 3) or asked.kind == "prefix":
+        return None
+    try:
+        problem = pose(task, asked.trace, asked.catalog)
+    except PlannerError:
+        return None
+    problem = with_policies(problem, task.policies()[0])
+    level0 = search_level0(problem)
+    if level0.search.best is None:
+        return None
+    fleets = every_mix(level0.options, problem.limits, level0.search.value, most=most)
+    if fleets is None or len(fleets) < fewest:
+        return None
+    level0_effort = problem.oracle.effort()
+    beyond = search_beyond(problem, level0)
+    effort = problem.oracle.effort() - level0_effort
+    assert beyond.best is not None
+    again = _afresh(problem)
+    optimum = beyond.best
+    for counts in sorted(fleets, key=objective):
+        if objective(counts) >= beyond.value * (1 - 1e-9):
+            break
+        if again.oracle.holds([counts])[0]:
+            optimum = counts
+            break
+    return Answer(
+        seed,
+        asked.kind,
+        len(fleets),
+        level0.search.value,
+        beyond.value,
+        objective(optimum),
+        level0_effort,
+        effort,
+        _shown(beyond.best),
+        _shown(optimum),
+    )
+
+
+def _afresh(problem: Problem) -> Problem:
+    """The same question to a simulator that remembers nothing."""
+    return replace(problem, oracle=replace(problem.oracle, answers=Answers()), deadline=math.inf)
+
+
+def _shown(counts: tuple[tuple[object, int], ...]) -> str:
+    return " + ".join(f"{count} {option.name}" for option, count in counts)  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""LoRA adapters on a worker as vLLM serves them: slots on the GPUs, what they take of memory and of a step.
+
+A module of the LLM, a matrix of `in` x `out` values on one GPU, has for every slot a pair A (r x in) and B
+(out x r) in 16 bits, r the largest rank that is allowed. Modules that are several matrices in one (qkv_proj,
+gate_up_proj) have an A for each of them. Under TP an A of a whole input is whole on every GPU, as is a B of a
+whole output: half of LoRA is not split, unless vLLM's --fully-sharded-loras is set.
+
+    slot bytes   2 r sum (A + B)                        of one GPU, over all modules
+    step         kernels + K read + min(n k/E, K) experts + n token         where K adapters are in it, else 0
+
+n tokens of the step have an adapter. `read` is what an adapter's matrices take to be read, `experts` those of
+all its experts, of which a token visits k of E. `token` is 2 FLOPs per value and token at the rate of
+GEMMs, and each input read once and each output twice. All of it is a roofline with the efficiencies of
+catalogs/roofline.yaml; nobody has measured it.
+
+After vLLM 0.32, vllm/lora/layers and vllm/config/lora.py (github.com/vllm-project/vllm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.models.llm import GroupedAttention, Llm
+from planner.models.memory import Memory
+from planner.models.roofline import calibration
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as --max-lora-rank
+MODULES = (
+    *("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "experts", "gate"),
+    *("embed_tokens", "lm_head"),
+)
+RARE = ("embed_tokens", "lm_head")  # that have slots, but are in few adapters
+MOST_VOCAB = 258_048  # of an LLM with LoRA on its output head
+VALUE_BYTES = 2.0
+KERNEL_S = 2.5e-6  # of a kernel that does next to nothing; two per module: estimated
+LINK_BYTES_PER_S = 20e9  # from the host's memory to a GPU: small copies over PCIe 4; estimated
+DISK_BYTES_PER_S = 1e9  # ... and into the host's memory, with what vLLM makes of a file: estimated
+
+
+@dataclass(frozen=True, slots=True)
+class LoraCost:
+    """What adapters take on one GPU of a worker, in the symbols above; `load_s` from the host's memory into a
+    slot, `disk_s` from disk into the host's memory.
+    """
+
+    slot_bytes: float
+    kernels_s: float
+    read_s: float
+    experts_s: float
+    visited_frac: float
+    token_s: float
+    load_s: float
+    disk_s: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) >= 0:
+                raise InputError(f"lora: {field.name} is {getattr(self, field.name)}, must be >= 0")
+
+    @property
+    def one_token_s(self) -> float:
+        """That one token with an adapter adds to a step, the adapter being in its slot."""
+        return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
+
+    def longer(self, share: float) -> LoraCost:
+        """Every step, and every load, takes this share longer."""
+        times = {
+            field.name: getattr(self, field.name) * (1 + share)
+            for field in fields(self)
+            if field.name.endswith("_s")
+        }
+        return replace(self, **times)
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """How LoRA is served: at most `max_loras` adapters in a step, of rank `max_rank` at most.
+
+    `adapters` are all that there are, by name or by number; `max_cpu_loras` of them are kept in the host's
+    memory. `targets` are the modules that have slots, None: all.
+    """
+
+    max_loras: int
+    max_rank: int
+    adapters: int | tuple[str, ...]
+    max_cpu_loras: int
+    targets: tuple[str, ...] | None = None
+    link_bytes_per_s: float = LINK_BYTES_PER_S
+    disk_bytes_per_s: float = DISK_BYTES_PER_S
+    longer_frac: float = 0.0  # by which all that it takes is taken longer
+
+    def __post_init__(self) -> None:
+        if self.max_loras < 1:
+            raise InputError(f"max_loras is {self.max_loras}, must be at least 1")
+        if self.max_rank not in RANKS:
+            ranks = ", ".join(map(str, RANKS))
+            raise InputError(f"max_rank is {self.max_rank}, must be one of {ranks}, as vLLM demands")
+        if self.count < 1:
+            raise InputError("adapters is 0, must be at least 1; drop lora to serve the LLM alone")
+        if self.max_cpu_loras < self.max_loras:
+            raise InputError(
+                f"max_cpu_loras is {self.max_cpu_loras}, must be at least max_loras "
+                f"({self.max_loras}), as vLLM demands"
+            )
+        if unknown := [name for name in self.targets or () if name not in MODULES]:
+            raise InputError(f"targets: {unknown[0]!r} is none of {', '.join(MODULES)}")
+
+    @property
+    def count(self) -> int:
+        return self.adapters if isinstance(self.adapters, int) else len(self.adapters)
+
+    def has(self, module: str) -> bool:
+        return self.targets is None or module in self.targets
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSlots:
+    """LoRA on one worker type: the settings, and what they cost there."""
+
+    lora: Lora
+    cost: LoraCost
+
+    def longer(self, share: float) -> LoraSlots:
+        return replace(self, cost=self.cost.longer(share))
+
+    def instant(self) -> LoraSlots:
+        """Slots for all adapters, that cost nothing."""
+        none = dict.fromkeys((field.name for field in fields(LoraCost)), 0.0)
+        lora = replace(self.lora, max_loras=self.lora.count, max_cpu_loras=self.lora.count)
+        return LoraSlots(lora, LoraCost(**none))
+
+    def beside(self, use: Memory) -> Memory:
+        """The memory of one GPU with the slots on it."""
+        return replace(use, weight_bytes=use.weight_bytes + self.lora.max_loras * self.cost.slot_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """`count` matrices of one name on one GPU, or that many experts; values of A and B per unit of rank."""
+
+    name: str
+    count: float
+    a_values: float
+    b_values: float
+    kernels: float
+    visited_frac: float = 1.0  # by a token
+
+
+def slots_of(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> LoraSlots:
+    """LoRA on a worker of so many GPUs. Raises InputError where vLLM's layers are not known to us."""
+    _check(lora, llm)
+    rank_bytes = VALUE_BYTES * lora.max_rank
+    efficiency = calibration(llm, gpu).efficiency
+    bytes_per_s = gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac / gpu.decode_slowdown
+    flops_per_s = gpu.dense_flops_per_s * efficiency.gemm_frac / gpu.prefill_slowdown
+    slot = kernels = read = experts = token_values = token_flops = loaded = visited = 0.0
+    for each in _modules(llm, tp, ep):
+        if not lora.has(each.name):
+            continue
+        values = each.count * (each.a_values + each.b_values)
+        slot += values
+        kernels += each.kernels
+        if each.name == "experts":
+            experts, visited = experts + values, each.visited_frac
+        elif each.name != "embed_tokens":  # of which a token's row is read
+            read += values
+        if each.name not in RARE:
+            loaded += values
+            token_flops += 2 * lora.max_rank * values * each.visited_frac
+            token_values += each.count * (each.a_values + 2 * each.b_values) * each.visited_frac
+    on_disk = sum(
+        each.count * (each.a_values + each.b_values)
+        for each in _modules(llm, 1, False)
+        if lora.has(each.name) and each.name not in RARE
+    )
+    cost = LoraCost(
+        slot_bytes=rank_bytes * slot,
+        kernels_s=2 * KERNEL_S * kernels,
+        read_s=rank_bytes * read / bytes_per_s,
+        experts_s=rank_bytes * experts / bytes_per_s,
+        visited_frac=visited,
+        token_s=token_flops / flops_per_s + VALUE_BYTES * token_values / bytes_per_s,
+        load_s=rank_bytes * loaded / lora.link_bytes_per_s,
+        disk_s=rank_bytes * on_disk / lora.disk_bytes_per_s,
+    )
+    return LoraSlots(lora, cost.longer(lora.longer_frac))
+
+
+def _check(lora: Lora, llm: Llm) -> None:
+    for group in llm.layer_groups:
+        attention = group.attention
+        if attention is not None and (
+            not isinstance(attention, GroupedAttention) or attention.index_heads or attention.reuses_kv
+        ):
+            raise InputError(
+                f"lora: {llm.name} has attention of another kind than grouped queries, whose adapters nobody "
+                "counts yet; drop lora, or choose another LLM"
+            )
+        if (block := group.feed_forward) is not None and block.inner:
+            raise InputError(
+                f"lora: {llm.name} has experts of a width of their own, whose adapters nobody counts yet"
+            )
+    if lora.has("lm_head") and llm.vocab > MOST_VOCAB:
+        raise InputError(
+            f"lora: {llm.name} has {llm.vocab} words, and vLLM puts LoRA on an output head of at most "
+            f"{MOST_VOCAB}; give targets without lm_head"
+        )
+
+
+def _modules(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
+    hidden = llm.hidden
+    for group in llm.layer_groups:
+        if isinstance(attention := group.attention, GroupedAttention):
+            queries = attention.heads / tp * attention.head_dim * (2 if attention.gates_output else 1)
+            keys = max(attention.kv_heads / tp, 1) * (attention.head_dim + attention.value_dim)
+            output = attention.heads / tp * attention.value_dim
+            yield _Module("qkv_proj", group.count, 3 * hidden, queries + keys, group.count)
+            yield _Module("o_proj", group.count, output, hidden, group.count)
+        if (block := group.feed_forward) is None:
+            continue
+        inputs = 2 if block.is_gated else 1
+        dense = block.width if block.experts == 1 else block.shared_width
+        if dense:
+            width = dense / tp
+            yield _Module("gate_up_proj", group.count, inputs * hidden, inputs * width, group.count)
+            yield _Module("down_proj", group.count, width, hidden, group.count)
+        if block.experts > 1:
+            number, width = (block.experts / tp, block.width) if ep else (block.experts, block.width / tp)
+            a_values, b_values = inputs * hidden + width, inputs * width + hidden
+            visited_frac = block.experts_per_token / block.experts
+            yield _Module("experts", group.count * number, a_values, b_values, 2 * group.count, visited_frac)
+            yield _Module("gate", group.count, hidden, block.experts, group.count)
+    yield _Module("embed_tokens", 1, llm.vocab, hidden, 1)
+    yield _Module("lm_head", 1, hidden, llm.vocab, 1)

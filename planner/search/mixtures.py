@@ -1,0 +1,244 @@
+"""Fleets of a few worker types, the most promising first, by an estimate that learns from every simulation.
+
+The share of the traffic that a fleet carries is estimated from shares s_j of one worker of each option:
+
+    share = sum_mixed s_j n_j + min(sum_prefill s_j n_j, sum_decode s_j n_j)
+
+Level 0 gives the first s_j. A fleet that fails though its share is above one lowers those of its options, one
+that holds though it is below raises them. Looked at are fleets of up to four options, to which nothing can be
+added within the limits and below the best: what fails with them fails with less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.fleet import Role
+from planner.search.fleets import Counts, Named, count_below, in_order, may_hand_over, named, objective
+from planner.search.options import by_hardware, hardware
+from planner.search.oracle import Oracle, stripped
+from planner.solvers.master import Limits, Option
+
+MOST_CANDIDATES = 4_000  # fleets that are compared at once
+
+MOST_TYPES = 4  # of a fleet, after those of three
+
+MOST_COUNTS = 12  # of an option, beside the counts of others
+
+LEAST_SHARE = 0.5  # expected share of the traffic below which none is tried
+
+LEARNING_RATE = 0.5  # how far one answer moves the shares of its fleet
+
+ALIKE_FRAC = 0.5  # ... and those of its other settings, as a share of that
+
+MARGIN_FRAC = 0.03  # how far beyond the traffic an answer says that the share lies
+
+Shares = npt.NDArray[np.float64]
+Vectors = npt.NDArray[np.int32]
+
+
+def improved(
+    best: Counts,
+    options: Sequence[Option],
+    shares: Mapping[str, float],
+    limits: Limits,
+    oracle: Oracle,
+    may_go_on: Callable[[], bool],
+) -> Counts:
+    """The best of those fleets that were tried, `best` if none is better; tried as long as `may_go_on`.
+
+    `options` are all there are, in the order of a fleet's pools; `shares` of the traffic are by option. Where
+    there are too many fleets, the options that cost most for their share are left out.
+    """
+    pools, options = options, _promising_first(best, options, shares)
+    learned = np.array([shares[option.name] for option in options])
+    failed: list[Vectors] = []
+    most_types = 3
+    while may_go_on():
+        candidates = filled(options, limits, objective(best), most_types)
+
+        def holds(vector: Vectors) -> bool:
+            return oracle.holds([in_order(_counts(vector, options), pools)])[0]
+
+        found = _first_that_holds(options, candidates, learned, failed, holds, may_go_on)
+        if found is None and most_types < MOST_TYPES:
+            most_types += 1
+            continue
+        if found is None:
+            return best
+        best = stripped(in_order(_counts(found, options), pools), oracle)
+    return best
+
+
+def _promising_first(best: Counts, options: Sequence[Option], shares: Mapping[str, float]) -> list[Option]:
+    """Those of the best fleet, then one setting of each role, GPU, TP and PP, then their second ones, ..."""
+
+    def price(option: Option) -> float:
+        return option.objective / shares[option.name]
+
+    ranked = [
+        (rank, price(option), option)
+        for alike in by_hardware(options).values()
+        for rank, option in enumerate(sorted(alike, key=price))
+    ]
+    ranked.sort(key=lambda each: each[:2])
+    return list(dict.fromkeys([*(option for option, _ in best), *(option for *_, option in ranked)]))
+
+
+def _counts(vector: Vectors, options: Sequence[Option]) -> list[tuple[Option, int]]:
+    return [(option, int(n)) for option, n in zip(options, vector, strict=True) if n]
+
+
+def _first_that_holds(
+    options: Sequence[Option],
+    candidates: Vectors,
+    learned: Shares,
+    failed: list[Vectors],
+    holds: Callable[[Vectors], bool],
+    may_go_on: Callable[[], bool],
+) -> Vectors | None:
+    """The first candidate that holds; updates `learned` and `failed`. None: time, or promise, is spent."""
+    kinds = [(option.role, hardware(option)) for option in options]
+    alike = np.array([[one == other for other in kinds] for one in kinds])
+    used = np.flatnonzero(candidates.any(axis=0))
+    narrow, among = candidates[:, used].astype(np.float64), [options[j] for j in used.tolist()]
+    left = np.ones(len(candidates), bool)
+    for cut in failed:
+        left &= (narrow > cut[used]).any(axis=1)
+    while len(candidates) and may_go_on():
+        estimates = np.where(left, estimated(among, learned[used], narrow), 0.0)
+        chosen = int(np.argmax(estimates))
+        if estimates[chosen] < LEAST_SHARE:
+            return None
+        vector: Vectors = candidates[chosen]
+        is_held = holds(vector)
+        _learn(learned, alike, vector, float(estimates[chosen]), holds=is_held)
+        if is_held:
+            return vector
+        failed.append(vector)
+        left &= (narrow > vector[used]).any(axis=1)
+    return None
+
+
+def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Shares:
+    """Share of the traffic that each fleet is expected to carry, (C,) of `vectors` (C, J)."""
+    of_role = np.array([[option.role == role for role in get_args(Role)] for option in options])
+    mixed, prefill, decode = (vectors @ np.where(of_role, learned[:, None], 0.0)).T
+    return np.asarray(mixed + np.minimum(prefill, decode))
+
+
+def _learn(
+    learned: Shares, alike: npt.NDArray[np.bool_], vector: Vectors, estimate: float, *, holds: bool
+) -> None:
+    """Other settings of the same role and hardware (J, J) learn with them, to a part."""
+    target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
+    if estimate < target if holds else estimate > target:
+        rates = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
+        learned *= (target / estimate) ** (LEARNING_RATE * rates)
+
+
+def filled(options: Sequence[Option], limits: Limits, value: float, most_types: int) -> Vectors:
+    """Fleets (C, J) of up to so many of these options, below `value`, to which no worker can be added.
+
+    Of the first options alone where all have more than MOST_CANDIDATES.
+    """
+    found: list[Vectors] = []
+    count, rows = 0, limits.rows()
+    left = [amount * (1 + 1e-9) for _, amount in rows]
+    uses = {option.name: [limits.use(row, option.type) for row, _ in rows] for option in options}
+    for many in range(1, len(options) + 1):
+        last, before = options[many - 1], options[: many - 1]
+        for size in range(most_types):
+            for others in itertools.combinations(range(len(before)), size):
+                chosen = [*(before[j] for j in others), last]
+                if not _serve(chosen):
+                    continue
+                numbers = list(_filled_by([(option, uses[option.name]) for option in chosen], left, value))
+                if numbers:
+                    vectors = np.zeros((len(numbers), len(options)), np.int32)
+                    vectors[:, [*others, many - 1]] = numbers
+                    found.append(vectors)
+                    count += len(numbers)
+                if count > MOST_CANDIDATES:
+                    return np.concatenate(found)
+    return np.concatenate(found) if found else np.zeros((0, len(options)), np.int32)
+
+
+def _serve(options: Sequence[Option]) -> bool:
+    """Whether these serve anything together, and none is there for nothing."""
+    roles = {option.role for option in options}
+    if not roles:
+        return False
+    handing = [option.type for option in options if option.role != "mixed"]
+    return ("prefill" in roles) == ("decode" in roles) and may_hand_over(handing)
+
+
+def _filled_by(
+    options: Sequence[tuple[Option, Sequence[float]]], left: Sequence[float], value: float
+) -> Iterator[tuple[int, ...]]:
+    """Counts, one at least of each of these options; of the last as many as there can be. Each comes with
+    what a worker takes of the amounts that are `left`.
+    """
+
+    def grow(counts: tuple[int, ...], spent: float, left: Sequence[float]) -> Iterator[tuple[int, ...]]:
+        option, uses = options[len(counts)]
+        largest = count_below(option.objective, value, spent)
+        for amount, use in zip(left, uses, strict=True):
+            if use > 0:
+                largest = min(largest, amount // use)
+        if not 1 <= largest < math.inf:
+            return
+        if len(counts) == len(options) - 1:
+            yield (*counts, int(largest))
+            return
+        for n in _spread(int(largest)):
+            rest = [amount - n * use for amount, use in zip(left, uses, strict=True)]
+            yield from grow((*counts, n), spent + n * option.objective, rest)
+
+    yield from grow((), 0.0, left)
+
+
+@cache
+def _spread(largest: int) -> list[int]:
+    """Every count from 1 on, or where they are many some of them."""
+    return sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))})
+
+
+def near(best: Counts, limits: Limits, oracle: Oracle, may_go_on: Callable[[], bool]) -> Counts:
+    """The cheapest of the fleets around the best one: up to two workers of a pool fewer, or one more.
+
+    Where more workers hurt, such a fleet may hold though one between the two fails. The nearest in price are
+    tried first; begins anew around one that holds.
+    """
+    tried: set[Named] = set()
+    while True:
+        value = objective(best)
+        around = [
+            tuple((option, n + more) for (option, n), more in zip(best, each, strict=True) if n + more > 0)
+            for each in itertools.product(range(-2, 2), repeat=len(best))
+        ]
+        around = [
+            counts
+            for counts in around
+            if objective(counts) < value * (1 - 1e-9)
+            and named(counts) not in tried
+            and named(counts) not in oracle.told
+            and _serve([option for option, _ in counts])
+            and limits.broken([(option.type, n) for option, n in counts]) is None
+        ]
+        for counts in sorted(around, key=lambda counts: -objective(counts)):
+            if not may_go_on():
+                return best
+            tried.add(named(counts))
+            if oracle.holds([counts])[0]:
+                best = counts
+                break
+        else:
+            return best

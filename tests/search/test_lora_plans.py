@@ -1,0 +1,47 @@
+"""Plans for traffic that asks for adapters: certified, and the same when simulated again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from plans import CATALOG
+from questions import question, traffic
+
+from planner.documents.fleet import read_fleet
+from planner.reports.facts import sentences
+from planner.reports.output import render
+from planner.search.certify import plan
+from planner.simulator.replay import simulate
+from planner.traffic.reading import read_trace
+
+LORA = {"max_loras": 8, "max_rank": 16, "adapters": ["a", "b", "c"]}
+
+
+def test_a_plan_with_adapters_is_certified_and_replayed(tmp_path: Path) -> None:
+    """Slots for all adapters at once: steps and the KV cache alone make it dearer, or leave it as it is."""
+    asked = traffic(requests=200)
+    named = replace(asked, adapter=np.arange(len(asked)) % 4 - 1, adapters=("a", "b", "c"))
+    found = plan(question(lora=LORA), named, CATALOG)
+    plain = plan(question(), asked, CATALOG)
+    assert found.status == plain.status == "on paper" and found.verdict.holds
+    assert found.certificate.value >= plain.certificate.value
+    (kind,) = {pool.type.lora for pool in found.fleet.running}
+    assert kind is not None and kind.lora.adapters == ("a", "b", "c")
+    told = [line for line in sentences(found.certificate.assumptions) if "LoRA adapters" in line]
+    assert len(told) == len(found.fleet.running) and "as the trace names them" in told[0]
+
+    files = render(found)
+    for name in ("plan.yaml", "traffic.jsonl"):
+        (tmp_path / name).write_text(files[name])
+    again = simulate(read_fleet(tmp_path / "plan.yaml", CATALOG), read_trace(tmp_path / "traffic.jsonl"))
+    np.testing.assert_allclose(again.ttft_s, found.simulation.ttft_s, rtol=1e-9)
+
+
+def test_few_slots_for_many_adapters_take_more_workers() -> None:
+    """One slot per worker and adapters drawn from 50: a worker serves one adapter at a time."""
+    asked = traffic(requests=60)
+    few = plan(question(lora={"max_loras": 1, "max_rank": 16, "adapters": 50}), asked, CATALOG)
+    many = plan(question(lora={"max_loras": 50, "max_rank": 16, "adapters": 50}), asked, CATALOG)
+    assert few.fleet.gpus > many.fleet.gpus

@@ -1,0 +1,91 @@
+"""Fleets of several types: what is proposed, and what the search beyond level 0 finds among all there are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_questions import question
+
+from planner.search.beyond import search_beyond
+from planner.search.fleets import Counts, in_order, named, objective
+from planner.search.level0 import search_level0
+from planner.search.mixtures import estimated, filled, near
+from planner.search.options import decode_options, mixed_options, prefill_options
+from planner.search.oracle import Answers
+from planner.search.pose import pose
+from planner.search.problem import Problem, with_policies
+from planner.solvers.master import Limits, Option
+
+OPTIMA = {42: 9.54, 395: 10.10, 946: 6.02}  # USD/h by seed: all cheaper fleets fail (benchmarks/mixes.py)
+
+
+def posed(seed: int) -> Problem:
+    asked = question(seed)
+    problem = pose(asked.task, asked.trace, asked.catalog)
+    return with_policies(problem, asked.task.policies()[0])
+
+
+def problem_options(problem: Problem) -> list[Option]:
+    makes = (mixed_options, prefill_options, decode_options)
+    return [option for make in makes for option in make(problem.types, "cost")]
+
+
+@pytest.mark.parametrize(("seed", "optimum"), OPTIMA.items())
+def test_finds_the_cheapest_fleet_of_any_mix(seed: int, optimum: float) -> None:
+    """It mixes TP degrees or roles; over 1000 fleets cost less than that of level 0."""
+    problem = posed(seed)
+    level0 = search_level0(problem)
+    found = search_beyond(problem, level0)
+    assert found.best is not None and level0.search.value > found.value
+    assert found.value == pytest.approx(optimum, abs=0.005)
+    assert replace(problem.oracle, answers=Answers()).holds([found.best])[0]
+
+
+def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type() -> None:
+    problem = posed(42)
+    options = problem_options(problem)[:4]
+    value = 6.5 * max(option.objective for option in options)
+    vectors = filled(options, problem.limits, value, 3)
+    assert len(vectors)
+    assert len({tuple(vector) for vector in vectors.tolist()}) == len(vectors)
+    for vector in vectors.tolist():
+        counts = [(option, n) for option, n in zip(options, vector, strict=True) if n]
+        assert 1 <= len(counts) <= 3
+        assert objective(counts) < value
+        assert problem.limits.broken([(option.type, n) for option, n in counts]) is None
+
+
+def test_a_pair_carries_what_its_smaller_side_does() -> None:
+    options = problem_options(posed(395))
+    prefill, decode, mixed = (
+        next(o for o in options if o.role == role) for role in ("prefill", "decode", "mixed")
+    )
+    shares = estimated(
+        [prefill, decode, mixed],
+        np.array([0.25, 0.5, 0.125]),
+        np.array([[2.0, 3.0, 0.0], [4.0, 1.0, 2.0], [0.0, 0.0, 8.0]]),
+    )
+    assert shares.tolist() == [0.5, 0.75, 1.0]
+
+
+def test_looks_around_the_best_fleet_where_more_workers_hurt() -> None:
+    """A simulator to which four and two workers will do, but not three."""
+    option = next(o for o in problem_options(posed(42)) if o.role == "mixed")
+
+    class Odd:
+        def __init__(self) -> None:
+            self.told: dict[tuple[tuple[str, int], ...], bool] = {}
+
+        def holds(self, fleets: list[Counts]) -> list[bool]:
+            self.told |= {named(counts): counts[0][1] in (2, 4) for counts in fleets}
+            return [counts[0][1] in (2, 4) for counts in fleets]
+
+    best = near(((option, 4),), Limits({}), Odd(), lambda: True)  # type: ignore[arg-type]
+    assert best == ((option, 2),)
+    assert near(((option, 4),), Limits({}), Odd(), lambda: False) == ((option, 4),)  # type: ignore[arg-type]
+
+
+def test_pools_have_one_order() -> None:
+    first, second = problem_options(posed(42))[:2]
+    assert in_order([(second, 1), (first, 2)], [first, second]) == ((first, 2), (second, 1))
+    assert in_order([(second, 1), (first, 0)], [first]) == ((second, 1),)
