@@ -153,17 +153,17 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
     count, rows = 0, limits.rows()
     left = [amount * (1 + 1e-9) for _, amount in rows]
     uses = {option.name: [limits.use(row, option.type) for row, _ in rows] for option in options}
-    for many in range(1, len(options) + 1):
-        last, before = options[many - 1], options[: many - 1]
+    possible = [j for j, option in enumerate(options) if option.objective < value]
+    for many, at in enumerate(possible):
         for size in range(most_types):
-            for others in itertools.combinations(range(len(before)), size):
-                chosen = [*(before[j] for j in others), last]
-                if not _serve(chosen):
+            for others in itertools.combinations(possible[:many], size):
+                chosen = [options[j] for j in (*others, at)]
+                if sum(option.objective for option in chosen) >= value or not _serve(chosen):
                     continue
                 numbers = list(_filled_by([(option, uses[option.name]) for option in chosen], left, value))
                 if numbers:
                     vectors = np.zeros((len(numbers), len(options)), np.int32)
-                    vectors[:, [*others, many - 1]] = numbers
+                    vectors[:, [*others, at]] = numbers
                     found.append(vectors)
                     count += len(numbers)
                 if count > MOST_CANDIDATES:
