@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from plans import CATALOG
 from questions import question, traffic
 
 from planner.domain import OWNED
+from planner.io.files import write_files
+from planner.reports import output
 from planner.reports.output import to_json
 from planner.reports.report import render
 from planner.search.best_fleet import search
@@ -16,6 +19,7 @@ from planner.search.bounds import lower_bound
 from planner.search.certify import plan
 from planner.search.owned import owned_first, paid, paid_at_least
 from planner.search.pose import pose
+from planner.search.written_plan import read_plan
 from planner.solvers.master import Option
 
 H100 = {"h100-80g": 64}
@@ -55,7 +59,7 @@ def test_the_bound_is_below_every_fleet_that_holds() -> None:
     assert paid(problem, found.best) == pytest.approx(found.value)
 
 
-def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save() -> None:
+def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save(tmp_path: Path) -> None:
     """12 owned H100 at their limit: 12 x 0.1092 = 1.31 USD/h; six are rented on one node of eight."""
     prices = {"h100-80g": {"on_demand": "3 usd/h", "reserved_1y": "2 usd/h"}}
     fleet = {"gpus": H100, "owned": {"h100-80g": 12}, "electricity": PAID, "prices": prices}
@@ -72,6 +76,13 @@ def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save()
     assert document["usd_per_million"]["tokens"] == pytest.approx(paid_usd / tokens * 1e6)
     said = [fact for fact in document["facts"]["assumptions"] if fact["kind"] == "electricity-counted"]
     assert said == [{"kind": "electricity-counted", "usd_per_kwh": 0.12, "pue": 1.3, "of": "owned"}]
+    write_files(tmp_path, output.render(found))
+    again, _ = read_plan(tmp_path, CATALOG)
+    written = [(each.term, each.sources, each.at_planned) for each in again.certificate.commitments]
+    assert written == [(c.term, c.sources, c.at_planned) for c in found.certificate.commitments]
+    assert again.certificate.commitments[1].needed_frac == pytest.approx(2 / 3)
+    assert again.bill.electricity_usd_per_h == pytest.approx(found.bill.electricity_usd_per_h)
+    assert again.bill.usd_per_h == pytest.approx(found.bill.usd_per_h)
     page = render(found)
     assert "electricity of owned GPUs" in page and "The same fleet by other terms" in page
 
