@@ -29,12 +29,12 @@ from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
 from planner.search.problem import Problem
 from planner.search.production import (
+    LEAST_SEARCH,
     cheaper_kept,
     cheapest_kept,
     grown,
     in_most,
     in_production,
-    limited,
     may_miss,
     with_more,
 )
@@ -47,10 +47,11 @@ TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
 BESIDE_REQUESTS, BESIDE_LEAST = 1_000_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
+AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
 NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
-MOST_NEAR = 16  # fleets of about one price among which the roomiest is looked for
+MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +146,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
         asked, least = grown(in_most(problem, futures, may_miss(safety, len(futures))), best)
+        if least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best):
+            least = cheaper_kept(asked, paper, least, start)
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
 
@@ -221,9 +224,10 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 def _with_a_loss(production: Tried, paper: Found) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
     asked = production.asked
-    lossy = limited(replace(asked, oracle=replace(asked.oracle, spare_workers=1)))
+    lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
     more = with_more(production.best, 1)
-    found = cheaper_kept(lossy, paper, more if asked.allows(more) else None, any_mix=False)
+    known = more if asked.allows(more) else None
+    found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
     if found is None:
         return Answered("with-a-loss", (), None, None, None)
     return _answered(
@@ -273,7 +277,7 @@ def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
 
 def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
-    problem = limited(problem)
+    problem = replace(problem, most_effort=problem.oracle.effort() + NEAR_EFFORT)
     end = ends(problem.oracle, best).headroom
     room = min(end.traffic_frac, end.steps_frac)
     for counts in itertools.islice(_near(problem, paper, best), MOST_NEAR):
