@@ -10,7 +10,7 @@ does for a row: a row that says nothing about a router is lacking there, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -639,7 +639,7 @@ def answer(row: Queue | Routing, router: str) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a router does by one of its names, as the simulator does it: by `routing`, which `differs` from it.
+    """What a router does by one of its names, as the simulator does it: by `routing`; in what it `differs`.
 
     `settings` are fields of `Policies` that the router has no say in, `otherwise` those that it takes where
     the plan's routing is lacking. `back` chooses among decode workers where `routing` looks at caches.
@@ -680,7 +680,10 @@ RULES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
         },
         ENDPOINT_PICKER: _OF_PICKER,
         ENDPOINT_PICKER_DECODE: _OF_PICKER,
-        KSERVE: {**_OF_PICKER, GATEWAY: Rule(_TWO.routing, "is Envoy's least request unless you set another")},
+        KSERVE: {
+            **_OF_PICKER,
+            GATEWAY: Rule(_TWO.routing, "is Envoy's least request unless you set another"),
+        },
         DYNAMO: {
             "least-loaded": Rule("least-outstanding"),
             "power-of-two": _TWO,
@@ -724,6 +727,15 @@ class Deployed:
     policies: Policies
     differs: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        return router_name(self.router, self.told)
+
+
+def router_name(router: str, told: Iterable[str]) -> str:
+    """For instance "vllm-router by round_robin"."""
+    return f"{router} by {' and '.join(dict.fromkeys(told))}"
+
 
 def deployed(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
     """What routes where a plan with these policies is deployed: to mixed workers, or to pairs."""
@@ -749,7 +761,7 @@ def deployed(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
     return Deployed(ROUTERS[router].title, tuple(told), replace(policies, **changed), named)
 
 
-def lacks(policies: Policies, target: str) -> bool:
-    """Whether the target has another rule in place of the plan's routing, for mixed workers and for pairs."""
-    row = ROUTING[policies.routing]
+def lacks(routing: str, target: str) -> bool:
+    """Whether the target has another rule in its place, for mixed workers and for pairs."""
+    row = ROUTING[routing]
     return all(answer(row, router).is_lacking for router in ROUTERS_OF[target][:2])

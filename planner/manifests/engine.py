@@ -288,7 +288,10 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
     """
 
     def nearest(policy: str, role: Role) -> str:
-        has_choice, router = workers_of(fleet, role) > 1, VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS
+        has_choice, router = (
+            workers_of(fleet, role) > 1,
+            VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS,
+        )
         return answer(ROUTING[policy], router).name if has_choice else "round_robin"
 
     routing, decode_routing = fleet.policies.routing, fleet.policies.decode_routing

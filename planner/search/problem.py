@@ -102,7 +102,9 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
         lengths = problem.hits.lengths()
     elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
         lengths = distinct_lengths(problem.trace)
-    return replace(problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies))
+    of_pairs = problem.task.policies_of_pairs(policies)
+    oracle = replace(problem.oracle, policies=policies, of_pairs=of_pairs if of_pairs != policies else None)
+    return replace(problem, lengths=lengths, oracle=oracle)
 
 
 def on_all_draws(problem: Problem) -> Problem:
