@@ -208,14 +208,12 @@ def _(fact: facts.Neighbour) -> str:
 
 @sentence.register
 def _(fact: facts.RoutersMiss) -> str:
-    """For instance "under the router of lws (vllm-router by random): ttft p90 6 s, limit 5 s: not kept"."""
+    """For instance "the SLO is not kept under the router of lws (vllm-router by random): ttft p90 6 s"."""
     targets: dict[tuple[str, str], list[str]] = {}
     for each in fact.missed:
-        said = f"{decided_text(each)}: not kept"
-        targets.setdefault((router_text(each), said), []).append(each.target)
-    return "; ".join(
-        f"under the router of {', '.join(names)} ({router}): {said}"
-        for (router, said), names in targets.items()
+        targets.setdefault((router_text(each), decided_text(each)), []).append(each.target)
+    return "the SLO is not kept under the router of " + "; of ".join(
+        f"{', '.join(names)} ({router}): {said}" for (router, said), names in targets.items()
     )
 
 

@@ -5,18 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
-from planner.policies import (
-    ADMISSION,
-    BATCHING,
-    POOLS,
-    QUEUE,
-    ROUTERS,
-    ROUTING,
-    RULES,
-    VLLM,
-    Policy,
-    answer,
-)
+from planner.policies import ADMISSION, BATCHING, POOLS, QUEUE, ROUTERS, ROUTING, RULES, VLLM, Policy, answer
 
 ENGINE_NAMES = {"stepwise": "step by step", "distserve": "distserve", "splitwise": "splitwise"}
 SHOWN = ("vllm-router", "endpoint-picker", "dynamo", "ray-serve", "production-stack")
