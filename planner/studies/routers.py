@@ -78,8 +78,9 @@ def _matters(fleet: Fleet, policies: Policies) -> Key:
 
 
 def _verdict(plan: Plan, policies: Policies) -> Verdict:
-    fleet = replace(plan.fleet, policies=policies)
-    return judge(simulate(fleet, plan.trace, limits=plan.slo.limits, record=True), plan.slo)
+    fleet, slo = replace(plan.fleet, policies=policies), plan.slo
+    has_gaps = slo.every_s is not None or any(limit.metric == "tbt" for limit in slo.limits)
+    return judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
 
 
 def _under(target: str, routed: Deployed, verdict: Verdict, plan: Plan) -> UnderRouter:
