@@ -603,18 +603,13 @@ def _routings(section: Section, target: str | None) -> tuple[tuple[str, ...], bo
             f"of {', '.join(PLANNED_ROUTINGS)}"
         )
     if target is not None and (lacking := [name for name in routings if lacks(name, target)]):
-        routes = deployed(Policies(routing=lacking[0], prefix_cache=has_cache), target, is_pair=False)
+        instead = deployed(Policies(routing=lacking[0]), target, is_pair=False).told[0]
+        has = ", ".join(name for name in known if not lacks(name, target))
         raise InputError(
-            f"{section.at('routing')}: {target} (deploy) cannot route by {lacking[0]}, it has "
-            f"{', '.join(_told(target))}; {routes.told[0]} would be in its place: leave routing out to plan "
-            "with that, or take one of those"
+            f"{section.at('routing')}: {target} (deploy) cannot route by {lacking[0]}, it has {has}; "
+            f"{instead} would be in its place: leave routing out to plan with that, or take one of those"
         )
     return routings, has_cache
-
-
-def _told(target: str) -> list[str]:
-    """The routings that a plan may choose and the target can be told."""
-    return [name for name in PLANNED_ROUTINGS + PLANNED_WITH_CACHES if not lacks(name, target)]
 
 
 def _choices(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
