@@ -219,11 +219,12 @@ class Task:
         routed = [deployed(policies, self.deploy, is_pair=False).policies for policies in found]
         return tuple(dict.fromkeys(routed))
 
-    def policies_of_pairs(self, policies: Policies) -> Policies:
-        """The same for prefill and decode workers, to which a target's router may route in another way."""
+    def policies_of_pairs(self, policies: Policies) -> Policies | None:
+        """The same for prefill and decode workers; None where a target's router treats all alike."""
         if self.deploy is None:
-            return policies
-        return deployed(policies, self.deploy, is_pair=True).policies
+            return None
+        of_pairs = deployed(policies, self.deploy, is_pair=True).policies
+        return None if of_pairs == policies else of_pairs
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
         """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""

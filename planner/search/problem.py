@@ -103,8 +103,9 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
     elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
         lengths = distinct_lengths(problem.trace)
     of_pairs = problem.task.policies_of_pairs(policies)
-    oracle = replace(problem.oracle, policies=policies, of_pairs=of_pairs if of_pairs != policies else None)
-    return replace(problem, lengths=lengths, oracle=oracle)
+    return replace(
+        problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies, of_pairs=of_pairs)
+    )
 
 
 def on_all_draws(problem: Problem) -> Problem:
