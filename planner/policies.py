@@ -105,6 +105,8 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "production-stack": (STACK, STACK_PAIRS, STACK_PAIRS),
     }
 )
+# of these a deployment has either mixed workers or pairs, and of those pairs alone
+ONE_KIND, ONLY_PAIRS = ("llm-d", "production-stack"), ("disaggregatedset",)
 
 
 Weights = tuple[float, float, float, float]
