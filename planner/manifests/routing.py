@@ -13,12 +13,12 @@ from planner.policies import QUEUE, ROUTERS, ROUTERS_OF, ROUTING, VLLM, Answer, 
 def notes(fleet: Fleet, target: str) -> list[str]:
     """A sentence for every policy of the plan that the target lacks, or has in another shape."""
     policies = fleet.policies
-    mixed, pairs = ROUTERS_OF[target]
+    mixed, prefill, decode = ROUTERS_OF[target]
     found: dict[str, None] = {}
     asked_of: tuple[tuple[Role, str, str], ...] = (
         ("mixed", mixed, policies.routing),
-        ("prefill", pairs, policies.routing),
-        ("decode", pairs, policies.decode_routing),
+        ("prefill", prefill, policies.routing),
+        ("decode", decode, policies.decode_routing),
     )
     for role, router, asked in asked_of:
         if engine.workers_of(fleet, role) < 2:
