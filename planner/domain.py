@@ -11,9 +11,20 @@ from planner.units import percentile_name
 
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
 KV_BLOCK_TOKENS = 16
-SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market
+SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market,
+OWNED = "@owned"  # of one that is owned: it takes no new money
 # backlog test: this share of the last requests waits no longer than the limit on TTFT, or so long
 STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
+
+
+def row_of(gpu: str) -> str:
+    """The name of a GPU's row, "h100-80g" for "h100-80g@spot" and "h100-80g@owned"."""
+    return gpu.removesuffix(SPOT).removesuffix(OWNED)
+
+
+def market_of(gpu: str) -> str:
+    """How a GPU of this name is come by: "@spot", "@owned", or nothing where it is rented."""
+    return gpu[len(row_of(gpu)) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,8 @@ class Gpu:
     mixed_kv_bytes_per_s: float | None = None  # of decodes' KV beside prefills, read once per query head
     fp4_flops_per_s: float | None = None
     unchecked: str = ""
+    is_sold_whole: bool = False  # by the node of `gpus_per_node`, not by the GPU
+    energy_usd_per_kwh: float = 0.0  # of what it draws, with the site's share; 0 where its price has that
 
     def __post_init__(self) -> None:
         for quantity in (
@@ -76,11 +89,25 @@ class Gpu:
                 raise CatalogError(f"GPU {self.name}: {quantity} is {getattr(self, quantity)}, must be > 0")
         if not self.price_usd_per_h >= 0:
             raise CatalogError(f"GPU {self.name}: price_usd_per_h is {self.price_usd_per_h}, must be >= 0")
+        if not self.energy_usd_per_kwh >= 0:
+            raise CatalogError(
+                f"GPU {self.name}: energy_usd_per_kwh is {self.energy_usd_per_kwh}, must be >= 0"
+            )
         if min(self.prefill_slowdown, self.decode_slowdown) < 1:
             raise CatalogError(f"GPU {self.name}: a slowdown is below 1")
         for quantity in ("fp8_flops_per_s", "fp4_flops_per_s", "mixed_kv_bytes_per_s"):
             if (rate := getattr(self, quantity)) is not None and not rate > 0:
                 raise CatalogError(f"GPU {self.name}: {quantity} is {rate}, must be > 0")
+
+    @property
+    def electricity_usd_per_h(self) -> float:
+        """At provisioned power, all the time."""
+        return self.power_w / 1e3 * self.energy_usd_per_kwh
+
+    @property
+    def usd_per_h(self) -> float:
+        """Its price and its electricity."""
+        return self.price_usd_per_h + self.electricity_usd_per_h
 
     @property
     def board_w(self) -> float:

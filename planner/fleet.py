@@ -128,7 +128,8 @@ class WorkerType:
 
     @property
     def price_usd_per_h(self) -> float:
-        return self.gpus * self.gpu.price_usd_per_h
+        """Of its GPUs, with their electricity where that is paid beside them."""
+        return self.gpus * self.gpu.usd_per_h
 
     @property
     def host(self) -> tuple[HostTime, HostTime]:

@@ -26,9 +26,16 @@ _FACTORS: dict[str, dict[str, float]] = {
     "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2.0**20, "GiB": 2.0**30},
     "w": {"W": 1.0, "kW": 1e3, "MW": 1e6},
     "usd_per_h": {"usd/h": 1.0, "USD/h": 1.0, "$/h": 1.0, "usd/day": 1 / 24, "usd/month": 1 / 730},
+    "usd_per_kwh": {"usd/kWh": 1.0, "USD/kWh": 1.0, "$/kWh": 1.0, "usd/MWh": 1e-3},
     "rps": {"rps": 1.0, "req/s": 1.0, "/s": 1.0, "req/min": 1 / 60},
 }
-_NEEDS_UNIT = {"s": ("ms", "s"), "bytes_per_s": ("GB/s",), "bytes": ("GB",), "w": ("W", "kW")}
+_NEEDS_UNIT = {
+    "s": ("ms", "s"),
+    "bytes_per_s": ("GB/s",),
+    "bytes": ("GB",),
+    "w": ("W", "kW"),
+    "usd_per_kwh": ("usd/kWh",),
+}
 LARGEST = 1e18  # of any quantity in the library's unit; what is larger overflows where it is multiplied
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
@@ -37,7 +44,8 @@ def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> flo
     """Read `value` ("200 ms", "2 usd/h", 2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
 
     A bare number of requests/s or USD/h is one. Seconds, bytes and Watts need their unit: 2000 may be
-    milliseconds or seconds, and who guesses wrong plans for half an hour what nobody asked. Only 0 needs
+    milliseconds or seconds, and who guesses wrong plans for half an hour what nobody asked. So does the price
+    of a kWh, 12 being cents. Only 0 needs
     none, and with `bare` the field's name says the unit. `where` names the field in the error message.
     """
     factors = _FACTORS[unit]
@@ -61,7 +69,13 @@ def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> flo
     return number
 
 
-_WRITTEN = {"GB/s": (1e9, "B/s"), "ms": (1e-3, "s"), "s": (1.0, "s"), "usd/h": (1.0, "usd/h")}
+_WRITTEN = {
+    "GB/s": (1e9, "B/s"),
+    "ms": (1e-3, "s"),
+    "s": (1.0, "s"),
+    "usd/h": (1.0, "usd/h"),
+    "usd/kWh": (1.0, "usd/kWh"),
+}
 
 
 def exactly(value: float, unit: str) -> str:

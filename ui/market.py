@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.documents.task import Task
-from planner.domain import SPOT, Gpu
+from planner.domain import Gpu, market_of, row_of
 from planner.units import quantity
 from ui.store import Document
 
@@ -45,12 +45,12 @@ MADE_UP: Document = {
 
 def kinds(plan: Document) -> list[str]:
     """The GPUs of a plan; those on spot count as the others."""
-    return sorted({pool["gpu"].removesuffix(SPOT) for pool in plan["workers"]})
+    return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
 
 
 def firm_price(plan: Document, gpu: Gpu) -> str:
     """What a plan of one kind of GPU pays for it, or what the catalog says where it has it on spot."""
-    is_firm = not any(pool["gpu"].endswith(SPOT) for pool in plan["workers"])
+    is_firm = not any(market_of(pool["gpu"]) for pool in plan["workers"])
     usd = plan["cost_usd_per_h"] / plan["gpus"] if is_firm else gpu.price_usd_per_h
     return f"{usd:.6g} usd/h"
 

@@ -222,7 +222,9 @@ def _print_written(out: Path, written: tuple[str, ...]) -> None:
 
 def _print_tables(found: Plan) -> None:
     from planner.reports.output import verdict_document
+    from planner.reports.words import commitment_rows
 
+    by_gpu = "USD/h by the GPU" if found.bill.idle_gpus else "USD/h"
     has_drafts = any(pool.type.speculation for pool in found.fleet.pools)
     has_ranks = any(pool.type.dp > 1 for pool in found.fleet.pools)
     rows = [
@@ -236,12 +238,15 @@ def _print_tables(found: Plan) -> None:
             "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
             **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),
-            "USD/h": round(pool.count * pool.type.price_usd_per_h, 2),
+            by_gpu: round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in found.fleet.pools
     ]
     print_rows(rows, "fleet")
     print_rows(slo_rows(verdict_document(found.verdict), found.slo), "SLO")
+    if found.certificate.commitments:
+        head, terms = commitment_rows(found)
+        print_rows([dict(zip(head, row, strict=True)) for row in terms], "the same fleet by other terms")
 
 
 def _print_several(found: SharedPlan, out: Path) -> None:

@@ -20,6 +20,7 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.commands.whatif import SloArgument, TimeOption, TraceArgument, study_of
+from planner.domain import OWNED
 from planner.errors import InputError
 from planner.units import quantity, show_s
 
@@ -105,7 +106,10 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
         print_rows(rows, "drift (medians; D is the share of requests by which the distributions differ)")
     head = "keep what runs" if document["keeps"] else f"change to {document['fleet']}"
     console.print(head, style="bold", markup=False)
-    print_rows([dict(move) for move in document["moves"]], "workers")
+    moves = document["moves"]
+    print_rows([dict(move) for move in moves], "workers")
+    if any(move["worker"].split()[1].endswith(OWNED) and move["after"] < move["before"] for move in moves):
+        console.print("owned workers that stop are switched off, not sold: their electricity is saved")
     rows = [
         {
             "limit": line["limit"],

@@ -31,7 +31,7 @@ from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
 from planner.documents.spreads import SpreadRow, spread_of
 from planner.documents.spreads import parse_row as parse_spread_row
-from planner.domain import SPOT, AllReduce, Gpu, Slo
+from planner.domain import OWNED, AllReduce, Gpu, Slo, market_of, row_of
 from planner.errors import CatalogError, InputError
 from planner.io.files import is_path, read_yaml, repository_dir
 from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
@@ -53,6 +53,7 @@ GPU_KEYS = (
     "link_bandwidth",
     "power",
     "gpus_per_node",
+    "sold_as",
     "price",
     "price_source",
     "price_date",
@@ -64,6 +65,7 @@ GPU_KEYS = (
     "all_reduce",
     "mixed_kv_bandwidth",
 )
+SOLD_AS = ("gpu", "node")
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
@@ -116,10 +118,13 @@ class Catalog:
     )
 
     def gpu(self, name: str) -> Gpu:
-        """By name or alias, whatever the case; "h100-80g@spot" is the same GPU on the spot market."""
-        if found := self.gpu_aliases.get(name.lower().removesuffix(SPOT)):
-            gpu = self.gpus[found]
-            return replace(gpu, name=gpu.name + SPOT) if name.lower().endswith(SPOT) else gpu
+        """By name or alias, whatever the case; "h100-80g@spot" is the same GPU on the spot market, and
+        "h100-80g@owned" one that takes no new money.
+        """
+        if found := self.gpu_aliases.get(row_of(name.lower())):
+            gpu, market = self.gpus[found], market_of(name.lower())
+            price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
+            return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
         raise _unknown("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
 
     def llm(self, name: str) -> Llm:
@@ -141,7 +146,7 @@ class Catalog:
         row of the same shape and format of weights. `ep`: every GPU has whole experts; without, each has a
         slice of all, where there is a fit of that. `dp`: so many ranks of `tp` GPUs each share whole experts.
         """
-        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        gpu = self.gpus.get(row_of(gpu.name), gpu)
         names = self._same_shape(llm)
         split = tp, dp > 1 or (ep and llm.is_mixture and tp > 1), dp
         if own := self._fit_of(names, gpu.name, split):
@@ -161,7 +166,7 @@ class Catalog:
         """
         if not llm.is_mixture or tp == 1:
             return (False,)
-        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
                 if found := sorted(
@@ -174,7 +179,7 @@ class Catalog:
         """Of how many data-parallel ranks of `tp` GPUs, more than one, there are fits; None where there is no
         fit of this LLM on this GPU at all, so that the roofline speaks for all.
         """
-        gpu = self.gpus.get(gpu.name.removesuffix(SPOT), gpu)
+        gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
                 if found := self._fits_of(name, of):
@@ -380,6 +385,7 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
         link_bytes_per_s=row.quantity("link_bandwidth", "bytes_per_s"),
         power_w=row.quantity("power", "w"),
         gpus_per_node=row.whole("gpus_per_node"),
+        is_sold_whole=row.one_of("sold_as", SOLD_AS, "gpu") == "node",
         price_usd_per_h=row.quantity("price", "usd_per_h"),
         node_selector=row.written("node_selector"),
         base=base,

@@ -21,6 +21,7 @@ from planner.documents.facts import (
     Assumed,
     Assuming,
     Binding,
+    Commitment,
     Fact,
     FuturesDrawn,
     Neighbour,
@@ -76,8 +77,8 @@ class Alternative:
 class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
-    All of it but `answers`, `futures`, `repeats` and `routers` is about the cheapest fleet on paper: on the
-    traffic and with the step times as they are written.
+    All of it but `answers`, `futures`, `commitments`, `repeats` and `routers` is about the cheapest fleet on
+    paper: on the traffic and with the step times as they are written.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -114,6 +115,7 @@ class Certificate:
     futures: FuturesDrawn | None = None  # None: planned on paper alone
     deploy: str | None = None  # the deployment target as which fleets were routed
     routers: tuple[UnderRouter, ...] = ()  # of the deployment targets that can run the plan
+    commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
 
     def answer(self, name: AnswerName) -> Answered | None:
         """One of the three; None where it was not asked for."""
@@ -158,6 +160,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
         ],
         **{name: [say(fact) for fact in getattr(certificate, name)] for name in SAID},
         "answers": [_values(answer) for answer in certificate.answers],
+        "commitments": [_values(each) for each in certificate.commitments],
         "futures": None if certificate.futures is None else _values(certificate.futures),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
         "routers": [_values(each) for each in certificate.routers],

@@ -437,6 +437,15 @@ class NotOffered:
 
 
 @dataclass(frozen=True, slots=True)
+class ElectricityCounted:
+    """Prices have electricity in them, at provisioned power: of "owned" GPUs alone, or of "all"."""
+
+    usd_per_kwh: float
+    pue: float
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
 class SloInSeconds:
     """A relative SLO was turned into seconds, by an idle worker of this kind."""
 
@@ -624,6 +633,21 @@ class Price:
     date: str
 
 
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """What is paid for the plan's fleet by one term: "on-demand", "reserved-1y" or "reserved-3y".
+
+    It pays from `needed_frac` of the hours on that one would rent on demand; None where that costs nothing.
+    `sources` say whose price of which GPU; `at_planned` are GPUs without this term, at the planned price.
+    """
+
+    term: str
+    usd_per_h: float
+    needed_frac: float | None
+    sources: tuple[str, ...]
+    at_planned: tuple[str, ...]
+
+
 HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0  # how finely, and how far, headroom is looked for
 
 
@@ -696,6 +720,7 @@ class Answered:
     headroom: Headroom | None = None
     breaks_by_traffic: tuple[Limit, ...] = ()
     breaks_by_steps: tuple[Limit, ...] = ()
+    paid_usd_per_h: float | None = None  # whole nodes where they are sold so; usd_per_h is by the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -957,6 +982,7 @@ Assuming = (
     | SmallCaches
     | UncheckedLeftOut
     | NotOffered
+    | ElectricityCounted
     | SloInSeconds
     | OthersLeave
 )

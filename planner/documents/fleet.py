@@ -11,7 +11,8 @@
     events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
 
 Only `llm` and, of every worker, `gpu` are needed. `latency` is a fit's file beside this one, or the fit
-itself; without it the catalog's is used. `prices` (per GPU and hour) replace the catalog's.
+itself; without it the catalog's is used. `prices`, `sold_as` and `electricity` (paid.py) replace the
+catalog's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from planner.documents.fits import (
 from planner.documents.lora import lora_document, parse_lora
 from planner.documents.network import KEYS as NETWORK_KEYS
 from planner.documents.network import network_document, parse_network
+from planner.documents.paid import KEYS as PAID_KEYS
+from planner.documents.paid import Paid, paid_document, parse_paid
 from planner.documents.speculative import (
     asked_of_engine,
     check_scheduling,
@@ -49,7 +52,7 @@ from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Policies, Pool, Role, WorkerType
 from planner.io.files import read_yaml
-from planner.io.values import Section, Wording, errors_as, mapping, refuse_unknown, refused, rows
+from planner.io.values import Section, Wording, mapping, refuse_unknown, refused, rows
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, slots_of
@@ -61,10 +64,21 @@ from planner.units import exactly
 
 Document = Mapping[str, Any]
 
-FLEET_KEYS = ("llm", "workers", "policies", "engine", "lora", "network", "events", "prices", "max_model_len")
+FLEET_KEYS = (
+    "llm",
+    "workers",
+    "policies",
+    "engine",
+    "lora",
+    "network",
+    "events",
+    *PAID_KEYS,
+    "max_model_len",
+)
 PLAN_KEYS = (
     "status",
     "cost_usd_per_h",
+    "bill",
     "power_w",
     "power",
     "gpus",
@@ -190,7 +204,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     file = Section.of(document, path, wording=WORDING)
     llm = _llm(document, path, catalog)
     decided, budget_tokens = _policies(file.part("policies", POLICY_KEYS))
-    prices = _prices(file.part("prices"), catalog)
+    paid = parse_paid(file, catalog)
     rows_of_engines = catalog.engines.values()
     engine = engine_of_fleet(document, rows_of_engines, file.at("engine"), batching=decided.batching)
     asked = asked_of_engine(document.get("engine"))
@@ -217,7 +231,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
         if "speculative" in row:
             where = row.at("speculative")
             own = only(parse_speculative(row.get("speculative"), llm, catalog, where), where)
-        pool = _pool(row, number, llm, catalog, prices, budget_tokens, path.parent, own, lora)
+        pool = _pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora)
         pool = replace(pool, type=replace(pool.type, engine=drafting(engine, own)))
         if any(pool.name == other.name for other in pools):
             raise InputError(f"{row.at('name')}: {pool.name!r} is given twice; give each pool its own name")
@@ -262,7 +276,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
         "engine": NONE if fleet.engine is None else engine_document(fleet.engine),
         **({} if (lora := fleet.lora) is None else {"lora": lora_document(lora)}),
         "network": network_document(fleet.network),
-        "prices": {pool.type.gpu.name: exactly(pool.type.gpu.price_usd_per_h, "usd/h") for pool in pools},
+        **paid_document(pool.type.gpu for pool in pools),
     }
 
 
@@ -306,7 +320,7 @@ def _pool(
     number: int,
     llm: Llm,
     catalog: Catalog,
-    prices: Mapping[str, float],
+    paid: Paid,
     budget_tokens: int,
     directory: Path,
     speculation: Speculation | None,
@@ -323,7 +337,7 @@ def _pool(
         gpu = catalog.gpu(row.get("gpu"))
     except InputError as error:
         raise InputError(f"{row.at('gpu')}: {error}") from None
-    gpu = replace(gpu, price_usd_per_h=prices.get(gpu.name, gpu.price_usd_per_h))
+    gpu = paid.of(gpu)
     tp = _tp(row, llm, gpu)
     tokens = row.whole("max_num_batched_tokens", budget_tokens, most=MOST_STEP_TOKENS)
     width = 1 if speculation is None else speculation.most_tokens
@@ -560,11 +574,3 @@ def _events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ...]:
         kind = cast(Literal["down", "up", "slow"], kinds[0])
         events.append(Disturbance(time_s, kind, names.index(name), factor))
     return tuple(events)
-
-
-def _prices(section: Section, catalog: Catalog) -> dict[str, float]:
-    prices = {}
-    for name in section.values:
-        with errors_as(InputError, section.where):
-            prices[catalog.gpu(str(name)).name] = section.at_least(name, "usd_per_h")
-    return prices

@@ -3,8 +3,8 @@
     llm: meta-llama/Llama-3.1-70B
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
     traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}
-    fleet: {gpus: {a100-80g: 64}, prices: {a100-80g: 1.50 usd/h}, network: {bandwidth: 50 GB/s},
-            host_overhead: 2 ms}                                    # or, for all GPUs: {unchecked: true}
+    fleet: {gpus: {a100-80g: 64}, owned: {a100-80g: 24}, prices: {a100-80g: 1.50 usd/h},
+            network: {bandwidth: 50 GB/s}, host_overhead: 2 ms}     # or, for all GPUs: {unchecked: true}
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
@@ -30,15 +30,19 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from planner.documents.catalog import Catalog
+from planner.documents.commitments import KEYS as COMMITTED
+from planner.documents.commitments import parse_commitments
+from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine import default_engine, parse_engine
 from planner.documents.lora import parse_lora
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import Offer, Term, offer_of
+from planner.documents.owned import parse_owned, parse_sold_as, rentable, with_owned
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
-from planner.domain import SPOT, Gpu, Slo
+from planner.domain import OWNED, SPOT, Gpu, Slo, row_of
 from planner.errors import CatalogError, InputError
 from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
 from planner.io.files import is_path, read_yaml
@@ -88,6 +92,9 @@ _KEYS = (
 )
 _FLEET_KEYS = (
     "gpus",
+    "owned",
+    "sold_as",
+    "electricity",
     "unchecked",
     "per_gpu",
     "pp",
@@ -101,7 +108,7 @@ _FLEET_KEYS = (
 )
 _PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
 _FIRM: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
-_PRICE_KEYS = ("on_demand", "reserved", "spot", "spot_interruptions_per_h", "spot_restart")
+_PRICE_KEYS = ("on_demand", "reserved", *COMMITTED, "spot", "spot_interruptions_per_h", "spot_restart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,8 @@ class Task:
     """What is asked: one LLM, one promise, the traffic and the machines we may use.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None meaning as
-    many as it takes; `left_out` are those that nobody checked and nobody asked for. With `slowdowns` the
+    many as it takes, and `owned` how many of these are there already; `left_out`
+    are those that nobody checked and nobody asked for. With `slowdowns` the
     limits of `slo` are still to be derived from the reference worker. A plan runs around the clock, so
     `prices_usd_per_h` holds the reserved price where there is one.
     """
@@ -145,6 +153,9 @@ class Task:
     llm: str
     slo: Slo
     stock: Mapping[str, int | None]
+    owned: Mapping[str, int] = field(default_factory=dict)
+    sold_whole: Mapping[str, bool] = field(default_factory=dict)  # instead of the catalog's, by row
+    electricity: Electricity | None = None  # paid beside the prices of GPUs; None: not counted
     left_out: tuple[str, ...] = ()
     per_gpu: bool | None = None  # whether to plan on each GPU type alone too; None: where that costs little
     slowdowns: Slowdowns | None = None
@@ -155,6 +166,7 @@ class Task:
     draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
     reserved: frozenset[str] = frozenset()  # GPUs of which that is the reserved price
+    terms: Mapping[str, Mapping[Term, Offer]] = field(default_factory=dict)  # on demand and commitments
     offers: Mapping[str, Offer] = field(default_factory=dict)  # those of these prices that a provider asks
     not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term
     spot: Mapping[str, Spot] = field(default_factory=dict)
@@ -184,9 +196,11 @@ class Task:
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
 
-        A GPU with a spot price is there twice, the second time as "h100-80g@spot"; both share one stock.
+        A GPU with a spot price is there twice, the second time as "h100-80g@spot", and so is one of which
+        some are owned, as "h100-80g@owned"; all share one stock.
         """
-        gpus = [catalog.gpu(name) for name, count in self.stock.items() if count != 0]
+        owned = [catalog.gpu(name + OWNED) for name in self.stock if self.owned.get(name)]
+        gpus = [catalog.gpu(name) for name, count in rentable(self.stock, self.owned).items() if count != 0]
         prices = self.prices_usd_per_h
         firm = [
             replace(gpu, price_usd_per_h=prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h)))
@@ -197,7 +211,25 @@ class Task:
             for gpu in gpus
             if (terms := self.spot_terms(gpu)) is not None
         ]
-        return (*firm, *on_spot)
+        return tuple(self._as_paid(gpu) for gpu in (*owned, *firm, *on_spot))
+
+    def _as_paid(self, gpu: Gpu) -> Gpu:
+        """By the node or by the GPU, and with electricity where that is counted."""
+        is_sold_whole = self.sold_whole.get(
+            row_of(gpu.name), self.sold_whole.get(gpu.base, gpu.is_sold_whole)
+        )
+        paid = self.electricity
+        is_counted = paid is not None and (paid.of == "all" or gpu.name.endswith(OWNED))
+        usd_per_kwh = paid.gpu_usd_per_kwh if paid is not None and is_counted else 0.0
+        return replace(gpu, is_sold_whole=is_sold_whole, energy_usd_per_kwh=usd_per_kwh)
+
+    @property
+    def stock_and_owned(self) -> dict[str, int | None]:
+        """The stock of each row of which some may be rented, owned GPUs among it, and how many
+        "h100-80g@owned" there are.
+        """
+        owned = {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
+        return {**rentable(self.stock, self.owned), **owned}
 
     def policies(self) -> tuple[Policies, ...]:
         """What may be chosen, best liked first: a fleet that does as well without caches comes first."""
@@ -228,7 +260,7 @@ class Task:
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
         """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""
-        return self.spot.get(gpu.name.removesuffix(SPOT), self.spot.get(gpu.base))
+        return self.spot.get(row_of(gpu.name), self.spot.get(gpu.base))
 
 
 def read_task(path: Path, catalog: Catalog) -> Task:
@@ -258,21 +290,7 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
     """The same from a mapping, as the UI holds it; `where` opens every error message."""
-    if "llms" in document:
-        raise InputError(
-            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
-            "anything else write one of them into a file of its own, with the fleet it may use"
-        )
-    refuse_unknown(document, _KEYS, where)
-    if not isinstance(document.get("llm"), str):
-        found = repr(document["llm"]) if "llm" in document else "nothing"
-        raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")
-    if ("slo" in document) == ("preset" in document):
-        found = "both" if "slo" in document else "neither"
-        raise InputError(
-            f"{where}: found {found} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
-            f"preset: one of {', '.join(catalog.slos)}"
-        )
+    _check_one_llm(document, catalog, where)
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     asked = Section.of(document, where)
     traffic = asked.part("traffic", ("rate", "scale", "window", "draws"))
@@ -287,16 +305,25 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         raise refused(traffic.at("window"), "expected text such as 'busiest 10 min'", window)
     try:
         llm = catalog.llm(document["llm"])
-        stock, left_out = _stock(fleet, llm, catalog)
+        owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
+        stock, left_out = _stock(fleet, owned, llm, catalog)
         prices, reserved, spot = _prices(fleet.part("prices"), catalog)
-        offers, not_offered, spot = _offers(fleet, stock, prices, spot, catalog)
+        terms = parse_commitments(fleet, rentable(stock, owned), catalog)
+        offers, not_offered, spot = _offers(fleet, rentable(stock, owned), prices, spot, catalog)
     except CatalogError as error:
         raise CatalogError(placed(error, where)) from None
     spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
     task = Task(
         llm=llm.name,
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
-        stock={name: count for name, count in stock.items() if name not in not_offered},
+        stock={
+            name: owned.get(name) if name in not_offered else count
+            for name, count in stock.items()
+            if name not in not_offered or name in owned
+        },
+        owned=owned,
+        sold_whole=sold_whole,
+        electricity=parse_electricity(fleet, owned),
         left_out=left_out,
         per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
@@ -307,6 +334,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         draws=traffic.whole("draws", 1),
         prices_usd_per_h={name: offer.usd_per_h for name, offer in offers.items()} | prices,
         reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},
+        terms=terms,
         offers=offers,
         not_offered=not_offered,
         spot=spot,
@@ -336,6 +364,25 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if task.objective == "throughput":
         _check_throughput(task, where)
     return task
+
+
+def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) -> None:
+    """One LLM, known keys, and an SLO or a preset of it."""
+    if "llms" in document:
+        raise InputError(
+            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
+            "anything else write one of them into a file of its own, with the fleet it may use"
+        )
+    refuse_unknown(document, _KEYS, where)
+    if not isinstance(document.get("llm"), str):
+        found = repr(document["llm"]) if "llm" in document else "nothing"
+        raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")
+    if ("slo" in document) == ("preset" in document):
+        found = "both" if "slo" in document else "neither"
+        raise InputError(
+            f"{where}: found {found} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
+            f"preset: one of {', '.join(catalog.slos)}"
+        )
 
 
 def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
@@ -392,7 +439,9 @@ def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
     return catalog.slos[name]
 
 
-def _stock(fleet: Section, llm: Llm, catalog: Catalog) -> tuple[dict[str, int | None], tuple[str, ...]]:
+def _stock(
+    fleet: Section, owned: Mapping[str, int], llm: Llm, catalog: Catalog
+) -> tuple[dict[str, int | None], tuple[str, ...]]:
     """What may be used, and what is left out because nobody checked it; who names a GPU wants it."""
     document, where = fleet.get("gpus"), fleet.at("gpus")
     if document is None:
@@ -402,8 +451,9 @@ def _stock(fleet: Section, llm: Llm, catalog: Catalog) -> tuple[dict[str, int | 
                 f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left)}); name "
                 "those that may be used, or add fleet: {unchecked: true}"
             )
-        return {name: None for name in catalog.gpus if name not in left}, left
-    stock = _named_stock(document, catalog, where)
+        stock: dict[str, int | None] = {name: None for name in catalog.gpus if name not in left}
+        return with_owned(stock, owned, fleet), tuple(name for name in left if name not in owned)
+    stock = with_owned(_named_stock(document, catalog, where, may_be_empty=bool(owned)), owned, fleet)
     unchecked = [name for name in stock if not catalog.is_checked(llm, catalog.gpus[name])]
     if unchecked and not fleet.flag("unchecked", True):
         raise InputError(
@@ -412,7 +462,7 @@ def _stock(fleet: Section, llm: Llm, catalog: Catalog) -> tuple[dict[str, int | 
     return stock, ()
 
 
-def _named_stock(document: Any, catalog: Catalog, where: str) -> dict[str, int | None]:
+def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: bool) -> dict[str, int | None]:
     if isinstance(document, list):
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}
@@ -422,7 +472,7 @@ def _named_stock(document: Any, catalog: Catalog, where: str) -> dict[str, int |
             raise InputError(f"{where}: {asked} is {name}, which is given twice; keep one")
         is_unlimited = count is None or count == "unlimited"
         stock[name] = None if is_unlimited else whole(count, f"{where}: {asked}", least=0)
-    if not any(count is None or count > 0 for count in stock.values()):
+    if not may_be_empty and not any(count is None or count > 0 for count in stock.values()):
         raise InputError(
             f"{where}: stock of every GPU is 0; allow at least one, or drop fleet: gpus to use all"
         )

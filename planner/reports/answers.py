@@ -29,11 +29,13 @@ def answer_rows(plan: Plan) -> Rows:
     """A line per answer: what it is, what it costs, in how many futures it is kept, how far it holds."""
     paper = plan.certificate.answer("on-paper")
     unit = plan.certificate.unit
+    is_by_node = any(_is_paid_otherwise(each) for each in plan.certificate.answers)
     rows: list[tuple[str, ...]] = [
         (
             LABELS[each.name],
             workers_text(each.workers) or "none within the limits",
             "-" if each.value is None else amount(each.value, unit),
+            *([_paid_text(each)] if is_by_node else []),
             ""
             if each.value is None or paper is None or paper.value is None or each is paper
             else costs_more(each.value, paper.value),
@@ -43,7 +45,19 @@ def answer_rows(plan: Plan) -> Rows:
         )
         for each in plan.certificate.answers
     ]
-    return ("Answer", "Fleet", unit, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
+    by_gpu = f"{unit} by the GPU" if unit == "USD/h" else unit
+    money = (by_gpu, "USD/h paid") if is_by_node else (unit,)
+    return ("Answer", "Fleet", *money, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
+
+
+def _is_paid_otherwise(answer: Answered) -> bool:
+    """Whether whole nodes are paid, with GPUs that idle."""
+    paid, by_gpu = answer.paid_usd_per_h, answer.usd_per_h
+    return paid is not None and by_gpu is not None and abs(paid - by_gpu) > 1e-9 * paid
+
+
+def _paid_text(answer: Answered) -> str:
+    return "-" if answer.paid_usd_per_h is None else amount(answer.paid_usd_per_h, "USD/h")
 
 
 def workers_text(workers: Sequence[Workers]) -> str:

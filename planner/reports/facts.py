@@ -164,8 +164,10 @@ def percent(share: float) -> str:
 
 
 def costs_more(cost: float, value: float) -> str:
-    if not math.isfinite(cost) or value <= 0:
+    if not math.isfinite(cost):
         return "not found"
+    if value <= 0:  # all of the plan is owned
+        return "the same" if cost <= 0 else "costs more"
     return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
 
 
@@ -701,6 +703,15 @@ def _(fact: facts.Cautioned) -> str:
 @sentence.register
 def _(fact: facts.OfLlm) -> str:
     return f"{fact.llm}: {sentence(fact.warning)}"
+
+
+@sentence.register
+def _(fact: facts.ElectricityCounted) -> str:
+    whose = "owned GPUs" if fact.of == "owned" else "all GPUs"
+    return (
+        f"cost has the electricity of {whose} in it, at provisioned power, their limits: "
+        f"{fact.usd_per_kwh:g} USD/kWh, PUE {fact.pue:g}; hosts and network on top"
+    )
 
 
 @sentence.register

@@ -20,6 +20,7 @@ from planner.documents.certificate import certificate_document, fact_document, f
 from planner.documents.engine import engine_document
 from planner.documents.fits import latency_document
 from planner.documents.fleet import fleet_document
+from planner.documents.paid import KEYS as PAID_KEYS
 from planner.documents.slo import slo_document
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
@@ -33,6 +34,7 @@ from planner.reports.facts import alternative_note, prices_text, sentence, sente
 from planner.reports.prefixes import pool_document, warm_up_json
 from planner.reports.report import render as render_report
 from planner.reports.rows import router_rows
+from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import InWindow, Verdict, gaps_s, measured, tenant_service
@@ -95,7 +97,7 @@ def plan_yaml(plan: Plan) -> str:
     """The plan for people and for `plan simulate --fleet plan.yaml`, which reads the fleet in it."""
     fleet, trace = plan.fleet, plan.trace
     header = (
-        f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {fleet.price_usd_per_h:.2f} USD/h.\n"
+        f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {plan.bill.usd_per_h:.2f} USD/h.\n"
         f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
         "--slo SLO.YAML\n"
     )
@@ -103,6 +105,7 @@ def plan_yaml(plan: Plan) -> str:
         "status": plan.status,
         "llm": fleet.llm.name,
         "cost_usd_per_h": fleet.price_usd_per_h,
+        "bill": bill_document(plan.bill),
         "power_w": fleet.power_w,
         "power": power_document(plan.power),
         "gpus": fleet.gpus,
@@ -145,6 +148,22 @@ def _traffic_name(plan: Plan) -> str:
     """
     is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters
     return "traffic.jsonl" if is_more else "requests.csv"
+
+
+def bill_document(paid: Bill) -> Document:
+    """What is paid per hour: `usd_per_h` with whole nodes, `by_gpu_usd_per_h` for the GPUs in use alone. Both
+    have `electricity_usd_per_h` in them, that of provisioned power.
+    """
+    return {
+        "usd_per_h": paid.usd_per_h,
+        "by_gpu_usd_per_h": paid.by_gpu_usd_per_h,
+        "owned_gpus": paid.owned_gpus,
+        "rented_gpus": paid.rented_gpus,
+        "idle_gpus": paid.idle_gpus,
+        "electricity_usd_per_h": paid.electricity_usd_per_h,
+        "expected_electricity_usd_per_h": paid.expected_electricity_usd_per_h,
+        "whole_nodes": [dataclasses.asdict(each) for each in paid.nodes],
+    }
 
 
 def _per_million(plan: Plan) -> Document:
@@ -256,6 +275,7 @@ def to_json(plan: Plan) -> Document:
             "status": plan.status,
             "llm": fleet.llm.name,
             "cost_usd_per_h": fleet.price_usd_per_h,
+            "bill": bill_document(plan.bill),
             "power_w": fleet.power_w,
             "power": power_document(plan.power),
             "gpus": fleet.gpus,
@@ -428,7 +448,8 @@ def _fleet_summary(fleet: Fleet) -> Document:
     """The fleet without its step times."""
     document = fleet_document(fleet)
     workers = [{key: value for key, value in row.items() if key != "latency"} for row in document["workers"]]
-    return {"workers": workers, **{name: document[name] for name in ("policies", "network", "prices")}}
+    kept = ("policies", "network", *PAID_KEYS)
+    return {"workers": workers, **{name: document[name] for name in kept if name in document}}
 
 
 def _slo_lines(verdict: Verdict) -> list[Document]:

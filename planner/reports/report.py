@@ -33,10 +33,7 @@ def render(plan: Plan, *, command: str = "") -> str:
             section("What was promised, and what the simulation says", _slo(plan)),
             section("How it runs", _running(plan)),
             *([section("What prompts share", _prefixes(plan))] if plan.prefixes else []),
-            section(
-                "What it costs and draws",
-                table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,)),
-            ),
+            section("What it costs and draws", _costs(plan)),
             section("What else it could be", _alternatives(plan)),
             section("What binds", bullets(sentences(plan.certificate.binding), "No single limit binds.")),
             section("What was found, and what bounds it", _proof(plan)),
@@ -71,6 +68,14 @@ def _fleet(plan: Plan) -> str:
         note += f" {percent(placement.cross_frac)} of the KV blocks go from one node to another."
     nodes = table(*rows.node_rows(plan), caption="Workers on nodes", numeric=(1, 3))
     return f"{text}<div class=below>{nodes}</div><p class=note>{escape(note)}</p>"
+
+
+def _costs(plan: Plan) -> str:
+    costs = table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,))
+    if not plan.certificate.commitments:
+        return costs
+    terms = table(*words.commitment_rows(plan), caption="The same fleet by other terms", numeric=(1, 2))
+    return f"{costs}<div class=below>{terms}</div>"
 
 
 def _slo(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.documents.certificate import Alternative
-from planner.domain import KV_BLOCK_TOKENS, SPOT
+from planner.domain import KV_BLOCK_TOKENS, row_of
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
@@ -33,6 +33,7 @@ from planner.reports.words import (
     usd,
     value_text,
 )
+from planner.search.bill import Bill
 from planner.search.plan import Plan, served_s
 from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import InWindow, Verdict, measured
@@ -189,14 +190,27 @@ def percentile_rows(plan: Plan) -> Rows:
 
 def cost_rows(plan: Plan) -> Rows:
     """What the fleet costs and draws, and how we know."""
-    price, power = plan.fleet.price_usd_per_h, plan.power
+    paid, power = plan.bill, plan.power
+    price = paid.usd_per_h
+    how = "the GPUs' prices, all of them all the time"
+    if paid.nodes:
+        how = f"whole nodes all the time, with {counted(paid.idle_gpus, 'GPU')} that no worker uses"
+    if paid.owned_gpus:
+        nothing = "electricity alone" if paid.electricity_usd_per_h else "nothing here"
+        how += f"; {paid.owned_gpus} GPUs are owned and cost {nothing}, {paid.rented_gpus} are rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
-    over = "price over the tokens of this traffic"
+    over = "price" + (", idle GPUs among it," if paid.idle_gpus else "") + " over the tokens of this traffic"
     if plan.trace.after.size:
         hours_s = served_s(plan.trace, plan.simulation)
         over = f"price of the {show_s(hours_s)} to the last token, over the tokens of this traffic"
     found: list[tuple[str, ...]] = [
-        ("Price per hour", usd(price), "the GPUs' prices, all of them all the time"),
+        ("Price per hour", usd(price), how),
+        *(
+            [("By the GPU, per hour", usd(paid.by_gpu_usd_per_h), "those in use; not sold so here")]
+            if paid.idle_gpus
+            else []
+        ),
+        *_electricity_rows(paid),
         (f"Price per month of {HOURS_PER_MONTH}\u00a0h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
         (f"Price per year of {HOURS_PER_YEAR:,}\u00a0h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
         ("Price per million tokens", f"{tokens:.3g} USD", f"{over}, prompts and answers"),
@@ -217,6 +231,16 @@ def cost_rows(plan: Plan) -> Rows:
             ("Energy per 1000 output tokens", f"{power.thousand_tokens_j:,.0f} J", share),
         ]
     return ("Figure", "Value", "How we know"), found
+
+
+def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
+    """What of the price is electricity; nothing where it is not counted."""
+    if not paid.electricity_usd_per_h:
+        return []
+    how = "of the price; at provisioned power"
+    if (expected := paid.expected_electricity_usd_per_h) is not None:
+        how += f", {usd(expected)} at the power that is expected"
+    return [("Electricity per hour", usd(paid.electricity_usd_per_h), how)]
 
 
 def _kw(watts: float) -> str:
@@ -278,7 +302,7 @@ def node_rows(plan: Plan) -> Rows:
         key = (node.kind, ", ".join(f"{count} × {name}" for name, count in held.items()))
         alike[key] = alike.get(key, 0) + 1
         used = sum(len(part.gpus) for part in node.parts)
-        idle[key] = gpus_per_node[node.kind.removesuffix(SPOT)] - used
+        idle[key] = gpus_per_node[row_of(node.kind)] - used
     rows: list[tuple[str, ...]] = [
         (kind, f"{count}", held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
     ]
@@ -342,7 +366,8 @@ def alternative_rows(plan: Plan) -> Rows:
     """The plan and what else it could be."""
     certificate = plan.certificate
     against = "Against the plan on paper" if certificate.answers else "Against the plan"
-    head = ("Alternative", "Fleet", certificate.unit, against, "Note")
+    unit = certificate.unit + (" by the GPU" if plan.bill.idle_gpus else "")
+    head = ("Alternative", "Fleet", unit, against, "Note")
     rows: list[tuple[str, ...]] = [
         ("This plan", describe(plan.fleet), amount(plan.value, certificate.unit), "", "")
     ]

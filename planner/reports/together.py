@@ -17,6 +17,7 @@ from planner.reports.words import (
     HOURS_PER_MONTH,
     Rows,
     amount,
+    bill_lines,
     counted,
     describe,
     level0_proof,
@@ -69,6 +70,7 @@ def summary(plan: SharedPlan) -> Document:
             for name, one in plan.plans.items()
         },
         **_totals(plan),
+        "bill": output.bill_document(plan.bill),
         "objective": {
             "name": plan.objective,
             "unit": plan.unit,
@@ -100,7 +102,7 @@ def _header(plan: SharedPlan) -> str:
     name = next(iter(plan.plans))
     return (
         f"# {plan.status}: {counted(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
-        f"{total['cost_usd_per_h']:.2f} USD/h.\n"
+        f"{plan.bill.usd_per_h:.2f} USD/h.\n"
         "# Each has a plan of its own, which every command takes:\n"
         f"#   plan manifests {name}/plan.yaml --target kubernetes -o deploy/\n"
     )
@@ -159,24 +161,27 @@ def proof_lines(plan: SharedPlan) -> list[str]:
 def answer(plan: SharedPlan) -> str:
     """All fleets in one sentence."""
     total = _totals(plan)
-    month = total["cost_usd_per_h"] * HOURS_PER_MONTH
+    paid = plan.bill
+    month = paid.usd_per_h * HOURS_PER_MONTH
+    said = "".join(f"; {line}" for line in bill_lines(paid))
     names = listed(list(plan.plans))
     return (
-        f"{names} on {counted(total['gpus'], 'GPU')}: {usd(total['cost_usd_per_h'])} per hour, about "
-        f"{month:,.0f} USD per month."
+        f"{names} on {counted(total['gpus'], 'GPU')}: {usd(paid.usd_per_h)} per hour, about "
+        f"{month:,.0f} USD per month{said}."
     )
 
 
 def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
     """The figures one asks for first: name, value, note."""
-    total = _totals(plan)
+    total, paid = _totals(plan), plan.bill
     kept = sum(one.verdict.holds for one in plan.plans.values())
     proof = level0_proof(is_exact=plan.is_exact, is_exhausted=plan.is_exhausted)
     return [
         (
             "Cost",
-            usd(total["cost_usd_per_h"]) + "/h",
-            f"{total['cost_usd_per_h'] * HOURS_PER_MONTH:,.0f} USD per month",
+            usd(paid.usd_per_h) + "/h",
+            (f"whole nodes; {usd(paid.by_gpu_usd_per_h)}/h by the GPU, " if paid.idle_gpus else "")
+            + f"{paid.usd_per_h * HOURS_PER_MONTH:,.0f} USD per month",
         ),
         ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
         ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),

@@ -13,6 +13,7 @@ from planner.fleet import Fleet, Pool
 from planner.manifests.engine import is_capped
 from planner.policies import BATCHING, ROUTING
 from planner.reports.facts import percent, queue_text, sentences
+from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.simulator.metrics import Line
 from planner.units import show_s, show_span
@@ -21,6 +22,7 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
+TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 WHAT = {
     "ttft": "of requests get their first token within",
     "tbt": "of the gaps between tokens are at most",
@@ -32,10 +34,44 @@ WHAT = {
 def answer(plan: Plan) -> str:
     """The plan in one sentence."""
     fleet = plan.fleet
-    month = fleet.price_usd_per_h * HOURS_PER_MONTH
+    paid = plan.bill
+    month = paid.usd_per_h * HOURS_PER_MONTH
     carried = f"{plan.throughput.rate_rps:g} requests/s on " if plan.throughput else ""
-    price = f"{usd(fleet.price_usd_per_h)} per hour, about {month:,.0f} USD per month"
-    return f"{carried}{describe(fleet)}: {price}."
+    price = f"{usd(paid.usd_per_h)} per hour, about {month:,.0f} USD per month"
+    said = "".join(f"; {line}" for line in bill_lines(paid))
+    return f"{carried}{describe(fleet)}: {price}{said}."
+
+
+def commitment_rows(plan: Plan) -> Rows:
+    """The bill of the same fleet by each term, and from which share of the hours on it costs less than on
+    demand.
+    """
+    rows = list[tuple[str, ...]]()
+    for each in plan.certificate.commitments:
+        share = each.needed_frac
+        pays = "" if share is None or share >= 1 else f"if needed more than {percent(share)} of the time"
+        note = "; ".join(each.sources)
+        if each.at_planned:
+            note += f"; as planned: {', '.join(each.at_planned)}"
+        month = f"{each.usd_per_h * HOURS_PER_MONTH:,.0f} USD"
+        rows.append((TERMS[each.term], usd(each.usd_per_h), month, pays, note))
+    return ("Term", "Per hour", "Per month", "Cheaper than on demand", "Prices"), rows
+
+
+def bill_lines(paid: Bill) -> list[str]:
+    """What is owned, and what whole nodes cost beyond the GPUs in use; nothing where both are as usual."""
+    lines = [f"{paid.owned_gpus} GPUs owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
+    if paid.idle_gpus:
+        nodes = listed([f"{counted(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
+        idle = f"{counted(paid.idle_gpus, 'GPU')} of them " + ("idles" if paid.idle_gpus == 1 else "idle")
+        lines.append(
+            f"that is for {nodes}, {idle}; by the GPU it would be {usd(paid.by_gpu_usd_per_h)} per hour"
+        )
+    if paid.electricity_usd_per_h:
+        lines.append(
+            f"{usd(paid.electricity_usd_per_h)} per hour of what is paid is electricity at provisioned power"
+        )
+    return lines
 
 
 def promise(plan: Plan) -> str:
@@ -98,17 +134,25 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
     else:
         proved, over = proof, "best with one worker type per pool"
         over += ", and of any mix" if certificate.beyond_exact else ""
-    month_usd = fleet.price_usd_per_h * HOURS_PER_MONTH
+    paid = plan.bill
+    month_usd = paid.usd_per_h * HOURS_PER_MONTH
     made = certificate.answer("production")
     kept = f"{made.kept_in.kept} of {made.kept_in.futures}" if made and made.kept_in else ""
     return [
         (
             "Cost",
-            usd(fleet.price_usd_per_h) + "/h",
-            f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens",
+            usd(paid.usd_per_h) + "/h",
+            (f"whole nodes; {usd(paid.by_gpu_usd_per_h)}/h by the GPU, " if paid.idle_gpus else "")
+            + f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens",
         ),
         *([("Kept in", kept, "futures that the search had not seen")] if kept else []),
-        ("GPUs", str(fleet.gpus), counted(fleet.workers, "worker")),
+        (
+            "GPUs",
+            str(fleet.gpus),
+            counted(fleet.workers, "worker")
+            + (f"; {paid.owned_gpus} owned, {paid.rented_gpus} rented" if paid.owned_gpus else "")
+            + (f"; {paid.idle_gpus} more are paid and idle" if paid.idle_gpus else ""),
+        ),
         (
             "Power",
             f"{fleet.power_w / 1e3:,.1f} kW",

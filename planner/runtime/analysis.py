@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.calibrate.fitting import Fitted
 from planner.documents.fleet import fleet_document
-from planner.domain import SPOT, Slo
+from planner.domain import Slo, row_of
 from planner.fleet import Fleet
 from planner.models.engine import Engine
 from planner.runtime.compare import Comparison, Measurement, Tolerances, compare
@@ -178,6 +178,6 @@ def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[
     source = "plan validate: the plan's fit, calibrated"
     found = {}
     for (gpu, tp), latency in by_machine(measured, fleet).items():
-        name = gpu.removesuffix(SPOT)
+        name = row_of(gpu)
         found[f"{name}-tp{tp}.yaml"] = Fitted(fleet.llm.name, name, tp, source, latency, {}, date=date)
     return found

@@ -14,6 +14,7 @@ from planner.search.level0 import Level0
 from planner.search.one_pool import least_that_holds
 from planner.search.options import breaks_gaps
 from planner.search.oracle import side_by_side
+from planner.search.owned import owned_first, paid
 from planner.search.problem import Problem, on_all_draws
 from planner.solvers.master import Option
 
@@ -59,7 +60,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         if counts is None:
             rows.append(Alternative(label, None, math.inf, (Remarked("not-searched"),)))
         elif oracle.holds([counts])[0]:
-            rows.append(Alternative(label, oracle.fleet(counts), cost))
+            rows.append(Alternative(label, oracle.fleet(counts), paid(problem, counts)))
         else:
             fails = Remarked("fails-on-other-draw")
             rows.append(Alternative(label, None, cost, (fails,), at_least=True))
@@ -67,8 +68,8 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         label = f"{gpu}, mixed"
         if found.counts is None:
             rows.append(Alternative(label, None, found.least, found.notes, at_least=True))
-        elif found.counts != best:
-            rows.append(Alternative(label, oracle.fleet(found.counts), found.cost, found.notes))
+        elif (counts := owned_first(problem, found.counts)) != best:
+            rows.append(Alternative(label, oracle.fleet(counts), paid(problem, counts), found.notes))
     return tuple(rows)
 
 

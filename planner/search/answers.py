@@ -22,11 +22,13 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
+from planner.search.bill import bill, paid_whole_usd_per_h
 from planner.search.fleets import Counts, counts_named, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
+from planner.search.owned import owned_beside, owned_first, paid
 from planner.search.problem import Problem
 from planner.search.production import (
     LEAST_SEARCH,
@@ -135,7 +137,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         if least is None:
             raise unreachable(asked, paper)
         problem.progress("production: on futures that the search has not seen")
-        best = _roomier(asked, paper, least)
+        best = _paid_least(asked, paper, _roomier(asked, paper, least))
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
         for counts in _nearly(asked, paper, best) if attempt == 0 else ():
@@ -145,7 +147,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
-        asked, least = grown(in_most(problem, futures, may_miss(safety, len(futures))), best)
+        asked = in_most(problem, futures, may_miss(safety, len(futures)))
+        asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
         if least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best):
             least = cheaper_kept(asked, paper, least, start)
         first += kept_in.futures
@@ -177,8 +180,11 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
     known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
+    if asked.task.objective == "cost":
+        most_usd_per_h = paid_whole_usd_per_h(best)
+        cheaper = [counts for counts in cheaper if paid_whole_usd_per_h(counts) <= most_usd_per_h]
     as_written = asked.oracle.alone()
-    cheaper = [counts for counts in cheaper if as_written.holds([counts])[0]]
+    cheaper = [counts for counts in cheaper if asked.allows(counts) and as_written.holds([counts])[0]]
     cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
     return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
 
@@ -212,8 +218,8 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     unit = OBJECTIVE_UNITS[asked.task.objective]
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
-        f"futures; the most that one does is {100 * kept_frac:.0f} %, for {objective(best):.2f} {unit} (on "
-        f"paper: {paper.value:.2f} {unit})",
+        f"futures; the most that one does is {100 * kept_frac:.0f} %, for {paid(asked, best):.2f} {unit} (on "
+        f"paper: {paid(asked, paper.best):.2f} {unit})",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
@@ -225,7 +231,7 @@ def _with_a_loss(production: Tried, paper: Found) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
     asked = production.asked
     lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
-    more = with_more(production.best, 1)
+    more = owned_first(asked, with_more(production.best, 1))
     known = more if asked.allows(more) else None
     found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
     if found is None:
@@ -253,12 +259,13 @@ def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptI
     return Answered(
         name,
         workers,
-        objective(counts),
+        paid(problem, counts),
         fleet.price_usd_per_h,
         kept_in,
         end.headroom,
         end.by_traffic,
         end.by_steps,
+        bill(fleet).usd_per_h,
     )
 
 
@@ -293,6 +300,29 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     return best
 
 
+def _paid_least(problem: Problem, paper: Found, best: Counts) -> Counts:
+    """Of fleets that were found to hold the one that is paid least where nodes are sold whole: one whose
+    nodes are full may cost more by the GPU and less in all.
+    """
+    if problem.task.objective != "cost":
+        return best
+    least = paid_whole_usd_per_h(best) * (1 - 1e-9)
+    others = [counts for counts in _held(problem, paper) if paid_whole_usd_per_h(counts) < least]
+    return min(
+        others,
+        key=lambda counts: (paid_whole_usd_per_h(counts), objective(counts), named(counts)),
+        default=best,
+    )
+
+
+def _held(problem: Problem, paper: Found) -> Iterator[Counts]:
+    """Fleets that were found to hold."""
+    for fleet, holds in list(problem.oracle.told.items()):
+        counts = counts_named(fleet, paper.level0.options) if holds else None
+        if counts and problem.allows(counts):
+            yield counts
+
+
 def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
     """The same GPUs with other settings of the engine, then fleets that hold on paper at about this price."""
     options = paper.level0.options
@@ -302,9 +332,8 @@ def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
     ]
     counted = [count for _, count in best]
     seen = {named(best)}
-    held = (counts_named(fleet, options) for fleet, holds in list(problem.oracle.told.items()) if holds)
     others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
-    for counts in filter(None, itertools.chain(others, held)):
+    for counts in itertools.chain(others, _held(problem, paper)):
         is_near = abs(objective(counts) - objective(best)) <= NEAR_FRAC * objective(best)
         if named(counts) not in seen and is_near and problem.allows(counts):
             seen.add(named(counts))

@@ -9,6 +9,7 @@ from planner.documents.facts import (
     Assuming,
     Assumption,
     Drafts,
+    ElectricityCounted,
     EngineModelled,
     EngineSettings,
     HostOverheads,
@@ -65,6 +66,8 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
         found.append(UncheckedLeftOut(task.left_out))
     if task.not_offered:
         found.append(NotOffered(task.not_offered))
+    if (paid := task.electricity) is not None:
+        found.append(ElectricityCounted(paid.usd_per_kwh, paid.pue, paid.of))
     if task.engine is not None:
         found.append(EngineModelled(task.engine.title, task.engine.basis))
         if not task.engine.is_checked:

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents import facts
-from planner.domain import Gpu
+from planner.domain import Gpu, market_of
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
-from planner.search.beyond import search_beyond
-from planner.search.fleets import Counts, objective
+from planner.search.beyond import cheapest_known, search_beyond
+from planner.search.fleets import Counts, counts_of, objective
 from planner.search.infeasible import infeasible
 from planner.search.level0 import Level0, search_level0
 from planner.search.one_pool import Search
 from planner.search.oracle import Oracle, stripped
+from planner.search.owned import owned_first, worth_a_look
 from planner.search.problem import Problem, with_policies
 from planner.search.router_fit import fitted
 from planner.solvers.master import Option
@@ -46,10 +47,10 @@ def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
-    beyond = search_beyond(problem, level0)
+    beyond = search_beyond(problem, level0, worth_a_look(problem, level0))
     if beyond.best is None:
         raise infeasible(problem, level0, beyond)
-    return Found(beyond.best, beyond.value, level0, beyond.cuts, beyond.is_exact)
+    return Found(owned_first(problem, beyond.best), beyond.value, level0, beyond.cuts, beyond.is_exact)
 
 
 def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
@@ -59,7 +60,10 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
     pool are looked for too.
     """
     level0 = search_level0(problem, start, walks=False)
-    return search_beyond(problem, level0).best if is_mixed else level0.search.best
+    known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
+    if is_mixed:
+        return search_beyond(problem, level0, known or worth_a_look(problem, level0)).best
+    return cheapest_known(problem, level0, known)[0] if problem.task.owned else level0.search.best
 
 
 def search_policies(
@@ -152,7 +156,7 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
 
 def _uncapped(option: Option, level0: Level0) -> Gpu | None:
     """The GPU of which this option's is a capped variant, if it may be used as well."""
-    base = option.type.gpu.base
+    base = option.type.gpu.base + market_of(option.type.gpu.name)
     gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}
     return gpus.get(base) if base != option.type.gpu.name else None
 

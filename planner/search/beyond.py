@@ -14,6 +14,7 @@ from planner.search.mixtures import improved, near
 from planner.search.one_pool import least_that_holds
 from planner.search.options import breaks_gaps, by_hardware
 from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
+from planner.search.owned import owned_first
 from planner.search.problem import Problem, Standing
 from planner.search.walk import every_mix
 from planner.solvers.master import Option, busy_workers, promising
@@ -55,8 +56,12 @@ class Beyond:
     is_hopeless: bool
 
 
-def search_beyond(problem: Problem, level0: Level0, *, refines: bool = True) -> Beyond:
+def search_beyond(
+    problem: Problem, level0: Level0, known: Sequence[Counts] = (), *, refines: bool = True
+) -> Beyond:
     """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
+
+    Those `known` that hold are what others must beat too.
 
     First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet
     expected to carry most for less than the incumbent; a fleet that fails is cut away with all that is below,
@@ -65,7 +70,7 @@ def search_beyond(problem: Problem, level0: Level0, *, refines: bool = True) -> 
     not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
-    best, value = level0.search.best, level0.search.value
+    best, value = cheapest_known(problem, level0, known)
     if best is None and any(math.isinf(problem.limits.most(worker)) for worker in problem.types):
         return Beyond(None, math.inf, 0, False, False, False)  # there may be any number, and none is enough
     capacities = _stock_bound_counts(problem, level0)
@@ -92,7 +97,7 @@ def search_beyond(problem: Problem, level0: Level0, *, refines: bool = True) -> 
         fleet = tuple(zip(options, counts, strict=True))
         if oracle.holds([fleet])[0]:
             wasted = wasted if best is not None else 0
-            best = stripped(fleet, oracle)
+            best = owned_first(problem, stripped(fleet, oracle))
             value = objective(best)
         else:
             cuts.append(counts)
@@ -105,11 +110,24 @@ def search_beyond(problem: Problem, level0: Level0, *, refines: bool = True) -> 
         )
     best, is_exact = _every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
-        refined = _refined(problem, level0, capacities, best)
+        refined = owned_first(problem, _refined(problem, level0, capacities, best))
         if objective(refined) < objective(best) * (1 - 1e-9):
             best, is_exact = _every_mix(problem, level0, refined)
     value = math.inf if best is None else objective(best)
     return Beyond(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
+
+
+def cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) -> tuple[Counts | None, float]:
+    """The cheapest of level 0's fleet and these, what is owned taken first; None where none holds."""
+    best, value = level0.search.best, level0.search.value
+    for counts in (*([] if best is None else [owned_first(problem, best)]), *known):
+        if (
+            problem.allows(counts)
+            and objective(counts) < value * (1 - 1e-9)
+            and problem.oracle.holds([counts])[0]
+        ):
+            best, value = counts, objective(counts)
+    return best, value
 
 
 def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], best: Counts) -> Counts:

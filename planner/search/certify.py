@@ -20,9 +20,11 @@ from planner.search.answers import Production, not_certified, production
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
 from planner.search.best_fleet import Found, best_of, search_policies
+from planner.search.bill import commitments
 from planner.search.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.most_traffic import at_rate, most_traffic
 from planner.search.options import OBJECTIVE_UNITS
+from planner.search.owned import paid, paid_at_least
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
@@ -107,7 +109,11 @@ def certified(
     beyond = _further(searched, simulation, trace, catalog, seed, clock, made)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
-    certificate = _certificate(searched, simulation, beyond, of_limits, seed, made)
+    placement = findings.placement(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0)))
+    certificate = replace(
+        _certificate(searched, simulation, beyond, of_limits, seed, made),
+        commitments=commitments(fleet, placement, problem.task.terms),
+    )
     return Plan(
         status=_status(problem, certificate, fleet, made),
         fleet=fleet,
@@ -128,7 +134,7 @@ def certified(
             *beyond.warnings,
         ),
         throughput=throughput,
-        placement=findings.placement(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0))),
+        placement=placement,
         prefixes=pool_prefixes(
             fleet,
             simulation,
@@ -240,9 +246,11 @@ def _certificate(
     return Certificate(
         objective=wanted,
         unit=OBJECTIVE_UNITS[wanted],
-        value=found.value,
-        bound=checked_bound(problem.lower, found.value),
-        level0=simplest.value,
+        value=paid(problem, found.best),
+        bound=min(
+            paid_at_least(problem, checked_bound(problem.lower, found.value)), paid(problem, found.best)
+        ),
+        level0=simplest.value if simplest.best is None else paid(problem, simplest.best),
         level0_exact=is_exhausted and all(search.is_exact for search in searches),
         beyond_exact=found.beyond_exact,
         universe=tuple(option.name for option in found.level0.options),

@@ -28,7 +28,7 @@ from planner.documents.facts import (
 )
 from planner.documents.offers import OLD_DAYS, age_days
 from planner.documents.task import Robust, Task
-from planner.domain import SPOT, FleetLimit, Gpu, Slo
+from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, market_of, row_of
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.models.spread import Spread, Z
@@ -37,6 +37,7 @@ from planner.search.best_fleet import Found, best_of, policies_label, search_pol
 from planner.search.fleets import Counts, counts_of, objective
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import SPOT_RISK_FRAC, stripped
+from planner.search.owned import paid
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, on_all_draws, with_policies
 from planner.simulator.metrics import Line, Verdict, measured, windows_s, worst_window
@@ -189,9 +190,8 @@ def neighbours(
             value_s, _ = line.decides
             if value_s <= _NEAR * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
-                binding.append(
-                    facts.LimitBinds(line.limit, pool, option.type.name, value_s, option.objective, unit)
-                )
+                saves = paid(problem, ((option, 1),))
+                binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
                 continue
         if not holds:
             binding.append(facts.CapacityBinds(neighbours[-1]))
@@ -286,15 +286,16 @@ def insurance(
 
 
 def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | None:
-    """Workers on the fewest nodes, spot workers on nodes of their own; None where there are too many ways."""
-    pools = tuple(
-        replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, base=pool.type.gpu.base + SPOT)))
-        if pool.type.gpu.name.endswith(SPOT)
-        else pool
-        for pool in fleet.pools
-    )
+    """Workers on the fewest nodes, owned ones and those on spot on nodes of their own; None where there are
+    too many ways.
+    """
+    pools = []
+    for pool in fleet.pools:
+        gpu = pool.type.gpu
+        gpu = replace(gpu, base=gpu.base + market_of(gpu.name))
+        pools.append(replace(pool, type=replace(pool.type, gpu=gpu)))
     try:
-        return place(replace(fleet, pools=pools), time_limit_s=time_limit_s)
+        return place(replace(fleet, pools=tuple(pools)), time_limit_s=time_limit_s)
     except PlannerError:
         return None
 
@@ -504,7 +505,17 @@ def prices(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ..
     """What each GPU costs, and who says so."""
     found = []
     for gpu in gpus:
-        if (offer := task.offers.get(gpu.name.removesuffix(SPOT))) and not gpu.name.endswith(SPOT):
+        if gpu.name.endswith(OWNED):
+            found.append(
+                Price(
+                    gpu.name,
+                    gpu.price_usd_per_h,
+                    "owned: no new money" + (" but its electricity" if gpu.energy_usd_per_kwh else ""),
+                    "",
+                )
+            )
+            continue
+        if (offer := task.offers.get(row_of(gpu.name))) and not gpu.name.endswith(SPOT):
             source = f"{offer.provider}, {offer.term}: {offer.source}"
             found.append(Price(gpu.name, gpu.price_usd_per_h, source, offer.date))
             continue

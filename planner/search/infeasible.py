@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import COST, Limit
+from planner.domain import COST, OWNED, FleetLimit, Limit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.models.llm import Llm
 from planner.search.beyond import Beyond, search_beyond
@@ -184,7 +184,9 @@ def _not_found(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
 def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
     """The least more of each limit alone, else of all, with which a fleet was found."""
     rows = problem.limits.rows()
-    lifted = [(problem.limits.without(limit), limit) for limit, _ in rows]
+    lifted = [
+        (problem.limits.without(limit), limit) for limit, _ in rows if not _is_rented_too(limit, problem)
+    ]
     if len(rows) > 1:
         lifted.append((Limits({gpu: None for gpu in problem.limits.stock}), COST))
     ways: list[tuple[Change, ...]] = []
@@ -200,6 +202,11 @@ def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
             continue
         ways.append(_exceeded(problem.limits, best))
     return ways
+
+
+def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
+    """Whether it counts owned GPUs of which more may be rented: the stock of the row says how many."""
+    return limit.gpu.endswith(OWNED) and row_of(limit.gpu) in problem.limits.stock
 
 
 def _exceeded(limits: Limits, best: Counts) -> tuple[Change, ...]:

@@ -14,7 +14,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.speculative import drafter, drafting
 from planner.documents.task import TOKEN_BUDGETS, Task
-from planner.domain import Gpu, Limit, Metric, Slo
+from planner.domain import OWNED, Gpu, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, WorkerType
 from planner.models.engine import Engine
@@ -48,6 +48,7 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
+OWNED_USD_PER_H = 1e-5  # in the search alone: solvers tell it from 0, no answer shows it
 NEARLY = 0.9  # of a limit on gaps: steps do not come alone
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
@@ -260,8 +261,13 @@ def _left_of(
 
 
 def weight(worker: WorkerType, objective: str) -> float:
-    """What one worker adds to the objective."""
-    return {"cost": worker.price_usd_per_h, "power": worker.power_w, "gpus": float(worker.gpus)}[objective]
+    """What one worker adds to the objective; an owned one that costs nothing a hair of money, so that the
+    fewest are taken.
+    """
+    is_owned = worker.gpu.name.endswith(OWNED)
+    hair_usd_per_h = OWNED_USD_PER_H * worker.gpus if is_owned else 0.0
+    usd_per_h = max(worker.price_usd_per_h, hair_usd_per_h)
+    return {"cost": usd_per_h, "power": worker.power_w, "gpus": float(worker.gpus)}[objective]
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:

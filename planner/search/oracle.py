@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from scipy.special import bdtr
 
 from planner.documents.task import Spot
 from planner.domain import Limit, Slo
-from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.fleets import Counts, Named, may_hand_over, named
@@ -316,7 +316,7 @@ class Oracle:
             return False
         if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
             return False
-        key = tuple((option.role, _machine(option), count) for option, count in counts if count > 0)
+        key = tuple(_alike((option.role, _machine(option), count) for option, count in counts if count > 0))
         return self._answer(key, lambda: self.fleet(counts), self.trace, self._requests, self.slo)
 
     def _leads_alone(self, option: Option, count: int) -> bool:
@@ -360,6 +360,12 @@ class Oracle:
             known = simulation is not None and judge(simulation, slo, values=False).holds
             self.answers.add(key, slo, holds=known)
         return known
+
+
+def _alike(pools: Iterable[tuple[Role, Any, int]]) -> Iterator[tuple[Role, Any, int]]:
+    """Neighbours that are alike as one pool: owned or rented is no matter to a simulation."""
+    for (role, machine), each in itertools.groupby(pools, key=lambda pool: pool[:2]):
+        yield role, machine, sum(count for _, _, count in each)
 
 
 def _machine(option: Option) -> tuple[object, ...]:

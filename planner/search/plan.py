@@ -8,6 +8,7 @@ from planner.documents.certificate import Alternative, Certificate, Status, Thro
 from planner.documents.facts import Price, Warned
 from planner.domain import Slo
 from planner.fleet import Fleet
+from planner.search.bill import Bill, bill
 from planner.search.prefix_placing import PoolPrefixes
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.metrics import Verdict
@@ -51,8 +52,18 @@ class Plan:
         return expected_power(self.fleet, self.simulation)
 
     @property
+    def bill(self) -> Bill:
+        """What is paid for the fleet: whole nodes where they are sold whole, nothing for what is owned but
+        electricity where that is counted.
+        """
+        is_counted = any(pool.type.gpu.energy_usd_per_kwh for pool in self.fleet.running)
+        return bill(self.fleet, self.placement, self.power if is_counted else None)
+
+    @property
     def usd_per_million_tokens(self) -> float:
-        """Price of the fleet, for as long as it serves (`served_s`), over its tokens, prompts and answers."""
+        """What is paid (`bill`), idle GPUs among it, for as long as the fleet serves (`served_s`), over its
+        tokens, prompts and answers.
+        """
         return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
 
     @property
@@ -61,7 +72,7 @@ class Plan:
 
     def _usd_per_million(self, tokens: float) -> float:
         hours = served_s(self.trace, self.simulation) / 3600
-        return float(self.fleet.price_usd_per_h * hours / tokens * 1e6)
+        return float(self.bill.usd_per_h * hours / tokens * 1e6)
 
 
 def served_s(trace: Trace, simulation: Simulation) -> float:

@@ -22,7 +22,9 @@ from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
 from planner.search.futures import Future
 from planner.search.oracle import Oracle, side_by_side
+from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
+from planner.solvers.master import Option
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
 LEAST_SEARCH = 3_000_000  # simulated requests that a search may cost,
@@ -63,7 +65,7 @@ def cheapest_kept(
     """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
     more of them than it may; None if none was found. Of equal ones those of `start` come first.
     """
-    ordered, best = grown(problem, paper.best)
+    ordered, best = grown(problem, paper.best, owned_beside(problem, paper.level0, paper.best))
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
     return ordered, cheaper_kept(ordered, paper, best, start)
@@ -101,12 +103,12 @@ def cheaper_kept(
         hard = hard | missed if len(hard) < len(numbers) // 2 else set(numbers)
 
 
-def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
+def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
     """A fleet with workers added until it misses no more than it may; None where that leaves the limits, or
     takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
-    twice as many.
+    twice as many. Pools `beside` the fleet may be added too, with up to so many.
     """
-    oracle, most = problem.oracle, [GROWN_MOST * count for _, count in least]
+    oracle, most = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
     left = list(range(len(oracle.futures)))
 
@@ -114,7 +116,9 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
 
     def may_be(counts: Counts) -> bool:
-        return problem.allows(counts) and all(n <= limit for (_, n), limit in zip(counts, most, strict=True))
+        return problem.allows(counts) and all(
+            n <= GROWN_MOST * most.get(m, 1) for m, n in workers_by_machine(counts).items()
+        )
 
     while True:
         kept = _kept(oracle, counts, left)
@@ -123,11 +127,16 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         if len(left) <= oracle.may_miss:
             return ordered(), counts
         more = [with_more(counts, step, [k]) for k in range(len(counts))]
+        idle = [(option, count) for option, count in beside if option not in dict(counts)]
+        more += [_with_pool(counts, option, n) for option, most in idle for n in {min(step, most), most}]
+        more = [owned_first(problem, each) for each in more]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:
             some = left[: oracle.may_miss + HARDEST]
             won = [len(_kept(oracle, each, some)) / (objective(each) - objective(counts)) for each in more]
-            more = [more[int(np.argmax(won))]] if any(won) else [with_more(counts, step)]
+            more = (
+                [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
+            )
         if more and may_be(more[0]):
             counts, step = more[0], 2 * step
         elif step > 1:
@@ -155,3 +164,9 @@ def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> 
         (option, count + (more if pools is None or k in pools else 0))
         for k, (option, count) in enumerate(counts)
     )
+
+
+def _with_pool(counts: Counts, option: Option, count: int) -> Counts:
+    """A pool more, after those of its role."""
+    at = max(k for k, (other, _) in enumerate(counts) if other.role == option.role) + 1
+    return (*counts[:at], (option, count), *counts[at:])

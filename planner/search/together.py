@@ -31,11 +31,12 @@ from planner.documents.facts import (
     Remainder,
 )
 from planner.documents.together import Part, Question
-from planner.domain import COST, GPUS, POWER, FleetLimit
+from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
 from planner.search import findings
 from planner.search.best_fleet import Found, best_of, search
+from planner.search.bill import Bill, bill
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.certify import certified, search_llm
 from planner.search.cheapest import Cheapest, cheapest, shared_limits
@@ -46,6 +47,7 @@ from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
+from planner.search.owned import paid_at_least
 from planner.search.plan import Plan
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent
 from planner.search.walk import cheaper_fleets, count_cheaper
@@ -105,6 +107,12 @@ class SharedPlan:
         return (self.value - self.bound) / self.value if self.value else 0.0
 
     @property
+    def bill(self) -> Bill:
+        """What is paid for all of them, on the nodes that they share."""
+        pools = tuple(pool for fleet in self.fleets for pool in fleet.pools)
+        return bill(Fleet(self.fleets[0].llm, pools), self.placement)
+
+    @property
     def fleets(self) -> tuple[Fleet, ...]:
         return tuple(plan.fleet for plan in self.plans.values())
 
@@ -126,7 +134,7 @@ def plan_together(
     deadline = time.monotonic() + time_limit_s
     parts, answers = question.parts, Answers()
     task = parts[0].task
-    limits = Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    limits = Limits(task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     alone: list[Searched] = []
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
@@ -154,7 +162,7 @@ def plan_together(
         level0=level0.value if math.isfinite(level0.value) else None,
         level0_bound=level0.bound,
         bound=checked_bound(
-            sum(searched[0][0].lower or 0.0 for searched in alone),
+            sum(paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone),
             sum(plan.certificate.value for plan in plans),
         ),
         is_exhausted=level0.is_exact,
@@ -356,7 +364,8 @@ def _plans(
         left = _less(problem.limits, tuple(others))
         task = replace(
             part.task,
-            stock=left.stock,
+            stock={gpu: left.stock.get(gpu, left.stock.get(gpu + OWNED)) for gpu in part.task.stock},
+            owned={gpu: left.stock[gpu + OWNED] or 0 for gpu in part.task.owned},
             power_limit_w=left.power_w,
             cost_limit_usd_per_h=left.cost_usd_per_h,
             gpu_limit=left.gpus,

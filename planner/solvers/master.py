@@ -46,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, SPOT, FleetLimit
+from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, FleetLimit, row_of
 from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import bounding
@@ -73,7 +73,11 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What there is: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all."""
+    """What there is: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
+
+    The stock of "h100-80g" counts those too that are owned or on the spot market, that of "h100-80g@owned"
+    the owned ones alone.
+    """
 
     stock: Mapping[str, int | None]
     power_w: float | None = None
@@ -108,7 +112,7 @@ class Limits:
             return worker.power_w
         if limit.of == "cost":
             return worker.price_usd_per_h
-        if limit.of == "stock" and limit.gpu != worker.gpu.name.removesuffix(SPOT):
+        if limit.of == "stock" and limit.gpu not in (worker.gpu.name, row_of(worker.gpu.name)):
             return 0.0
         return worker.gpus
 

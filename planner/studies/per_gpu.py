@@ -15,7 +15,7 @@ from dataclasses import replace
 from planner.documents.certificate import Alternative
 from planner.documents.facts import NoneAlone, Note, Remarked
 from planner.documents.task import Task
-from planner.domain import SPOT
+from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
 from planner.search.best_fleet import best_of, search_policies
 from planner.search.plan import Plan
@@ -62,7 +62,7 @@ def _names(row: Alternative, stock: Mapping[str, int | None]) -> set[str]:
     """The GPUs whose mixed pools say nothing more; all of them stay where the time did not suffice."""
     if any(isinstance(note, NoneAlone) and not note.is_proved for note in row.notes):
         return set()
-    return {*stock, *(gpu + SPOT for gpu in stock)}
+    return {gpu + market for gpu in stock for market in ("", SPOT, OWNED)}
 
 
 def _alone(

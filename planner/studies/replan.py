@@ -30,12 +30,14 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents.task import Task
+from planner.domain import OWNED, SPOT, market_of, row_of
 from planner.errors import InputError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Pool
 from planner.reports.words import describe
 from planner.search.beyond import expected_share
 from planner.search.fleets import Counts
 from planner.search.oracle import Oracle
+from planner.search.owned import owned_first
 from planner.search.problem import Problem, on_all_draws
 from planner.simulator.metrics import Verdict
 from planner.solvers.master import Option
@@ -120,7 +122,8 @@ def replan(
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
     terms = Terms(horizon_h, start_usd, stop_usd)
     scratch = study.ask(task, (current,))
-    running, gone = _running(scratch.problem, current)
+    running, gone_pools = _running(scratch.problem, current)
+    gone = sum(pool.count for pool in gone_pools)
     change = _change(scratch, running, gone, terms)
     names = [option.name for option in change.universe]
     n0, counted = change.n0, {option.name: k for option, k in scratch.found.best}
@@ -131,11 +134,7 @@ def replan(
         best = n0
     best, assumed, is_exhausted = _smaller(study, change, scratch, best)
     oracle = change.oracle
-    lost = [
-        Move(f"{pool.role} {pool.type.name}", pool.count, 0)
-        for pool in current.pools
-        if pool.count and f"{pool.role} {pool.type.name}" not in names
-    ]
+    lost = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
         best=change.way("the smallest change that pays", best, is_held=True),
         keeps=bool((best == n0).all()) and gone == 0,
@@ -244,19 +243,29 @@ def _smaller(study: Study, change: _Change, scratch: Answer, best: Ints) -> tupl
     return best, assumed, not len(vectors) and not left_out
 
 
-def _running(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], int]:
-    """The running workers as options at today's prices and step times, and how many have no GPU in stock."""
+def _names(gpu: str) -> tuple[str, ...]:
+    """What a running GPU may be called in the question: owned ones are told from rented ones there."""
+    row = row_of(gpu)
+    return (gpu,) if market_of(gpu) == SPOT else (gpu, row, row + OWNED)
+
+
+def _running(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], list[Pool]]:
+    """The running workers as options at today's prices and step times, as many of them owned as there are,
+    and the pools that have no GPU in stock.
+    """
     types = {worker.name: worker for worker in problem.types}
     gpus = {gpu.name: gpu for gpu in problem.gpus}
     known: list[tuple[Option, int]] = []
-    gone = 0
-    for pool in current.pools:
-        if pool.type.gpu.name not in gpus:
-            gone += pool.count
-        elif pool.count:
-            worker = types.get(pool.type.name) or replace(pool.type, gpu=gpus[pool.type.gpu.name])
+    gone: list[Pool] = []
+    for pool in current.running:
+        name = pool.type.gpu.name
+        if (gpu := next((gpus[each] for each in _names(name) if each in gpus), None)) is None:
+            gone += [pool]
+        else:
+            moved = replace(pool.type, gpu=gpu)
+            worker = types.get(moved.name) or moved
             known.append((Option(pool.role, worker, worker.price_usd_per_h), pool.count))
-    return known, gone
+    return list(owned_first(problem, tuple(known))), gone
 
 
 def _universe(running: Sequence[tuple[Option, int]], scratch: Answer) -> list[Option]:
@@ -276,6 +285,8 @@ def _share(option: Option, scratch: Answer) -> float:
     level0 = scratch.found.level0
     if option.name in level0.bounded:
         return expected_share(option, level0, {})
+    if not scratch.fleet.price_usd_per_h:
+        return option.type.gpus / scratch.fleet.gpus
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
 
 

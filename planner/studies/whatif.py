@@ -31,10 +31,10 @@ from planner.search.answers import tried
 from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.bounds import checked_bound, lower_bound
-from planner.search.fleets import objective
 from planner.search.headroom import ends
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import Answers
+from planner.search.owned import paid
 from planner.search.plan import served_s
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent, with_policies
@@ -133,7 +133,7 @@ class Study:
                     f"no fleet for production was found within {self.time_limit_s:g} s; raise --time-limit, "
                     "or ask with safety: none"
                 )
-            found = replace(found, best=made.best, value=objective(made.best))
+            found = replace(found, best=made.best, value=paid(problem, made.best))
         fleet = problem.oracle.fleet(found.best)
         simulation, verdict = problem.oracle.verdict(fleet, record=True)
         return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation))

@@ -136,7 +136,7 @@ def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
 def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -> None:
     document, said = planned.document, planned.said.out
     for words in (
-        f"{document['cost_usd_per_h']:.2f} USD per hour",
+        f"{document['bill']['usd_per_h']:.2f} USD per hour",
         "10909 requests in 9.1 min",
         "ttft p90",
         "tbt p99",

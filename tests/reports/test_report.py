@@ -103,7 +103,8 @@ def test_a_page_without_charts_needs_no_script() -> None:
 
 def test_the_page_answers_and_says_why(page: str) -> None:
     for text in (
-        "4 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W: 59.80 USD per hour",
+        "4 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W: 71.76 USD per hour",
+        "for 3 whole nodes of h100-80g, 4 GPUs of them idle; by the GPU it would be 59.80 USD per hour",
         "✓\u00a0kept",
         "ttft p90 binds",
         "more workers never hurt",

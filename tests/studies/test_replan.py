@@ -114,6 +114,40 @@ def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study, running: Fleet)
     assert found.best.migration_usd == pytest.approx(5.0 * stopped + 1.0 * started)
 
 
+def test_what_is_owned_is_never_stopped_to_save(study: Study, running: Fleet) -> None:
+    """A quarter of the traffic: rented workers go, owned ones cost nothing and stay, whatever the fleet file
+    calls them. With 4 of them owned, rented ones alone go.
+    """
+    rented = replan(study, at(2.0), running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    assert rented.best.fleet.gpus < running.gpus
+    rows = {pool.type.gpu.name for pool in running.running}
+    fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64)}
+    task = replace(question(fleet=fleet), rate_rps=2.0)
+    found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    assert found.keeps and found.best.total_usd == 0 and found.best.fleet.gpus == running.gpus
+    assert all(move.before == move.after for move in found.moves)
+    few = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 4)}
+    task = replace(question(fleet=few), rate_rps=2.0)
+    part = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    assert all(move.after >= move.before for move in part.moves if "@owned" in move.worker)
+    assert part.best.total_usd <= rented.best.total_usd
+
+
+def test_electricity_never_makes_rented_gpus_of_owned_ones(study: Study, running: Fleet) -> None:
+    """With 0.3 USD/kWh an owned H100 draws 0.21 USD/h and is for rent at 2.99: whatever changes, owned ones
+    alone run, and no way to go on is cheaper.
+    """
+    rows = {pool.type.gpu.name for pool in running.running}
+    paid = {"price": "0.3 usd/kWh", "pue": 1.0}
+    fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64), "electricity": paid}
+    for rate_rps in (8.0, 2.0):
+        task = replace(question(fleet=fleet), rate_rps=rate_rps)
+        found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+        assert all(pool.type.gpu.name.endswith("@owned") for pool in found.best.fleet.running)
+        assert found.verdict.holds
+        assert found.best.total_usd <= min(way.total_usd for way in found.ways if way.holds) + 1e-9
+
+
 def test_only_cost_is_replanned(study: Study, running: Fleet) -> None:
     with pytest.raises(InputError, match="a replan is about cost"):
         replan(study, question(objective="power"), running, horizon_h=1.0, start_usd=0.0, stop_usd=0.0)

@@ -1,0 +1,67 @@
+"""What the same GPUs cost on demand and under a commitment of one or three years.
+
+`fleet: prices` may hold `reserved_1y` and `reserved_3y` beside `on_demand`; else the offers of a row in
+catalogs/gpus.yaml and of prices.yaml count. A plan is priced by none of them: its bill by each stands beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from planner.documents.catalog import Catalog
+from planner.documents.offers import Offer, Term, offer_of
+from planner.io.values import Section
+
+KEYS: Mapping[str, Term] = {"reserved_1y": "reserved-1y", "reserved_3y": "reserved-3y"}
+OWN = "slo.yaml"
+
+
+def parse_commitments(fleet: Section, gpus: Iterable[str], catalog: Catalog) -> dict[str, dict[Term, Offer]]:
+    """By the row's name the offer of every term, on demand among them, of GPUs with a commitment.
+
+    A GPU with prices in slo.yaml has its own terms alone; one without those of the
+    provider under `price_of`, or of each commitment the cheapest offer of any. Raises InputError.
+    """
+    own = {
+        catalog.gpu(str(asked)).name: (asked, given) for asked, given in fleet.part("prices").values.items()
+    }
+    provider = fleet.part("price_of").get("provider") if "price_of" in fleet else None
+    found: dict[str, dict[Term, Offer]] = {}
+    for name in gpus:
+        row = name if name in own else catalog.gpus[name].base
+        if row in own:
+            terms = _own(fleet.part("prices"), *own[row])
+        else:
+            terms = _offered(catalog.provenance[name].offers, provider)
+        if not terms.keys() & set(KEYS.values()):
+            continue
+        if "on-demand" not in terms:
+            listed, where = catalog.gpus[name].price_usd_per_h, catalog.provenance[name]
+            terms["on-demand"] = Offer("list", "on-demand", listed, where.price_date, where.price_source)
+        found[name] = terms
+    return found
+
+
+def _own(prices: Section, asked: str, given: object) -> dict[Term, Offer]:
+    if not isinstance(given, Mapping):
+        return {}
+    part = Section.of(given, prices.at(asked))
+    keys: dict[str, Term] = {"on_demand": "on-demand", **KEYS}
+    return {
+        term: Offer(OWN, term, part.at_least(key, "usd_per_h"), "", "")
+        for key, term in keys.items()
+        if key in part
+    }
+
+
+def _offered(offers: Iterable[Offer], provider: str | None) -> dict[Term, Offer]:
+    """Of one provider, or the cheapest of each commitment."""
+    known = tuple(offers)
+    if provider is not None:
+        terms: tuple[Term, ...] = ("on-demand", *KEYS.values())
+        return {term: offer for term in terms if (offer := offer_of(known, provider, term)) is not None}
+    return {
+        term: min(of_term, key=lambda offer: (offer.usd_per_h, offer.provider))
+        for term in KEYS.values()
+        if (of_term := [offer for offer in known if offer.term == term])
+    }

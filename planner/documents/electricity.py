@@ -1,0 +1,50 @@
+"""What electricity costs: `fleet: {electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}`.
+
+It is added to what a GPU costs per hour, at provisioned power: the GPU's limit or its cap, all the time. So a
+fleet costs no less than it draws, and the cost of a fleet is a sum over its GPUs as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from planner.errors import InputError
+from planner.io.values import Section, refused
+
+Paid = Literal["owned", "all"]
+MOST_PUE = 10.0  # cooling and losses take a share of what GPUs draw, not many times as much
+
+
+@dataclass(frozen=True, slots=True)
+class Electricity:
+    """The price of a kWh, how many the site draws for one of its GPUs (PUE, 1 or more), and whether that of
+    `owned` GPUs is paid, whose rent has none in it, or that of `all`.
+    """
+
+    usd_per_kwh: float
+    pue: float
+    of: Paid
+
+    @property
+    def gpu_usd_per_kwh(self) -> float:
+        """What a kWh that a GPU draws costs, with what the site takes beside it."""
+        return self.usd_per_kwh * self.pue
+
+
+def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity | None:
+    """None where nothing is asked; raises InputError in one line."""
+    if "electricity" not in fleet:
+        return None
+    section = fleet.part("electricity", ("price", "pue", "of"))
+    usd_per_kwh = section.positive("price", "usd_per_kwh")
+    pue = section.number("pue")
+    if not 1 <= pue <= MOST_PUE:
+        raise refused(section.at("pue"), f"expected 1 (the GPUs alone) to {MOST_PUE:g}", section.get("pue"))
+    of = cast(Paid, section.one_of("of", get_args(Paid), "owned"))
+    if of == "owned" and "owned" not in fleet:
+        raise InputError(
+            f"{section.where}: is that of owned GPUs, and fleet: owned names none; name them, or add of: all"
+        )
+    return Electricity(usd_per_kwh, pue, of)

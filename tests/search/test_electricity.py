@@ -1,0 +1,87 @@
+"""Electricity as a part of the cost: the same as a higher price, and every bound stays a bound."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from plans import CATALOG
+from questions import question, traffic
+
+from planner.domain import OWNED
+from planner.reports.output import to_json
+from planner.reports.report import render
+from planner.search.best_fleet import search
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.owned import owned_first, paid, paid_at_least
+from planner.search.pose import pose
+from planner.solvers.master import Option
+
+H100 = {"h100-80g": 64}
+PAID = {"price": "0.12 usd/kWh", "pue": 1.3}
+
+
+def test_electricity_of_all_is_a_higher_price() -> None:
+    """0.7 kW x 0.156 USD/kWh = 0.1092 USD/h on H100 of 3, 0.4 x 0.156 = 0.0624 on A100 of 1.9."""
+    gpus, asked = ["a100-80g", "h100-80g"], traffic(rate_rps=10.0)
+    beside = {"prices": {"h100-80g": 3.0, "a100-80g": 1.9}, "electricity": PAID | {"of": "all"}}
+    within = {"prices": {"h100-80g": 3.1092, "a100-80g": 1.9624}}
+    problems = [pose(question(fleet={"gpus": gpus} | each), asked, CATALOG) for each in (beside, within)]
+    bounds = [lower_bound(problem) for problem in problems]
+    found = [search(problem) for problem in problems]
+    assert bounds[0] == pytest.approx(bounds[1])
+    assert found[0].value == pytest.approx(found[1].value)
+    assert [(o.name, n) for o, n in found[0].best] == [(o.name, n) for o, n in found[1].best]
+
+
+def test_the_bound_is_below_every_fleet_that_holds() -> None:
+    """Brute force: all counts of two H100 options, owned and rented, with the electricity of owned ones."""
+    fleet = {"gpus": {"h100-80g": 16}, "owned": {"h100-80g": 5}, "electricity": PAID}
+    problem = pose(question(fleet=fleet), traffic(rate_rps=10.0), CATALOG)
+    found, lower = search(problem), lower_bound(problem)
+    assert lower is not None and paid_at_least(problem, lower) == lower
+    types = [w for w in problem.types if w.tp in (2, 4) and w.max_num_batched_tokens == 1024]
+    options = [Option("mixed", w, w.price_usd_per_h) for w in types]
+    assert {o.type.gpu.name for o in options} == {"h100-80g", "h100-80g" + OWNED}
+    cheapest = min(
+        sum(o.objective * n for o, n in counts)
+        for vector in itertools.product(range(5), repeat=len(options))
+        if any(vector)
+        for counts in [tuple((o, n) for o, n in zip(options, vector, strict=True) if n)]
+        if problem.allows(counts) and problem.oracle.holds([counts])[0]
+    )
+    assert lower <= cheapest + 1e-9 and found.value <= cheapest + 1e-9
+    assert paid(problem, found.best) == pytest.approx(found.value)
+
+
+def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save() -> None:
+    """12 owned H100 at their limit: 12 x 0.1092 = 1.31 USD/h; six are rented on one node of eight."""
+    prices = {"h100-80g": {"on_demand": "3 usd/h", "reserved_1y": "2 usd/h"}}
+    fleet = {"gpus": H100, "owned": {"h100-80g": 12}, "electricity": PAID, "prices": prices}
+    found = plan(question(fleet=fleet), traffic(rate_rps=40.0), CATALOG)
+    document = to_json(found)
+    assert document["bill"]["electricity_usd_per_h"] == pytest.approx(12 * 0.1092)
+    assert 0.3 < document["bill"]["expected_electricity_usd_per_h"] / (12 * 0.1092) <= 1
+    assert document["bill"]["usd_per_h"] == pytest.approx(8 * 3 + 12 * 0.1092)
+    assert document["cost_usd_per_h"] == pytest.approx(6 * 3 + 12 * 0.1092)
+    assert found.certificate.bound <= found.certificate.value == pytest.approx(found.fleet.price_usd_per_h)
+    assert document["certificate"]["commitments"][1]["usd_per_h"] == pytest.approx(8 * 2 + 12 * 0.1092)
+    tokens = found.trace.input_tokens.sum() + found.trace.output_tokens.sum()
+    paid_usd = document["bill"]["usd_per_h"] * found.trace.duration_s / 3600
+    assert document["usd_per_million"]["tokens"] == pytest.approx(paid_usd / tokens * 1e6)
+    said = [fact for fact in document["facts"]["assumptions"] if fact["kind"] == "electricity-counted"]
+    assert said == [{"kind": "electricity-counted", "usd_per_kwh": 0.12, "pue": 1.3, "of": "owned"}]
+    page = render(found)
+    assert "electricity of owned GPUs" in page and "The same fleet by other terms" in page
+
+
+def test_an_owned_gpu_that_draws_more_than_a_rented_one_costs_is_not_taken_first() -> None:
+    """At 10 USD/kWh an owned H100 draws 9.10 USD/h, a rented one costs 3 with its electricity."""
+    dear = {"price": "10 usd/kWh", "pue": 1.3}
+    fleet = {"gpus": H100, "owned": {"h100-80g": 8}, "electricity": dear}
+    problem = pose(question(fleet=fleet), traffic(rate_rps=8.0), CATALOG)
+    found = search(problem)
+    assert {o.type.gpu.name for o, _ in found.best} == {"h100-80g"}
+    assert owned_first(problem, found.best) == found.best
+    assert paid(problem, found.best) == pytest.approx(found.value)

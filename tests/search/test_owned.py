@@ -1,0 +1,138 @@
+"""Owned GPUs: they cost nothing, more are rented, and every bound stays a bound."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from plans import CATALOG
+from questions import question, traffic
+
+from planner.domain import OWNED, row_of
+from planner.errors import InfeasibleError
+from planner.reports.output import to_json
+from planner.reports.words import answer
+from planner.search.best_fleet import search
+from planner.search.bounds import lower_bound
+from planner.search.certify import plan
+from planner.search.owned import owned_beside, owned_first, paid, paid_at_least
+from planner.search.plan import Plan
+from planner.search.pose import pose
+from planner.solvers.master import Option
+
+H100 = {"h100-80g": 64}
+PRICE = CATALOG.gpu("h100-80g").price_usd_per_h
+
+
+def owned_of(found: Plan) -> int:
+    return sum(p.count * p.type.gpus for p in found.fleet.running if p.type.gpu.name.endswith(OWNED))
+
+
+def test_what_is_owned_comes_off_the_price_of_the_same_fleet() -> None:
+    """18 H100 keep this SLO; with 12 of them owned six are paid."""
+    rented = plan(question(fleet={"gpus": H100}), traffic(rate_rps=40.0), CATALOG)
+    found = plan(question(fleet={"gpus": H100, "owned": {"H100": 12}}), traffic(rate_rps=40.0), CATALOG)
+    assert owned_of(found) == 12 and found.fleet.gpus == rented.fleet.gpus
+    assert found.fleet.price_usd_per_h == pytest.approx(rented.fleet.price_usd_per_h - 12 * PRICE)
+    assert found.certificate.value == pytest.approx(found.fleet.price_usd_per_h)
+    assert found.certificate.bound <= found.certificate.value
+    assert "12 GPUs owned, 6 rented" in answer(found)
+    bill = to_json(found)["bill"]
+    assert (bill["owned_gpus"], bill["rented_gpus"]) == (12, 6)
+
+
+def test_where_all_is_owned_the_fewest_run_and_cost_nothing() -> None:
+    """Of 24 owned H100 no more run than would be rented; a GPU that gpus does not name is not rented."""
+    task = question(fleet={"gpus": {}, "owned": {"h100-80g": 24}})
+    found = plan(task, traffic(rate_rps=8.0), CATALOG)
+    rented = plan(question(fleet={"gpus": H100}), traffic(rate_rps=8.0), CATALOG)
+    assert found.fleet.price_usd_per_h == 0 and found.certificate.value == pytest.approx(0, abs=1e-12)
+    assert found.fleet.gpus == owned_of(found) == rented.fleet.gpus
+    with pytest.raises(InfeasibleError, match="stock of h100-80g@owned from 4"):
+        plan(question(fleet={"gpus": {}, "owned": {"h100-80g": 4}}), traffic(rate_rps=40.0), CATALOG)
+
+
+def test_old_gpus_that_are_owned_take_their_share_beside_new_ones_that_are_rented() -> None:
+    """The A100 workers alone are far too few; beside them fewer H100 are rented than without."""
+    fleet = {"gpus": {"h100-80g": 64}, "owned": {"a100-80g": 24}}
+    asked = traffic(rate_rps=40.0, requests=300)
+    problem = pose(question(fleet=fleet), asked, CATALOG)
+    found, rented = search(problem), search(pose(question(fleet={"gpus": H100}), asked, CATALOG))
+    gpus = {o.type.gpu.name: o.type.gpus * n for o, n in found.best}
+    assert 2 < gpus["a100-80g@owned"] <= 24
+    assert paid(problem, found.best) < rented.value - 2 * PRICE
+
+
+@pytest.mark.parametrize("owned", [1, 5, 8])
+def test_the_bound_is_below_every_fleet_that_holds(owned: int) -> None:
+    """Brute force: all counts of two H100 options, owned and rented, against the bound in money."""
+    task = question(fleet={"gpus": {"h100-80g": 16}, "owned": {"h100-80g": owned}})
+    problem = pose(task, traffic(rate_rps=10.0), CATALOG)
+    found = search(problem)
+    lower = lower_bound(problem)
+    assert lower is not None and paid_at_least(problem, lower) <= paid(problem, found.best) + 1e-9
+    types = [w for w in problem.types if w.tp in (2, 4) and w.max_num_batched_tokens == 1024]
+    assert {row_of(w.gpu.name) for w in types} == {"h100-80g"}
+    options = [Option("mixed", w, w.price_usd_per_h) for w in types]
+    cheapest = min(
+        sum(o.objective * n for o, n in counts)
+        for vector in itertools.product(range(5), repeat=len(options))
+        if any(vector)
+        for counts in [tuple((o, n) for o, n in zip(options, vector, strict=True) if n)]
+        if problem.limits.broken([(o.type, n) for o, n in counts]) is None
+        and problem.oracle.holds([counts])[0]
+    )
+    assert lower <= cheapest + 1e-3 and paid(problem, found.best) <= cheapest + 1e-9
+
+
+def test_owned_first_changes_no_machine_and_stays_within_the_stock() -> None:
+    """Six workers of 4, 10 owned GPUs: two workers are owned, four rented."""
+    problem = pose(question(fleet={"gpus": H100, "owned": {"h100-80g": 10}}), traffic(), CATALOG)
+    worker = next(w for w in problem.types if w.gpu.name == "h100-80g" and w.tp == 4)
+    bought = owned_first(problem, ((Option("mixed", worker, worker.price_usd_per_h), 6),))
+    assert [(o.type.gpu.name, n) for o, n in bought] == [("h100-80g@owned", 2), ("h100-80g", 4)]
+    assert owned_first(problem, bought) == bought
+    assert problem.oracle.holds([bought]) == problem.oracle.holds([((bought[1][0], 6),)])
+
+
+WIDE = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
+
+
+def test_production_takes_owned_gpus_that_idle_before_it_rents() -> None:
+    """On paper 8 owned H100 are enough. In most futures they are not, and owned A100 stand idle."""
+    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}, "max_num_batched_tokens": 1024}
+    task = question(slo=WIDE, fleet=fleet, safety={"kept_in": 0.9})
+    found = plan(task, traffic(rate_rps=30.0, requests=300), CATALOG)
+    paper, production = (found.certificate.answer(name) for name in ("on-paper", "production"))
+    assert paper is not None and production is not None and production.workers != paper.workers
+    assert {pool.type.gpu.name for pool in found.fleet.running} == {"h100-80g@owned", "a100-80g@owned"}
+    assert found.bill.usd_per_h == production.usd_per_h == production.paid_usd_per_h == 0
+
+
+def test_no_answer_takes_more_than_is_owned() -> None:
+    """34 workers of A100 would do, and 16 A100 are owned: the smallest fleet of a row is asked for without
+    looking at the stock, and must not come back as an answer.
+    """
+    fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}}
+    task = question(fleet=fleet, safety={"kept_in": 0.9})
+    found = plan(task, traffic(rate_rps=14.0), CATALOG)
+    for answered in found.certificate.answers:
+        used: dict[str, int] = {}
+        for pool in answered.workers:
+            used[pool.gpu] = used.get(pool.gpu, 0) + pool.gpus
+        assert used.get("h100-80g@owned", 0) <= 8 and used.get("a100-80g@owned", 0) <= 16
+
+
+def test_what_a_fleet_leaves_idle_may_be_added_to_it() -> None:
+    """6 H100 and 4 of 16 A100 are in use: pools of up to 12 A100, in the roles that the fleet has."""
+    fleet = {"gpus": H100, "owned": {"h100-80g": 6, "a100-80g": 16}, "max_num_batched_tokens": 1024}
+    problem = pose(question(slo=WIDE, fleet=fleet), traffic(rate_rps=26.0, requests=300), CATALOG)
+    found = search(problem)
+    of = {option.name: option for option in found.level0.options}
+    used = ((of["prefill h100-80g@owned tp2 1024"], 3), (of["decode a100-80g@owned tp4 1024"], 1))
+    beside = owned_beside(problem, found.level0, used)
+    assert [(o.role, o.type.gpu.name) for o, _ in beside] == [
+        ("prefill", "a100-80g@owned"),
+        ("decode", "a100-80g@owned"),
+    ]
+    assert all(option.type.gpus * count <= 12 < option.type.gpus * (count + 1) for option, count in beside)
