@@ -144,6 +144,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
             if is_passed(said := test.run(counts), safety):
                 best, kept_in = counts, said
                 break
+        best, kept_in = _shrunk(asked, test, best, kept_in)
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
@@ -153,6 +154,23 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
             least = cheaper_kept(asked, paper, least, start)
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
+
+
+def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[Counts, KeptIn]:
+    """Workers are taken away, the dearest first, while the fleet holds in enough futures and passes its test:
+    what grew by twice as many each time may have grown too far.
+    """
+    while is_passed(kept_in, test.safety):
+        for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
+            fewer = with_more(best, -1, [k])
+            if best[k][1] == 1 or not asked.oracle.holds([fewer])[0]:
+                continue
+            if is_passed(said := test.run(fewer), test.safety):
+                best, kept_in = fewer, said
+                break
+        else:
+            break
+    return best, kept_in
 
 
 def production(problem: Problem, paper: Found) -> Production | None:
