@@ -141,7 +141,9 @@ def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
     """Dynamo routes to decode workers as to prefill workers."""
     policies = Policies(routing="round-robin", decode_routing="random")
     notes = manifests.render(replace(pairs(), policies=policies), 5000, "dynamo").notes["dynamo"]
-    assert notes == ["Dynamo's frontend lacks random: round-robin is in its place, which was not simulated."]
+    assert notes == [
+        "Dynamo's frontend lacks random: round-robin is in its place, which the plan was not made for."
+    ]
 
 
 @pytest.mark.parametrize("queue", QUEUE)

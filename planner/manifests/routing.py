@@ -34,7 +34,7 @@ def notes(fleet: Fleet, target: str) -> list[str]:
 def _sentence(router: str, asked: str, answered: Answer) -> list[str]:
     title = ROUTERS[router].title
     if answered.is_lacking:
-        return [f"{title} lacks {asked}: {answered.name} is in its place, which was not simulated."]
+        return [f"{title} lacks {asked}: {answered.name} is in its place, which the plan was not made for."]
     return [f"{asked} at {title}: {answered.name} {answered.differs}."] if answered.differs else []
 
 
