@@ -10,19 +10,18 @@ does for a row: a row that says nothing about a router is lacking there, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-if TYPE_CHECKING:
-    from planner.fleet import WorkerType
+from planner.fleet import Policies, WorkerType
 
 # what compiled code tells policies by
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
 FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE = range(8)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
-SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT = range(5)
+SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS = range(16, 22)  # these look at caches or tenants
 STATIC, FLIP, MIXED_POOL = range(3)
 
@@ -62,8 +61,9 @@ class Router:
     like: str | None = None  # another router, whose answers are its own but for those that rows give
 
 
-VLLM_ROUTER, ENDPOINT_PICKER, KSERVE, DYNAMO = "vllm-router", "endpoint-picker", "kserve", "dynamo"
-RAY_SERVE, STACK, STACK_PAIRS = "ray-serve", "production-stack", "production-stack pairs"
+VLLM_ROUTER, VLLM_ROUTER_PAIRS = "vllm-router", "vllm-router pairs"
+ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE, KSERVE = "endpoint-picker", "endpoint-picker decode", "kserve"
+DYNAMO, RAY_SERVE, STACK, STACK_PAIRS = "dynamo", "ray-serve", "production-stack", "production-stack pairs"
 OURS, VLLM = "plan serve", "vllm"  # our own router; the scheduler of every worker
 
 EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray's own choice
@@ -76,7 +76,9 @@ NEAR_AND_FREE = f"{NEAR_MATCH}, {FEWEST_TOKENS}"
 ROUTERS: Mapping[str, Router] = MappingProxyType(
     {
         VLLM_ROUTER: Router("vllm-router", "power_of_two"),
+        VLLM_ROUTER_PAIRS: Router("vllm-router", "round_robin"),  # there power_of_two compares zeros
         ENDPOINT_PICKER: Router("llm-d's endpoint picker", FEWEST_TOKENS),
+        ENDPOINT_PICKER_DECODE: Router("llm-d's endpoint picker", FEWEST_REQUESTS),
         KSERVE: Router("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
         DYNAMO: Router("Dynamo's frontend", "least-loaded", is_single=True),
         RAY_SERVE: Router("Ray Serve", EMPTIER_OF_TWO),
@@ -86,21 +88,25 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
         VLLM: Router("vLLM", "fcfs"),
     }
 )
-# deployment target -> what routes to its mixed workers, and to its prefill and decode workers
-ROUTERS_OF: Mapping[str, tuple[str, str]] = MappingProxyType(
+_OF_VLLM = (VLLM_ROUTER, VLLM_ROUTER_PAIRS, VLLM_ROUTER_PAIRS)
+_OF_LLM_D = (ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE)
+# deployment target -> what routes to its mixed workers, to its prefill and to its decode workers
+ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
-        "vllm": (VLLM_ROUTER, VLLM_ROUTER),
-        "compose": (VLLM_ROUTER, VLLM_ROUTER),
-        "kubernetes": (VLLM_ROUTER, VLLM_ROUTER),
-        "lws": (VLLM_ROUTER, VLLM_ROUTER),
-        "disaggregatedset": (VLLM_ROUTER, VLLM_ROUTER),
-        "llm-d": (ENDPOINT_PICKER, ENDPOINT_PICKER),
-        "kserve": (KSERVE, ENDPOINT_PICKER),
-        "dynamo": (DYNAMO, DYNAMO),
-        "ray-serve": (RAY_SERVE, RAY_SERVE),
-        "production-stack": (STACK, STACK_PAIRS),
+        "vllm": _OF_VLLM,
+        "compose": _OF_VLLM,
+        "kubernetes": _OF_VLLM,
+        "lws": _OF_VLLM,
+        "disaggregatedset": _OF_VLLM,
+        "llm-d": (ENDPOINT_PICKER, *_OF_LLM_D),
+        "kserve": (KSERVE, *_OF_LLM_D),
+        "dynamo": (DYNAMO, DYNAMO, DYNAMO),
+        "ray-serve": (RAY_SERVE, RAY_SERVE, RAY_SERVE),
+        "production-stack": (STACK, STACK_PAIRS, STACK_PAIRS),
     }
 )
+# of these a deployment has either mixed workers or pairs, and of those pairs alone
+ONE_KIND, ONLY_PAIRS = ("llm-d", "production-stack"), ("disaggregatedset",)
 
 
 Weights = tuple[float, float, float, float]
@@ -131,6 +137,10 @@ def _requests(worker_type: WorkerType, decode: bool) -> Weights:
 
 def _tokens(worker_type: WorkerType, decode: bool) -> Weights:
     return 1.0, 1.0, 0.0, 0.0
+
+
+def _pending(worker_type: WorkerType, decode: bool) -> Weights:
+    return 1.0, 0.0, 0.0, 0.0
 
 
 def _waiting(worker_type: WorkerType, decode: bool) -> Weights:
@@ -234,12 +244,14 @@ class Pools(Policy):
 _PRIORITY = {VLLM: Answer("priority", "goes by the number that each request brings with it")}
 _CACHES = {
     VLLM_ROUTER: instead("cache_aware"),
+    VLLM_ROUTER_PAIRS: instead("cache_aware"),
     ENDPOINT_PICKER: instead(NEAR_AND_FREE),
     DYNAMO: instead("kv"),
     RAY_SERVE: instead("PrefixCacheAffinityRouter"),
 }
 _TURNS = {
     VLLM_ROUTER: "round_robin",
+    VLLM_ROUTER_PAIRS: "round_robin",
     DYNAMO: "round-robin",
     RAY_SERVE: "RoundRobinRouter",
     STACK: "roundrobin",
@@ -384,7 +396,7 @@ TABLE: tuple[Policy, ...] = (
         is_default=True,
         at={
             ENDPOINT_PICKER: Answer(
-                FEWEST_TOKENS, "counts tokens in flight, with an estimate of outputs, not seconds of work"
+                FEWEST_TOKENS, "counts tokens of prompts until their first token, not seconds of work"
             )
         },
     ),
@@ -394,7 +406,11 @@ TABLE: tuple[Policy, ...] = (
         words="the fewest requests in flight",
         weights=_requests,
         is_planned=True,
-        at={ENDPOINT_PICKER: Answer(FEWEST_REQUESTS), DYNAMO: Answer("least-loaded")},
+        at={
+            ENDPOINT_PICKER: Answer(FEWEST_REQUESTS),
+            ENDPOINT_PICKER_DECODE: Answer(FEWEST_REQUESTS),
+            DYNAMO: Answer("least-loaded"),
+        },
     ),
     Routing(
         name="power-of-two",
@@ -408,6 +424,31 @@ TABLE: tuple[Policy, ...] = (
             DYNAMO: Answer("power-of-two", "compares requests in flight, not seconds of work"),
             RAY_SERVE: Answer(EMPTIER_OF_TWO, "is by requests in flight, not by seconds of work"),
         },
+    ),
+    Routing(
+        name="power-of-two-requests",
+        code=TWO_BY_REQUESTS,
+        words="the fewer requests in flight of two workers drawn at random",
+        engines=ALONE,
+        weights=_requests,
+        is_planned=True,
+        draws=True,
+        at={
+            VLLM_ROUTER: Answer("power_of_two"),
+            DYNAMO: Answer("power-of-two"),
+            RAY_SERVE: Answer(EMPTIER_OF_TWO),
+            KSERVE: Answer(GATEWAY, "spreads requests over the workers by its own setting"),
+        },
+    ),
+    Routing(
+        name="pending-tokens",
+        code=LOWEST_BY_LOT,
+        words="the fewest prompt tokens that are not computed yet, by lot among equals",
+        engines=ALONE,
+        weights=_pending,
+        is_planned=True,
+        draws=True,
+        at={ENDPOINT_PICKER: Answer(FEWEST_TOKENS, "counts a prompt whole until its first token")},
     ),
     Routing(
         name="round-robin",
@@ -429,7 +470,9 @@ TABLE: tuple[Policy, ...] = (
         draws=True,
         at={
             VLLM_ROUTER: Answer("random"),
+            VLLM_ROUTER_PAIRS: Answer("random"),
             ENDPOINT_PICKER: Answer("random-picker"),
+            ENDPOINT_PICKER_DECODE: Answer("random-picker"),
             DYNAMO: Answer("random"),
         },
     ),
@@ -455,7 +498,7 @@ TABLE: tuple[Policy, ...] = (
         words="that of DistServe's program (the fewest waiting requests)",
         engines=(OF_DISTSERVE,),
         weights=_waiting,
-        at={ENDPOINT_PICKER: Answer(FEWEST_WAITING)},
+        at={ENDPOINT_PICKER: Answer(FEWEST_WAITING), ENDPOINT_PICKER_DECODE: Answer(FEWEST_WAITING)},
     ),
     Routing(
         name="prefix-affinity",
@@ -491,6 +534,7 @@ TABLE: tuple[Policy, ...] = (
         at={
             **_CACHES,
             VLLM_ROUTER: Answer("cache_aware"),
+            VLLM_ROUTER_PAIRS: Answer("cache_aware", "sees no load there, so it always goes by the match"),
             RAY_SERVE: Answer("PrefixCacheAffinityRouter", "knows no ratio of loads"),
         },
     ),
@@ -590,3 +634,136 @@ def answer(row: Queue | Routing, router: str) -> Answer:
         return row.at[router]
     decider = ROUTERS[router]
     return answer(row, decider.like) if decider.like else instead(decider.otherwise)
+
+
+# -- a plan's routing as it is deployed --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a router does by one of its names, as the simulator does it: by `routing`; in what it `differs`.
+
+    `settings` are fields of `Policies` that the router has no say in, `otherwise` those that it takes where
+    the plan's routing is lacking. `back` chooses among decode workers where `routing` looks at caches.
+    """
+
+    routing: str
+    differs: str = ""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    otherwise: Mapping[str, float] = field(default_factory=dict)
+    back: str = "least-outstanding"
+
+
+_UNBOUNDED = 10**9  # requests apart: load is never uneven
+_IN_TURNS = Rule("round-robin")
+_TWO = Rule("power-of-two-requests")
+_LOT = Rule("random", "takes workers without room for the KV too")
+_ON_CHARACTERS = "compares characters of prompts, not blocks of tokens"
+_OF_VLLM_ROUTER: Mapping[str, Rule] = {
+    "power_of_two": _TWO,
+    "round_robin": _IN_TURNS,
+    "random": _LOT,
+    "cache_aware": Rule("cache-aware", _ON_CHARACTERS),
+}
+_OF_PICKER: Mapping[str, Rule] = {
+    FEWEST_TOKENS: Rule("pending-tokens", "counts a prompt whole until its first token"),
+    FEWEST_REQUESTS: Rule("least-outstanding", "draws among equals"),
+    FEWEST_WAITING: Rule("pending-tokens", "counts waiting requests, as they were when last asked for"),
+    "random-picker": _LOT,
+    LONGEST_MATCH: Rule("prefix-affinity", "draws among equals"),
+    NEAR_AND_FREE: Rule("e2", "keeps to what holds the prompt's beginning, unless more is queued there"),
+}
+RULES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+    {
+        VLLM_ROUTER: _OF_VLLM_ROUTER,
+        VLLM_ROUTER_PAIRS: {
+            **_OF_VLLM_ROUTER,
+            "cache_aware": Rule("cache-aware", _ON_CHARACTERS, settings={"balance_requests": _UNBOUNDED}),
+        },
+        ENDPOINT_PICKER: _OF_PICKER,
+        ENDPOINT_PICKER_DECODE: _OF_PICKER,
+        KSERVE: {
+            **_OF_PICKER,
+            GATEWAY: Rule(_TWO.routing, "is Envoy's least request unless you set another"),
+        },
+        DYNAMO: {
+            "least-loaded": Rule("least-outstanding"),
+            "power-of-two": _TWO,
+            "round-robin": _IN_TURNS,
+            "random": _LOT,
+            "kv": Rule("min-ttft", "weighs blocks to compute and blocks in use, not seconds"),
+        },
+        RAY_SERVE: {
+            EMPTIER_OF_TWO: Rule(_TWO.routing, "draws among replicas on its own node first"),
+            "RoundRobinRouter": _IN_TURNS,
+            "PrefixCacheAffinityRouter": Rule(
+                "cache-aware",
+                _ON_CHARACTERS,
+                settings={"balance_ratio": 1.0},
+                otherwise={"balance_requests": _UNBOUNDED, "cache_threshold_frac": 0.1},
+            ),
+        },
+        STACK: {
+            "roundrobin": _IN_TURNS,
+            "prefixaware": Rule("prefix-affinity", "never forgets what it sent"),
+        },
+        STACK_PAIRS: {IN_TURNS: _IN_TURNS},
+    }
+)
+
+
+def rule_of(router: str, told: str) -> Rule:
+    """What `router` does by a name that `answer` gave."""
+    return RULES[router][told]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What routes in a deployment: `told` of arrivals and, where there are pairs, of hand-offs.
+
+    `policies` are simulated in its place; it `differs` from them.
+    """
+
+    router: str
+    told: tuple[str, ...]
+    policies: Policies
+    differs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return router_name(self.router, self.told)
+
+
+def router_name(router: str, told: Iterable[str]) -> str:
+    """For instance "vllm-router by round_robin"."""
+    return f"{router} by {' and '.join(dict.fromkeys(told))}"
+
+
+def deployed(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
+    """What routes where a plan with these policies is deployed: to mixed workers, or to pairs."""
+    mixed, prefill, decode = ROUTERS_OF[target]
+    router = prefill if is_pair else mixed
+    front = answer(ROUTING[policies.routing], router)
+    rule = rule_of(router, front.name)
+    changed: dict[str, Any] = {"routing": rule.routing, **rule.settings}
+    if front.is_lacking:
+        usual = Policies()
+        fitted = {name: getattr(usual, name) for name in ROUTING[rule.routing].tried}
+        changed = {**fitted, **rule.otherwise, **changed}
+    told, differs = [front.name], [rule.differs]
+    if is_pair:
+        back = answer(ROUTING[policies.decode_routing], decode).name
+        back = front.name if ROUTERS[decode].is_single else back
+        behind = rule_of(decode, back)
+        looks = ROUTING[behind.routing].needs_caches
+        changed["decode_routing"] = behind.back if looks else behind.routing
+        told.append(back)
+        differs.append("" if looks else behind.differs)
+    named = tuple(dict.fromkeys(each for each in differs if each))
+    return Deployed(ROUTERS[router].title, tuple(told), replace(policies, **changed), named)
+
+
+def lacks(routing: str, target: str) -> bool:
+    """Whether the target has another rule in its place, for mixed workers and for pairs."""
+    row = ROUTING[routing]
+    return all(answer(row, router).is_lacking for router in ROUTERS_OF[target][:2])

@@ -19,17 +19,21 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.policies import (
     BY_FIELD,
+    ENDPOINT_PICKER_DECODE,
     KSERVE,
     OURS,
     QUEUE,
     ROUTERS,
     ROUTERS_OF,
     ROUTING,
+    RULES,
     TABLE,
     VLLM,
+    VLLM_ROUTER_PAIRS,
     Queue,
     Routing,
     answer,
+    deployed,
 )
 from planner.runtime.routing import LiveFleet
 
@@ -71,6 +75,34 @@ def test_every_router_has_an_answer(row: Queue | Routing) -> None:
     assert set(ROUTERS_OF) == set(manifests.TARGETS)
 
 
+@pytest.mark.parametrize("target", ROUTERS_OF)
+@pytest.mark.parametrize("routing", [row.name for row in ROUTING.values() if row.is_planned])
+def test_what_is_deployed_is_simulated_and_deployed_as_it_is(routing: str, target: str) -> None:
+    """Planned with what stands for a target's router, a plan is deployed by just that: the router is told the
+    same. Whatever a router may be told is simulated by a rule of its own.
+    """
+    asked = Policies(routing=routing, prefix_cache=ROUTING[routing].needs_caches)
+    for is_pair in (False, True):
+        once = deployed(asked, target, is_pair=is_pair)
+        again = deployed(once.policies, target, is_pair=is_pair)
+        assert (again.policies, again.told) == (once.policies, once.told)
+        assert not ROUTING[once.policies.decode_routing].needs_caches
+        assert len(once.told) == 1 + is_pair
+
+
+def test_every_name_that_a_router_is_told_has_a_rule_and_no_rule_is_idle() -> None:
+    told = {
+        (router, answer(row, router).name)
+        for router in set(itertools.chain(*ROUTERS_OF.values()))
+        for row in ROUTING.values()
+    }
+    rules = {(router, name) for router, named in RULES.items() for name in named}
+    assert told <= rules
+    never = {(ENDPOINT_PICKER_DECODE, name) for name in RULES[ENDPOINT_PICKER_DECODE]}
+    assert rules - told <= never | {(VLLM_ROUTER_PAIRS, "power_of_two")}
+    assert {rule.routing for named in RULES.values() for rule in named.values()} <= set(ROUTING)
+
+
 def pools_of(kind: str) -> Fleet:
     if kind == "pairs":
         two = a_pool("pre", "prefill", "h100-80g", 2, 2), a_pool("dec", "decode", "h100-80g", 2, 2)
@@ -109,7 +141,9 @@ def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
     """Dynamo routes to decode workers as to prefill workers."""
     policies = Policies(routing="round-robin", decode_routing="random")
     notes = manifests.render(replace(pairs(), policies=policies), 5000, "dynamo").notes["dynamo"]
-    assert notes == ["Dynamo's frontend lacks random: round-robin is in its place, which was not simulated."]
+    assert notes == [
+        "Dynamo's frontend lacks random: round-robin is in its place, which the plan was not made for."
+    ]
 
 
 @pytest.mark.parametrize("queue", QUEUE)
@@ -140,7 +174,7 @@ def test_our_router_has_what_the_table_says(routing: str) -> None:
 def test_kserve_leaves_turns_to_its_gateway() -> None:
     """All else it routes as llm-d does."""
     own = [row.name for row in ROUTING.values() if KSERVE in row.at]
-    assert own == ["round-robin"]
+    assert own == ["power-of-two-requests", "round-robin"]
 
 
 # names that are words of their own, or names of formats, step times and papers too

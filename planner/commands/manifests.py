@@ -27,7 +27,7 @@ def write_manifests(
     plan manifests out/plan.yaml --target lws -o deploy/
     """
     from planner import manifests
-    from planner.documents.fleet import read_fleet, read_max_model_len
+    from planner.documents.fleet import read_fleet, read_max_model_len, read_routers
     from planner.io import files
 
     files.check_output_directory(out)
@@ -35,7 +35,8 @@ def write_manifests(
     max_model_len = read_max_model_len(plan)
     if max_model_len is None:
         raise InputError(f"{plan}: max_model_len: missing; add the tokens of the longest request to serve")
-    rendered = manifests.render(fleet, max_model_len, target)
+    under = [manifests.Under(*row) for row in read_routers(plan)]
+    rendered = manifests.render(fleet, max_model_len, target, under)
     keep_inputs([out / name for name in rendered.files], plan)
     names = manifests.TARGETS if target == "all" else [target]
     files.write_files(

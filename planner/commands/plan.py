@@ -139,7 +139,7 @@ def plan_several(wish: Wish) -> None:
 def _print_plan(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports import answers
-    from planner.reports.facts import alternative_note, sentence, sentences
+    from planner.reports.facts import alternative_note, router_text, sentence, sentences
     from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
@@ -148,6 +148,10 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
     for line in (answers.verdict(found), *answers.futures_lines(found), promise(found)):
         if line:
             console.print(line, markup=False)
+    if certificate.deploy is not None:
+        for under in certificate.routers:
+            said = f"planned for {under.target}, {router_text(under)}: {sentence(under)}"
+            console.print(said, markup=False)
     if certificate.answers:
         head, rows = answers.answer_rows(found)
         print_rows([dict(zip(head, row, strict=True)) for row in rows], "answers")

@@ -27,6 +27,7 @@ from planner.documents.facts import (
     Neighbour,
     Note,
     Refuted,
+    UnderRouter,
     Warned,
 )
 from planner.domain import FleetLimit, Limit
@@ -76,8 +77,8 @@ class Alternative:
 class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
-    All of it but `answers`, `futures`, `commitments` and `repeats` is about the cheapest fleet on paper: on
-    the traffic and with the step times as they are written.
+    All of it but `answers`, `futures`, `commitments`, `repeats` and `routers` is about the cheapest fleet on
+    paper: on the traffic and with the step times as they are written.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -112,6 +113,8 @@ class Certificate:
     assumed: tuple[Assumed, ...] = ()
     answers: tuple[Answered, ...] = ()  # on paper, in production, with a loss
     futures: FuturesDrawn | None = None  # None: planned on paper alone
+    deploy: str | None = None  # the deployment target as which fleets were routed
+    routers: tuple[UnderRouter, ...] = ()  # of the deployment targets that can run the plan
     commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
 
     def answer(self, name: AnswerName) -> Answered | None:
@@ -160,6 +163,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
         "commitments": [_values(each) for each in certificate.commitments],
         "futures": None if certificate.futures is None else _values(certificate.futures),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
+        "routers": [_values(each) for each in certificate.routers],
         "gap_frac": certificate.gap_frac,
         "level0_gap_frac": certificate.level0_gap_frac,
     }

@@ -736,6 +736,45 @@ class FuturesDrawn:
     searched: int  # futures that the search has seen
 
 
+# -- under the routers of deployment targets ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UnderRouter:
+    """The plan's fleet on its traffic, routed as where it is deployed: what the target's router is `told` of
+    arrivals and, where there are pairs, of hand-offs, and the routings `simulated` in its place, from which
+    it `differs`. `decides` is the limit that is missed by most, or that has the least room; None where none
+    has a figure.
+    """
+
+    target: str
+    router: str
+    told: tuple[str, ...]
+    simulated: tuple[str, ...]
+    differs: tuple[str, ...]
+    decides: At | None
+    outcome: Outcome
+
+    @property
+    def holds(self) -> bool:
+        return self.outcome.holds
+
+
+@dataclass(frozen=True, slots=True)
+class RoutersMiss:
+    """Under these routers the plan's fleet misses the SLO."""
+
+    missed: tuple[UnderRouter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotDeployable:
+    """The target that was asked for cannot run the plan, and why, in its own words."""
+
+    target: str
+    because: str
+
+
 # -- what cannot beat the plan -----------------------------------------------------------------------------
 
 
@@ -961,6 +1000,8 @@ class NotCertified:
 
 Warned = (
     NotCertified
+    | RoutersMiss
+    | NotDeployable
     | OfTraffic
     | FewKeepAll
     | WorstHour

@@ -93,6 +93,8 @@ PLAN_KEYS = (
     "throughput",
     "placement",
     "prefixes",
+    "deploy",
+    "routers",
 )
 WORKER_KEYS = (
     "name",
@@ -286,6 +288,16 @@ def read_max_model_len(path: Path) -> int | None:
     """Tokens of the longest request the plan in `path` serves; None where the file does not say."""
     file = Section.of(read_yaml(path), path, wording=WORDING)
     return file.whole("max_model_len", None, most=MOST)
+
+
+def read_routers(path: Path) -> list[tuple[str, str, str, str]]:
+    """What a plan.yaml says of each target: its name, its router, what is simulated, the SLO under it."""
+    found = rows(read_yaml(path).get("routers", []), f"{path}: routers")
+    keys = ("target", "router", "simulated", "slo")
+    return [
+        (row.text(keys[0]), row.text(keys[1]), row.text(keys[2]), row.text(keys[3]))
+        for row in (Section.of(each, f"{path}: routers", keys) for each in found)
+    ]
 
 
 def _llm(document: Document, path: Path, catalog: Catalog) -> Llm:

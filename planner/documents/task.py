@@ -10,6 +10,7 @@
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
     lora: {max_loras: 8, max_rank: 16, adapters: 100}                    # lora.py
+    deploy: {target: kserve}               # route as its router does
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
     safety: {kept_in: 0.9, growth: 10 %}   # or none
@@ -65,8 +66,11 @@ from planner.policies import (
     PLANNED_ROUTINGS,
     PLANNED_WITH_CACHES,
     QUEUE,
+    ROUTERS_OF,
     ROUTING,
     default_routings,
+    deployed,
+    lacks,
 )
 from planner.traffic.scaling import Scaling
 
@@ -84,7 +88,7 @@ MOST_TOKENS = 2**20  # of a step
 MAX_DP = 64
 _KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
-    *("spare", "robust", "safety"),
+    *("spare", "robust", "safety", "deploy"),
 )
 _FLEET_KEYS = (
     "gpus",
@@ -187,6 +191,7 @@ class Task:
     prefix_cache: bool = False  # hits in prefix caches may be counted on
     robust: Robust = Robust()
     safety: Safety | None = None  # None: the traffic and the step times as they are written
+    deploy: str | None = None  # the deployment target as which fleets route; None: as the policies say
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
@@ -231,7 +236,7 @@ class Task:
         blind = [name for name in self.routings if not ROUTING[name].needs_caches] or [_USUAL.routing]
         caches = [(False, name) for name in blind]
         caches += [(True, name) for name in self.routings] if self.prefix_cache else []
-        return tuple(
+        found = [
             Policies(
                 routing=routing,
                 prefix_cache=is_cached,
@@ -240,7 +245,18 @@ class Task:
             )
             for is_cached, routing in caches
             for queue in self.queues
-        )
+        ]
+        if self.deploy is None:
+            return tuple(found)
+        routed = [deployed(policies, self.deploy, is_pair=False).policies for policies in found]
+        return tuple(dict.fromkeys(routed))
+
+    def policies_of_pairs(self, policies: Policies) -> Policies | None:
+        """The same for prefill and decode workers; None where a target's router treats all alike."""
+        if self.deploy is None:
+            return None
+        of_pairs = deployed(policies, self.deploy, is_pair=True).policies
+        return None if of_pairs == policies else of_pairs
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
         """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""
@@ -282,7 +298,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     limits = asked.part("limits", ("power", "cost", "gpus"))
     policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "routing"))
     queues, longest_wait_s = _queues(policies)
-    routings, prefix_cache = _routings(policies)
+    target = _target(asked)
+    routings, prefix_cache = _routings(policies, target)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
         raise refused(traffic.at("window"), "expected text such as 'busiest 10 min'", window)
@@ -342,6 +359,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         prefix_cache=prefix_cache,
         robust=_robust(asked.part("robust", ("step_times", "traffic", "spread"))),
         safety=_safety(asked),
+        deploy=target,
     )
     if task.objective == "throughput":
         _check_throughput(task, where)
@@ -599,7 +617,23 @@ def _queues(section: Section) -> tuple[tuple[str, ...], float]:
     return queues, longest_wait_s
 
 
-def _routings(section: Section) -> tuple[tuple[str, ...], bool]:
+def _target(asked: Section) -> str | None:
+    """`deploy: {target: kserve}`"""
+    if "deploy" not in asked:
+        return None
+    section = asked.part("deploy", ("target",))
+    name = section.written("target")
+    if name not in ROUTERS_OF:
+        hint = nearest(name, ROUTERS_OF, 1)
+        advice = f"did you mean {hint[0]!r}? " if hint else ""
+        raise InputError(
+            f"{section.at('target')}: no deployment target {name[:100]!r}; {advice}There are "
+            f"{', '.join(ROUTERS_OF)}"
+        )
+    return name
+
+
+def _routings(section: Section, target: str | None) -> tuple[tuple[str, ...], bool]:
     """`policies: {prefix_cache: true, routing: [cache-aware, e2]}`: what may be chosen."""
     has_cache = section.flag("prefix_cache", False)
     if "routing" not in section:
@@ -618,6 +652,13 @@ def _routings(section: Section) -> tuple[tuple[str, ...], bool]:
         raise InputError(
             f"{section.at('routing')}: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
             f"of {', '.join(PLANNED_ROUTINGS)}"
+        )
+    if target is not None and (lacking := [name for name in routings if lacks(name, target)]):
+        instead = deployed(Policies(routing=lacking[0]), target, is_pair=False).told[0]
+        has = ", ".join(name for name in known if not lacks(name, target))
+        raise InputError(
+            f"{section.at('routing')}: {target} (deploy) cannot route by {lacking[0]}, it has {has}; "
+            f"{instead} would be in its place: leave routing out to plan with that, or take one of those"
         )
     return routings, has_cache
 

@@ -25,6 +25,7 @@ from planner.search.problem import Conditions, Progress, Watch, silent, unwatche
 from planner.search.together import plan_together
 from planner.studies import whatif
 from planner.studies.per_gpu import MOST_UNASKED, gpu_types, with_each_gpu
+from planner.studies.routers import each_under_routers, under_routers
 from planner.studies.whatif import Study
 from planner.traffic.trace import Trace
 
@@ -59,7 +60,7 @@ def plan(
         shared = plan_together(
             slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=progress
         )
-        return SharedPlanResult(shared)
+        return SharedPlanResult(each_under_routers(shared, slo))
     question = read_task(slo, catalog, **keys)
     command = _command(question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove))
     if question.has_several_llms:
@@ -70,7 +71,7 @@ def plan(
         shared = plan_together(
             asked, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
-        return SharedPlanResult(shared, question, command)
+        return SharedPlanResult(each_under_routers(shared, asked), question, command)
     task = question.task()
     if trace is None or isinstance(trace, Mapping):
         raise InputError("trace: missing; give the traffic, a file or a DataFrame")
@@ -94,6 +95,7 @@ def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unw
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,
     )
+    found = under_routers(found, task.deploy)
     return replace(found, warnings=(*found.warnings, *old_prices(found.prices, datetime.date.today())))
 
 

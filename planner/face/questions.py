@@ -34,6 +34,7 @@ class TaskKeys(TypedDict, total=False):
     spare: str | int
     robust: Mapping[str, Any]
     safety: Mapping[str, Any] | str
+    deploy: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

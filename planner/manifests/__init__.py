@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -63,6 +64,16 @@ OUTDATED: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Under:
+    """A row of README.md: what became of the SLO under a target's router, in words."""
+
+    target: str
+    router: str
+    simulated: str
+    slo: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none.
 
@@ -74,8 +85,9 @@ class Rendered:
     notes: dict[str, list[str]]
 
 
-def render(fleet: Fleet, max_model_len: int, target: str = "all") -> Rendered:
-    """The manifests of one target, or of all that can express the fleet, and a README.md.
+def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequence[Under] = ()) -> Rendered:
+    """The manifests of one target, or of all that can express the fleet, and a README.md, with what was
+    simulated `under` their routers.
 
     Raises InputError where there is no such target, or it cannot express the fleet.
     """
@@ -99,10 +111,22 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all") -> Rendered:
         else:
             files |= routing.with_notes(found, said)
             notes[name] = said
-    return Rendered({"README.md": _readme(fleet, max_model_len, notes, refused), **files}, refused, notes)
+    readme = _readme(fleet, max_model_len, notes, refused, under)
+    return Rendered({"README.md": readme, **files}, refused, notes)
 
 
-def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refused: dict[str, str]) -> str:
+def refused(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """The targets that cannot run the fleet, and why."""
+    return render(fleet, max_model_len).refused
+
+
+def _readme(
+    fleet: Fleet,
+    max_model_len: int,
+    notes: dict[str, list[str]],
+    refused: dict[str, str],
+    under: Sequence[Under],
+) -> str:
     llm = engine.one_line(fleet.llm.name)
     lines = [
         f"# Deploying {llm}",
@@ -117,6 +141,7 @@ def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refus
         f"on port {engine.HTTP_PORT}, with OpenAI's API. Workers load `{llm}` from the Hugging Face hub (or "
         "that path, where it is one); to serve a local copy, mount it and change the model alone, not "
         "`served-model-name`.",
+        *_routers([row for row in under if row.target in notes]),
     ]
     for name, said in notes.items():
         target = TARGETS[name]
@@ -127,6 +152,25 @@ def _readme(fleet: Fleet, max_model_len: int, notes: dict[str, list[str]], refus
         lines += ["", "## Not written", "", *(f"- {engine.one_line(why)}" for why in refused.values())]
     lines += _capped(fleet) + _differs(fleet, max_model_len)
     return "\n".join(lines) + "\n"
+
+
+def _routers(rows: Sequence[Under]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        "",
+        "## Under each router",
+        "",
+        "The plan's fleet on its traffic, routed as each target does it:",
+        "",
+        "| target | router | simulated as | SLO |",
+        "| --- | --- | --- | --- |",
+        *(f"| {' | '.join(map(_cell, (row.target, row.router, row.simulated, row.slo)))} |" for row in rows),
+    ]
+
+
+def _cell(text: str) -> str:
+    return engine.one_line(text).replace("|", "\\|")
 
 
 def _capped(fleet: Fleet) -> list[str]:

@@ -1,8 +1,9 @@
 """Configuration of llm-d's endpoint picker, which stands before the workers of llm-d and of KServe.
 
 A profile is filters, then scorers that add up, then the picker of the highest score, which draws among
-equals. It keeps its own account of what it sent and has not seen finished: `token-load-scorer` wants the
-fewest tokens of it, prompts and an estimate of their outputs; `active-request-scorer` the fewest requests.
+equals. It keeps its own account of what it sent: `token-load-scorer` wants the fewest tokens of prompts that
+have no first token yet, `active-request-scorer` the fewest requests that are not finished. Decode workers are
+chosen by the latter, as tokens of prompts say nothing of them.
 `prefix-cache-affinity-filter` keeps the workers that are thought to hold the prompt's beginning, unless more
 is queued there than the prefill would take; for that it is told how fast a worker of the plan prefills.
 """
@@ -14,6 +15,7 @@ from typing import Any
 from planner.fleet import Fleet, Policies, Pool
 from planner.policies import (
     ENDPOINT_PICKER,
+    ENDPOINT_PICKER_DECODE,
     FEWEST_REQUESTS,
     FEWEST_TOKENS,
     LONGEST_MATCH,
@@ -34,9 +36,9 @@ _PRODUCERS = {
 _PICKERS = ("random-picker",)
 
 
-def profile(routing: str) -> list[str]:
+def profile(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
     """The plugins for one of the simulator's routings, or in its place, in order, the picker last."""
-    plugins = answer(ROUTING[routing], ENDPOINT_PICKER).name.split(", ")
+    plugins = answer(ROUTING[routing], router).name.split(", ")
     return plugins if plugins[-1] in _PICKERS else [*plugins, "max-score-picker"]
 
 
@@ -54,7 +56,7 @@ def config(fleet: Fleet, *, is_pair: bool) -> Document:
         parameters[APART] = {"deciders": {"prefill": ALWAYS_APART}}
         profiles = {
             "prefill": ["prefill-filter", *profile(policies.routing)],
-            "decode": ["decode-filter", *profile(policies.decode_routing)],
+            "decode": ["decode-filter", *_decode_profile(policies)],
         }
     ranking = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
     names += [*dict.fromkeys(_PRODUCERS[name] for name in ranking if name in _PRODUCERS), *ranking]
@@ -72,6 +74,10 @@ def config(fleet: Fleet, *, is_pair: bool) -> Document:
     }
 
 
+def _decode_profile(policies: Policies) -> list[str]:
+    return profile(policies.decode_routing, ENDPOINT_PICKER_DECODE)
+
+
 def _prefill_tokens_per_s(pool: Pool) -> float:
     """Of one worker, in steps that are full of one prompt."""
     tokens = pool.type.max_num_batched_tokens
@@ -80,7 +86,7 @@ def _prefill_tokens_per_s(pool: Pool) -> float:
 
 def words(policies: Policies, *, is_pair: bool) -> str:
     """What it routes by, for a README."""
-    front, back = ", ".join(profile(policies.routing)[:-1]), ", ".join(profile(policies.decode_routing)[:-1])
+    front, back = ", ".join(profile(policies.routing)[:-1]), ", ".join(_decode_profile(policies)[:-1])
     if is_pair:
         return f"llm-d's endpoint picker: prefill by {front or 'lot'}, decode by {back or 'lot'}."
     return f"llm-d's endpoint picker, by {front or 'lot'}."

@@ -13,7 +13,7 @@ from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.engine import DEPLOYED_VERSION, NAMES
 from planner.models.llm import Llm
 from planner.models.lora import Lora
-from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, answer
+from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, VLLM_ROUTER_PAIRS, answer
 
 VLLM_VERSION = DEPLOYED_VERSION
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
@@ -288,8 +288,11 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
     """
 
     def nearest(policy: str, role: Role) -> str:
-        has_choice = workers_of(fleet, role) > 1
-        return answer(ROUTING[policy], VLLM_ROUTER).name if has_choice else "round_robin"
+        has_choice, router = (
+            workers_of(fleet, role) > 1,
+            VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS,
+        )
+        return answer(ROUTING[policy], router).name if has_choice else "round_robin"
 
     routing, decode_routing = fleet.policies.routing, fleet.policies.decode_routing
     if "mixed" in roles:

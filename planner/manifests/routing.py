@@ -13,12 +13,12 @@ from planner.policies import QUEUE, ROUTERS, ROUTERS_OF, ROUTING, VLLM, Answer, 
 def notes(fleet: Fleet, target: str) -> list[str]:
     """A sentence for every policy of the plan that the target lacks, or has in another shape."""
     policies = fleet.policies
-    mixed, pairs = ROUTERS_OF[target]
+    mixed, prefill, decode = ROUTERS_OF[target]
     found: dict[str, None] = {}
     asked_of: tuple[tuple[Role, str, str], ...] = (
         ("mixed", mixed, policies.routing),
-        ("prefill", pairs, policies.routing),
-        ("decode", pairs, policies.decode_routing),
+        ("prefill", prefill, policies.routing),
+        ("decode", decode, policies.decode_routing),
     )
     for role, router, asked in asked_of:
         if engine.workers_of(fleet, role) < 2:
@@ -34,7 +34,7 @@ def notes(fleet: Fleet, target: str) -> list[str]:
 def _sentence(router: str, asked: str, answered: Answer) -> list[str]:
     title = ROUTERS[router].title
     if answered.is_lacking:
-        return [f"{title} lacks {asked}: {answered.name} is in its place, which was not simulated."]
+        return [f"{title} lacks {asked}: {answered.name} is in its place, which the plan was not made for."]
     return [f"{asked} at {title}: {answered.name} {answered.differs}."] if answered.differs else []
 
 

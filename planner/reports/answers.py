@@ -96,11 +96,20 @@ def verdict(plan: Plan) -> str:
         return ""
     said = f"Kept in {kept_text(made.kept_in)} that the search had not seen"
     said += f"; holds to {room_text(made.headroom)}."
+    lossy = plan.certificate.answer("with-a-loss")
+    if lossy is not None and lossy.workers != made.workers and _is_paid_no_more(lossy, made):
+        said += " The fleet that stands a loss costs no more in whole nodes."
     if made.value is None or paper.value is None or made.workers == paper.workers:
         return f"{said} On paper nothing is cheaper."
     kept = "" if paper.kept_in is None else f", kept in {kept_text(paper.kept_in)}"
     unit = plan.certificate.unit
     return f"{said} On paper {amount(paper.value, unit)} {unit} would do{kept}."
+
+
+def _is_paid_no_more(answer: Answered, than: Answered) -> bool:
+    if answer.paid_usd_per_h is None or than.paid_usd_per_h is None:
+        return False
+    return answer.paid_usd_per_h <= than.paid_usd_per_h * (1 + 1e-9)
 
 
 def futures_lines(plan: Plan) -> list[str]:

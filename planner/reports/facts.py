@@ -9,7 +9,7 @@ from functools import singledispatch
 from planner.documents import facts
 from planner.documents.certificate import Alternative
 from planner.domain import STEADY_FRAC, FleetLimit
-from planner.policies import QUEUE, ROUTING
+from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.reasons import left_out_text, reason_text
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
 from planner.units import clock, show_s
@@ -203,6 +203,45 @@ def _(fact: facts.Neighbour) -> str:
     after = "on another draw or rate of the traffic, " if fact.on_other_draw else ""
     after += "after the losses it must survive, " if fact.after_losses else ""
     return after + ("no worker of this role is left" if fact.outcome is None else sentence(fact.outcome))
+
+
+# -- under the routers of deployment targets ---------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.RoutersMiss) -> str:
+    """For instance "the SLO is not kept under the router of lws (vllm-router by random): ttft p90 6 s"."""
+    targets: dict[tuple[str, str], list[str]] = {}
+    for each in fact.missed:
+        targets.setdefault((router_text(each), decided_text(each)), []).append(each.target)
+    return "the SLO is not kept under the router of " + "; of ".join(
+        f"{', '.join(names)} ({router}): {said}" for (router, said), names in targets.items()
+    )
+
+
+def router_text(under: facts.UnderRouter) -> str:
+    return router_name(under.router, under.told)
+
+
+def decided_text(under: facts.UnderRouter) -> str:
+    """The figure that decides: "ttft p90 6.36 s, limit 5 s"."""
+    outcome, at = under.outcome, under.decides
+    if not outcome.holds and not outcome.missed:
+        return sentence(outcome)
+    if at is None:
+        return "no limit has a figure"
+    window = _window_text(at.window_s)
+    return f"{at.limit.name} {show_s(at.value_s)}, limit {show_s(at.limit.limit_s)}{window}"
+
+
+@sentence.register
+def _(fact: facts.UnderRouter) -> str:
+    return f"{decided_text(fact)}: {'kept' if fact.holds else 'not kept'}"
+
+
+@sentence.register
+def _(fact: facts.NotDeployable) -> str:
+    return f"deploy: {fact.target} cannot run this plan: {fact.because.removeprefix(f'{fact.target}: ')}"
 
 
 # -- what binds --------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from planner.reports.drawing import Figure, chart_png
 from planner.reports.facts import alternative_note, prices_text, sentence, sentences
 from planner.reports.prefixes import pool_document, warm_up_json
 from planner.reports.report import render as render_report
+from planner.reports.rows import router_rows
 from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
@@ -73,7 +74,8 @@ _CSV_CHUNK = 50_000
 
 def render(plan: Plan, *, command: str = "") -> dict[str, str]:
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
-    deployments = manifests.render(plan.fleet, plan.max_model_len).files
+    under = [manifests.Under(*row) for row in router_rows(plan)[1]]
+    deployments = manifests.render(plan.fleet, plan.max_model_len, under=under).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     return {
         "plan.yaml": plan_yaml(plan),
@@ -135,6 +137,7 @@ def plan_yaml(plan: Plan) -> str:
         "prices_note": prices_text(plan.prices),
         "placement": placement_document(plan.placement),
         **_prefixes(plan),
+        **_routers(plan),
     }
     return header + to_yaml(plain(document) | fleet_document(fleet) | {"engine": plain(_engine(fleet))})
 
@@ -175,6 +178,17 @@ def _throughput(plan: Plan) -> Document:
 
 def _prefixes(plan: Plan) -> Document:
     return {"prefixes": [pool_document(found) for found in plan.prefixes]} if plan.prefixes else {}
+
+
+def _routers(plan: Plan) -> Document:
+    """What routes at each target, and the SLO under it; `plan manifests` writes these lines again."""
+    keys = ("target", "router", "simulated", "slo")
+    rows = [dict(zip(keys, row, strict=True)) for row in router_rows(plan)[1]]
+    target = plan.certificate.deploy
+    return {
+        **({} if target is None else {"deploy": {"target": target}}),
+        **({"routers": rows} if rows else {}),
+    }
 
 
 def placement_document(found: Placement | None) -> Document | None:

@@ -81,6 +81,9 @@ def _costs(plan: Plan) -> str:
 def _slo(plan: Plan) -> str:
     kept = table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
     measured = f"{kept}<p class=note>{escape(words.measured_line(plan))}</p>"
+    if plan.certificate.routers:
+        routers = table(*rows.router_rows(plan), caption="Under the routers of deployment targets")
+        measured += f"<div class=below>{routers}</div>"
     if not plan.certificate.repeats:
         return measured
     return f"{measured}<div class=below>{table(*rows.repeat_rows(plan), caption='Other draws')}</div>"

@@ -11,7 +11,15 @@ from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
 from planner.reports.answers import workers_text
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
-from planner.reports.facts import alternative_note, drawn_text, percent, prices_text, sentence, times_text
+from planner.reports.facts import (
+    alternative_note,
+    drawn_text,
+    percent,
+    prices_text,
+    router_text,
+    sentence,
+    times_text,
+)
 from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
@@ -31,6 +39,21 @@ from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import InWindow, Verdict, measured
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.units import clock, percentile_name, show_s
+
+
+def router_rows(plan: Plan) -> Rows:
+    """A line per deployment target that can run the plan: what routes there, and the SLO under it."""
+    rows: list[tuple[str, ...]] = [
+        (
+            under.target,
+            router_text(under),
+            " and ".join(dict.fromkeys(under.simulated))
+            + (f" (the router {', '.join(under.differs)})" if under.differs else ""),
+            sentence(under),
+        )
+        for under in plan.certificate.routers
+    ]
+    return ("Target", "Router", "Simulated as", "SLO"), rows
 
 
 def tokens_text(worker: WorkerType) -> str:

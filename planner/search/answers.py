@@ -31,12 +31,12 @@ from planner.search.oracle import Oracle
 from planner.search.owned import owned_beside, owned_first, paid
 from planner.search.problem import Problem
 from planner.search.production import (
+    LEAST_SEARCH,
     cheaper_kept,
     cheapest_kept,
     grown,
     in_most,
     in_production,
-    limited,
     may_miss,
     with_more,
 )
@@ -49,10 +49,11 @@ TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
 BESIDE_REQUESTS, BESIDE_LEAST = 1_000_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
+AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
 NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
-MOST_NEAR = 16  # fleets of about one price among which the roomiest is looked for
+MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,13 +144,33 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
             if is_passed(said := test.run(counts), safety):
                 best, kept_in = counts, said
                 break
+        best, kept_in = _shrunk(asked, test, best, kept_in)
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
         asked = in_most(problem, futures, may_miss(safety, len(futures)))
         asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
+        if least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best):
+            least = cheaper_kept(asked, paper, least, start)
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
+
+
+def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[Counts, KeptIn]:
+    """Workers are taken away, the dearest first, while the fleet holds in enough futures and passes its test:
+    what grew by twice as many each time may have grown too far.
+    """
+    while is_passed(kept_in, test.safety):
+        for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
+            fewer = with_more(best, -1, [k])
+            if best[k][1] == 1 or not asked.oracle.holds([fewer])[0]:
+                continue
+            if is_passed(said := test.run(fewer), test.safety):
+                best, kept_in = fewer, said
+                break
+        else:
+            break
+    return best, kept_in
 
 
 def production(problem: Problem, paper: Found) -> Production | None:
@@ -227,9 +248,10 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 def _with_a_loss(production: Tried, paper: Found) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
     asked = production.asked
-    lossy = limited(replace(asked, oracle=replace(asked.oracle, spare_workers=1)))
+    lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
     more = owned_first(asked, with_more(production.best, 1))
-    found = cheaper_kept(lossy, paper, more if asked.allows(more) else None, any_mix=False)
+    known = more if asked.allows(more) else None
+    found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
     if found is None:
         return Answered("with-a-loss", (), None, None, None)
     return _answered(
@@ -280,7 +302,7 @@ def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
 
 def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
-    problem = limited(problem)
+    problem = replace(problem, most_effort=problem.oracle.effort() + NEAR_EFFORT)
     end = ends(problem.oracle, best).headroom
     room = min(end.traffic_frac, end.steps_frac)
     for counts in itertools.islice(_near(problem, paper, best), MOST_NEAR):

@@ -30,7 +30,7 @@ from planner.simulator.replay import Simulation
 
 def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
     """Everything that the plan, its bound and its simulation take for granted."""
-    task, policies, latencies = problem.task, problem.oracle.policies, [w.latency for w in problem.types]
+    task, policies, latencies = problem.task, fleet.policies, [w.latency for w in problem.types]
     network = task.network
     found: list[Assuming] = [
         Assumption("monotonicity"),

@@ -25,7 +25,7 @@ from planner.policies import ROUTING
 from planner.search.asked import asked_traffic
 from planner.search.fleets import Counts
 from planner.search.oracle import Answers
-from planner.search.problem import Problem
+from planner.search.problem import Problem, with_policies
 from planner.simulator.metrics import Verdict
 from planner.simulator.repeats import Repeats, until_sure
 from planner.traffic.scaling import same_requests
@@ -53,13 +53,14 @@ def on_other_draws(
     """
     first = seed + problem.task.draws
     drawn = asked_traffic(trace, problem.task, seed=first)[0]
-    if same_requests(drawn, problem.trace) and not ROUTING[problem.oracle.policies.routing].draws:
+    routing = problem.oracle.fleet(best).policies.routing
+    if same_requests(drawn, problem.trace) and not ROUTING[routing].draws:
         return None
 
     def run(number: int) -> tuple[bool, Verdict]:
         requests = asked_traffic(trace, problem.task, seed=first + number)[0] if number else drawn
-        policies = replace(problem.oracle.policies, seed=first + number)
-        oracle = replace(problem.oracle, trace=requests, draws=(), policies=policies, answers=Answers())
+        other = with_policies(problem, replace(problem.oracle.policies, seed=first + number))
+        oracle = replace(other.oracle, trace=requests, draws=(), answers=Answers())
         verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
         return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 

@@ -269,7 +269,7 @@ def insurance(
     except PlannerError:
         return (), (facts.InsuranceCosts(planned, found.value, None, unit),), ()
     cheapest, value = expected.oracle.fleet(plain.best), plain.value
-    same_way = on_all_draws(with_policies(asked, robust.policies))
+    same_way = on_all_draws(with_policies(asked, problem.oracle.policies))
     counts = counts_of(robust, plain.level0.options)
     held = counts is not None and same_way.oracle.holds([counts])[0]
     if counts is not None and held and found.value < value:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.fleet import Fleet
+from planner.policies import ONE_KIND, ONLY_PAIRS
 from planner.search import link, shortcuts
 from planner.search.designs import Design, Pool, learn_from
 from planner.search.fleets import Counts, counts_of, may_hand_over
@@ -60,6 +61,8 @@ class _Ranges:
         mixed, prefill, decode = (
             make(problem.types, wanted) for make in (mixed_options, prefill_options, decode_options)
         )
+        if problem.task.deploy in ONLY_PAIRS:
+            mixed = []
         # for guesses no whole session is let go because its first request may be late
         guess = usual(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
@@ -125,6 +128,9 @@ def search_level0(
         search.is_exhausted = False
     note_cheaper(over.mixed, pairs, problem.oracle.told, search)
     options = over.options if pairs else tuple(o for o in over.options if o.role == "mixed")
+    if problem.task.deploy in ONE_KIND and search.best is not None:  # it deploys no fleet of both
+        is_mixed = search.best[0][0].role == "mixed"
+        options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
     return Level0(search, options, over.bounded, best_mixed, best_one_gpu)
 
 

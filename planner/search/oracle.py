@@ -97,6 +97,7 @@ class Oracle:
 
     With `draws` it must keep it on each of them too, and in all but `may_miss` of `futures`. With `z` step
     times are so many standard deviations of their spread above the medians, those of prefills and of decodes.
+    `of_pairs` are the policies of fleets with prefill and decode workers, where they differ.
     `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
     their options. The kernel releases the GIL, so threads use the cores.
     """
@@ -114,6 +115,7 @@ class Oracle:
     futures: tuple[Future, ...] = ()  # the hardest first
     may_miss: int = 0
     z: tuple[float, float] | None = None
+    of_pairs: Policies | None = None
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
@@ -147,7 +149,12 @@ class Oracle:
             alike = [other for other, _ in counts if other.role == option.role]
             suffix = f"-{alike.index(option)}" if len(alike) > 1 else ""
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
-        return Fleet(self.llm, tuple(pools), self.policies, self.network)
+        is_pair = any(option.role == "prefill" for option, _ in counts)
+        return Fleet(self.llm, tuple(pools), self._of_pairs if is_pair else self.policies, self.network)
+
+    @property
+    def _of_pairs(self) -> Policies:
+        return self.policies if self.of_pairs is None else self.of_pairs
 
     def counts(self, fleet: Fleet) -> Counts:
         """A fleet as options with their counts; objectives are its prices."""
@@ -317,7 +324,7 @@ class Oracle:
         slo = Slo(limits, every_s=self.slo.every_s)
 
         def fleet() -> Fleet:
-            return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self.policies, self.network)
+            return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self._of_pairs, self.network)
 
         key = ("leads", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self._prompts, self._only_prompts, slo)
@@ -337,7 +344,7 @@ class Oracle:
             if (lora := option.type.lora) is not None:
                 instant = replace(instant, lora=lora.instant())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
-            return Fleet(self.llm, pools, replace(self.policies, prefix_cache=False, routing="jsq"), NO_LINK)
+            return Fleet(self.llm, pools, replace(self._of_pairs, prefix_cache=False, routing="jsq"), NO_LINK)
 
         key = ("follows", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)
@@ -345,7 +352,7 @@ class Oracle:
     def _answer(
         self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
     ) -> bool:
-        key = (self.llm, self.network, self.policies, self.trace, self.z, *key)
+        key = (self.llm, self.network, self.policies, self.of_pairs, self.trace, self.z, *key)
         self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:

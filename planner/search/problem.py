@@ -102,7 +102,10 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
         lengths = problem.hits.lengths()
     elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
         lengths = distinct_lengths(problem.trace)
-    return replace(problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies))
+    of_pairs = problem.task.policies_of_pairs(policies)
+    return replace(
+        problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies, of_pairs=of_pairs)
+    )
 
 
 def on_all_draws(problem: Problem) -> Problem:

@@ -2,8 +2,8 @@
 
     S futures are drawn (futures.py), of which a fleet may miss the SLO in `may_miss`, beside what is written
     grow    the cheapest fleet on paper, until it misses no more: an incumbent, and how hard each future is
-    search  level 0 as on paper, below that price: a fleet holds if it misses no more; the hardest come first,
-            so that one that fails does so after few simulations
+    search  level 0 as on paper, below that price: a fleet holds if it misses no more. First in the hardest
+            alone; those that the fleet found misses of the others join them, until it keeps enough of all
 
 Which futures are missed is left to each fleet. Fresh futures test the answer (answers.py); if it fails they
 join the S, and it grows again. A cheaper fleet that is nearly there is tested too: S futures are few.
@@ -19,7 +19,7 @@ import numpy as np
 from planner.documents.safety import Safety
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
-from planner.search.fleets import Counts, objective
+from planner.search.fleets import Counts, named, objective
 from planner.search.futures import Future
 from planner.search.oracle import Oracle, side_by_side
 from planner.search.owned import owned_beside, owned_first, workers_by_machine
@@ -27,7 +27,9 @@ from planner.search.problem import Problem, silent
 from planner.solvers.master import Option
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
-SEARCH_EFFORT = 3_000_000  # simulated requests that a search may cost
+LEAST_SEARCH = 3_000_000  # simulated requests that a search may cost,
+SEARCH_FLEETS, MOST_SEARCH = 20, 8_000_000  # or so many fleets in its futures, within these
+HARDEST = 4  # futures beside those that may be missed with which a search begins
 
 
 def may_miss(safety: Safety, count: int) -> int:
@@ -50,9 +52,11 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
     return replace(problem, oracle=oracle, progress=silent)
 
 
-def limited(problem: Problem) -> Problem:
-    """The same question, to be searched with SEARCH_EFFORT from here on."""
-    return replace(problem, most_effort=problem.oracle.effort() + SEARCH_EFFORT)
+def limited(problem: Problem, most: float) -> Problem:
+    """The same question, to be searched with so much effort from here on."""
+    oracle = problem.oracle
+    of_fleets = SEARCH_FLEETS * len(oracle.trace) * len(oracle.futures)
+    return replace(problem, most_effort=oracle.effort() + float(np.clip(of_fleets, LEAST_SEARCH, most)))
 
 
 def cheapest_kept(
@@ -64,21 +68,39 @@ def cheapest_kept(
     ordered, best = grown(problem, paper.best, owned_beside(problem, paper.level0, paper.best))
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
-    return ordered, cheaper_kept(limited(ordered), paper, best, start)
+    return ordered, cheaper_kept(ordered, paper, best, start)
 
 
 def cheaper_kept(
-    problem: Problem, paper: Found, best: Counts | None, start: Sequence[Fleet] = (), *, any_mix: bool = True
+    problem: Problem,
+    paper: Found,
+    best: Counts | None,
+    start: Sequence[Fleet] = (),
+    *,
+    any_mix: bool = True,
+    most: float = MOST_SEARCH,
 ) -> Counts | None:
-    """The cheapest fleet found, `best` where none is cheaper.
+    """The cheapest fleet found, `best` where none is cheaper; the hardest futures come first in `problem`.
 
     Fleets of several types per pool are looked for where the cheapest on paper is one, or, with `any_mix`,
     where no other is known.
     """
     roles = [option.role for option, _ in paper.best]
     is_mixed = len(set(roles)) < len(roles) or (any_mix and best is None)
-    known = [*start, *([] if best is None else [problem.oracle.fleet(best)])]
-    return search_again(problem, known, is_mixed=is_mixed) or best
+    oracle = problem.oracle
+    known = [*start, *([] if best is None else [oracle.fleet(best)])]
+    numbers = range(len(oracle.futures))
+    hard = set(numbers[: oracle.may_miss + HARDEST])
+    while True:
+        some = in_most(problem, [oracle.futures[i] for i in sorted(hard)], oracle.may_miss)
+        found = search_again(limited(some, most), known, is_mixed=is_mixed)
+        oracle.told.update(some.oracle.told)
+        if found is None or named(found) == (best and named(best)):
+            return best
+        missed = set(numbers) - set(_kept(oracle, found, numbers))
+        if len(missed) <= oracle.may_miss or len(hard) == len(numbers):
+            return found
+        hard = hard | missed if len(hard) < len(numbers) // 2 else set(numbers)
 
 
 def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
@@ -110,7 +132,8 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
         more = [owned_first(problem, each) for each in more]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:
-            won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
+            some = left[: oracle.may_miss + HARDEST]
+            won = [len(_kept(oracle, each, some)) / (objective(each) - objective(counts)) for each in more]
             more = (
                 [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
             )

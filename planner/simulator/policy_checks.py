@@ -10,14 +10,18 @@ from planner.fleet import MAX_PP, Fleet, Policies
 from planner.policies import (
     BATCHING,
     BY_FIELD,
+    LOWEST_BY_LOT,
     QUEUE,
     ROUND_ROBIN,
     ROUTING,
     SCORE,
     STEPWISE,
+    TWO_BY_REQUESTS,
     VLLM_V1,
     Batching,
 )
+
+OF_RANKS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)  # that look at a worker's sum alone
 
 
 def check(fleet: Fleet) -> None:
@@ -111,8 +115,8 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
         if (value := getattr(policies, name)) != getattr(usual, name):
             raise InputError(f"{where}: needs {name} {getattr(usual, name)}, found {value!r}")
     for name in ("routing", "decode_routing"):
-        if ROUTING[value := getattr(policies, name)].code not in (SCORE, ROUND_ROBIN):
-            known = ", ".join(row.name for row in ROUTING.values() if row.code in (SCORE, ROUND_ROBIN))
+        if ROUTING[value := getattr(policies, name)].code not in OF_RANKS:
+            known = ", ".join(row.name for row in ROUTING.values() if row.code in OF_RANKS)
             raise InputError(
                 f"{where}: {name} {value!r} looks into workers, and not into their ranks; take one of {known}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import BEST_FIT, POWER_OF_TWO, ROUND_ROBIN, SCORE
+from planner.policies import BEST_FIT, LOWEST_BY_LOT, POWER_OF_TWO, ROUND_ROBIN, SCORE, TWO_BY_REQUESTS
 from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.layout import (
     BACK,
@@ -83,6 +83,10 @@ def _choose(state, pool, r, time_s):
         return NONE
     if how == BEST_FIT:
         return _best_fit(state, pool, r, need, time_s)
+    if how == TWO_BY_REQUESTS:
+        return _lower_of_two(state, pool, need)
+    if how == LOWEST_BY_LOT:
+        return _lowest_by_lot(state, pool, need)
     return _by_lot(state, pool, r, need, how, time_s)
 
 
@@ -132,6 +136,50 @@ def _by_lot(state, pool, r, need, how, time_s):
                 second -= 1
         return best
     return NONE
+
+
+@kernel_jit
+def _lower_of_two(state, pool, need):
+    """The lower score of two workers drawn at random, of equal ones the first drawn; routers that see no KV
+    cache ask for no free blocks.
+    """
+    count = 0
+    for i in range(state.counters[SIZE + pool]):
+        count += fits(state, state.pools[pool, i], need)
+    if count == 0:
+        return NONE
+    first = _drawn(state, count)
+    second = first
+    if count > 1:
+        second = _drawn(state, count - 1)
+        if second >= first:
+            second += 1
+    one, other = NONE, NONE
+    for i in range(state.counters[SIZE + pool]):
+        w = state.pools[pool, i]
+        if fits(state, w, need):
+            if first == 0:
+                one = w
+            if second == 0:
+                other = w
+            first -= 1
+            second -= 1
+    return other if state.score[other] < state.score[one] else one
+
+
+@kernel_jit
+def _lowest_by_lot(state, pool, need):
+    """The lowest score, drawn among equals: the n-th of them takes the place of the one kept with 1 / n."""
+    best, best_score, equals = NONE, np.inf, 0
+    for i in range(state.counters[SIZE + pool]):
+        w = state.pools[pool, i]
+        if state.score[w] > best_score or not fits(state, w, need):
+            continue
+        equals = equals + 1 if state.score[w] == best_score else 1
+        if equals == 1 or _drawn(state, equals) == 0:
+            best = w
+        best_score = state.score[w]
+    return best
 
 
 @kernel_jit

@@ -222,7 +222,7 @@ def kept_under(problem: Problem, fleet: Fleet) -> Policies | None:
     for policies in choices:
         oracle = with_policies(asked, policies).oracle
         if policies.prefix_cache and policies != fleet.policies:  # as a search would set its router
-            oracle = replace(oracle, policies=fitted(oracle, counts))
+            oracle = with_policies(asked, fitted(oracle, counts)).oracle
         if oracle.holds([counts])[0]:
             return oracle.policies
     return None

@@ -83,8 +83,15 @@ def test_the_routers_own_parser_takes_its_command_lines(fleet: Fleet) -> None:
 
 def test_one_worker_leaves_the_router_no_choice_of_two() -> None:
     """vllm-router 0.1.17 exits with 'Power-of-two policy for decode requires at least 2 decode workers'."""
+    alone = engine.router_policy_args(mixed(count=1), ("mixed",))
+    assert alone == ["--policy", "round_robin"]
+    assert engine.router_policy_args(mixed(), ("mixed",)) == ["--policy", "power_of_two"]
+
+
+def test_pairs_take_turns_at_vllms_router() -> None:
+    """Its power_of_two compares the requests that it counts, and of pairs 0.1.17 counts none."""
     args = engine.router_policy_args(EXAMPLES["pairs of one gpu"], ("prefill", "decode"))
-    assert args[-4:] == ["--prefill-policy", "power_of_two", "--decode-policy", "round_robin"]
+    assert args[-4:] == ["--prefill-policy", "round_robin", "--decode-policy", "round_robin"]
 
 
 def test_the_router_has_the_settings_that_were_simulated() -> None:
@@ -103,7 +110,7 @@ def test_the_router_has_the_settings_that_were_simulated() -> None:
     assert engine.router_policy_args(FLEETS["affinity"], ("mixed",)) == ["--policy", "cache_aware"]
     pairs = engine.router_policy_args(FLEETS["pairs with prefix caches"], ("prefill", "decode"))
     assert pairs[pairs.index("--prefill-policy") + 1] == "cache_aware"
-    assert pairs[pairs.index("--decode-policy") + 1] in ("power_of_two", "round_robin")
+    assert pairs[pairs.index("--decode-policy") + 1] == "round_robin"
 
 
 def test_targets_look_at_prefixes_where_the_plan_does() -> None:
@@ -186,6 +193,13 @@ def test_the_endpoint_picker_sends_pairs_to_prefill_and_to_decode() -> None:
     assert len(set(types)) == len(types) and {name for each in profiles.values() for name in each} <= set(
         types
     )
+
+
+def test_the_endpoint_picker_counts_requests_of_decode_workers() -> None:
+    """Tokens of prompts that have no first token yet say nothing of what a decode worker does."""
+    profiles = endpoint_picker.config(pairs(), is_pair=True)["schedulingProfiles"]
+    scorers = {each["name"]: [plugin["pluginRef"] for plugin in each["plugins"]][1] for each in profiles}
+    assert scorers == {"prefill": "token-load-scorer", "decode": "active-request-scorer"}
 
 
 def test_the_endpoint_picker_is_told_how_fast_the_slowest_workers_prefill() -> None:

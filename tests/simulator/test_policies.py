@@ -440,6 +440,37 @@ def test_power_of_two_balances_better_than_one_draw() -> None:
     assert run("power-of-two", seed=2).prefill_worker.tobytes() != two.prefill_worker.tobytes()
 
 
+def test_the_fewer_requests_of_two_drawn() -> None:
+    """Of two workers it is always the one with fewer: four at once go two and two. Idle ones are drawn
+    evenly: of 20 each gets a twentieth, within four standard deviations.
+    """
+    policies = Policies(routing="power-of-two-requests")
+    two = Fleet(LLM, (make_pool(make_latency(), count=2),), policies)
+    sent = simulate(two, make_trace(np.arange(4) * 0.01, [16] * 4, [50] * 4)).prefill_worker
+    assert sorted(sent[:2].tolist()) == sorted(sent[2:].tolist()) == [0, 1]
+    n = 8000
+    idle = Fleet(LLM, (make_pool(make_latency(), count=20),), policies)
+    sent = simulate(idle, make_trace(np.arange(n) * 10.0, [1] * n, [1] * n)).prefill_worker
+    assert abs(np.bincount(sent, minlength=20) - n / 20).max() < 4 * np.sqrt(n / 20)
+
+
+def test_the_fewest_pending_tokens_and_by_lot_among_equals() -> None:
+    """1 s per token. A prompt of 30 on one of three workers; while it is computed others go elsewhere, to
+    whichever of the two has less; idle workers are drawn evenly, whatever they decode.
+    """
+    policies = Policies(routing="pending-tokens")
+    pool = make_pool(make_latency((1.0, 1024.0)), count=3)
+    trace = make_trace([0.0, 0.1, 0.2, 0.3, 0.4], [30, 20, 5, 5, 5], [2] * 5)
+    sent = simulate(Fleet(LLM, (pool,), policies), trace).prefill_worker.tolist()
+    assert len(set(sent[:3])) == 3 and sent[3] == sent[4] == sent[2]
+    n = 9000
+    sent = simulate(
+        Fleet(LLM, (make_pool(make_latency(), count=3),), policies),
+        make_trace(np.arange(n) * 10.0, [1] * n, [1] * n),
+    ).prefill_worker
+    assert abs(np.bincount(sent, minlength=3) - n / 3).max() < 4 * np.sqrt(n / 3)
+
+
 def test_best_fit_fills_the_fullest_worker_that_keeps_the_limits() -> None:
     """A step of D decodes takes 1 + D / 10 s: within 1.25 s go two. Five long requests: 0, 0, 1, 1, 2, where
     the shortest queue says 0, 1, 2, 0, 1. Without any room the emptiest: 2, 2 (to be full), then 0, 1, 2."""

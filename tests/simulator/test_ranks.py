@@ -108,6 +108,14 @@ def test_the_rank_with_the_fewest_requests_takes_the_next_and_equals_take_turns(
     assert found.worker_tokens.tolist() == [6.0]
 
 
+@pytest.mark.parametrize("routing", ["power-of-two-requests", "pending-tokens"])
+def test_routers_that_draw_see_the_sum_of_a_workers_ranks(routing: str) -> None:
+    """Two workers of two ranks: of four requests each takes two, one on each rank."""
+    fleet = with_ranks(Fleet(LLM, (make_pool(STEP, count=2),), Policies(routing=routing)), 2)
+    sent = simulate(fleet, make_trace(np.arange(4) * 1e-3, [16] * 4, [50] * 4)).prefill_worker
+    assert sorted(sent.tolist()) == [0, 0, 1, 1]
+
+
 def test_a_worker_goes_down_with_all_of_its_ranks() -> None:
     """At 1.5 s, in the second step; the other worker computes all anew: 4 prompts of 1 + 1 tokens."""
     fleet = with_ranks(Fleet(LLM, (make_pool(STEP, count=2),)), 2)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
-from planner.policies import ADMISSION, BATCHING, POOLS, QUEUE, ROUTERS, ROUTING, VLLM, Policy, answer
+from planner.policies import ADMISSION, BATCHING, POOLS, QUEUE, ROUTERS, ROUTING, RULES, VLLM, Policy, answer
 
 ENGINE_NAMES = {"stepwise": "step by step", "distserve": "distserve", "splitwise": "splitwise"}
 SHOWN = ("vllm-router", "endpoint-picker", "dynamo", "ray-serve", "production-stack")
+OTHERS = {  # than what routes to mixed workers
+    "vllm-router pairs": "vllm-router, of pairs",
+    "endpoint-picker decode": "llm-d's endpoint picker, of decode workers",
+    "production-stack pairs": "production-stack, of pairs",
+}
 
 
 def tables() -> str:
@@ -19,7 +24,9 @@ def tables() -> str:
         _table(["admission", "a sequence may start"], _plain(ADMISSION.values())),
         _table(["pools", "what it does"], _plain(POOLS.values())),
         _table(["routing", "which worker", "in a plan", "batching"], _routings()),
-        _table(["routing", *(f"{ROUTERS[name].title}" for name in SHOWN)], _targets()),
+        _table(["routing", *(f"{ROUTERS[name].title}" for name in SHOWN)], _targets(SHOWN)),
+        _table(["routing", *OTHERS.values()], _targets(tuple(OTHERS))),
+        _table(["router", "told", "simulated as", "where it differs"], _rules()),
     ]
     return "\n\n".join(parts)
 
@@ -61,10 +68,24 @@ def _routings() -> Iterator[list[str]]:
         yield [_name(row), row.words, _in_plans(row), ", ".join(ENGINE_NAMES[name] for name in row.engines)]
 
 
-def _targets() -> Iterator[list[str]]:
+def _targets(routers: tuple[str, ...]) -> Iterator[list[str]]:
     for row in ROUTING.values():
-        told = [answer(row, router) for router in SHOWN]
+        told = [answer(row, router) for router in routers]
         yield [_name(row), *(f"({each.name})" if each.is_lacking else f"`{each.name}`" for each in told)]
+
+
+def _rules() -> Iterator[list[str]]:
+    """What each router can be told, the routers of one title together."""
+    seen = set()
+    for name, rules in RULES.items():
+        for told, rule in rules.items():
+            row = (OTHERS.get(name, ROUTERS[name].title), told, rule)
+            key = (ROUTERS[name].title, told, rule.routing, rule.differs, tuple(rule.settings))
+            if key in seen or (ROUTERS[name].like and told in RULES[ROUTERS[name].like or ""]):
+                continue
+            seen.add(key)
+            settings = ", ".join(f"{field} {value:g}" for field, value in rule.settings.items())
+            yield [row[0], told, f"`{rule.routing}`{settings and f' ({settings})'}", rule.differs]
 
 
 if __name__ == "__main__":

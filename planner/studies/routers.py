@@ -1,0 +1,104 @@
+"""The plan's fleet under the router of every target that can run it, on its traffic as it is written.
+
+`policies.deployed` says what routes there and what the simulator does in its place. Targets with the same
+routing share a simulation; where the plan's own routing is the target's, or a role has one worker and so no
+choice, it is the plan's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from planner import manifests
+from planner.documents.facts import At, NotDeployable, OfLlm, RoutersMiss, UnderRouter, Warned
+from planner.documents.together import Question
+from planner.fleet import Fleet, Policies
+from planner.policies import Deployed, deployed
+from planner.search.findings import at, outcome_of
+from planner.search.plan import Plan
+from planner.search.together import SharedPlan
+from planner.simulator.metrics import Verdict, judge
+from planner.simulator.replay import simulate
+
+Key = tuple[tuple[str, object], ...]
+
+
+def under_routers(plan: Plan, target: str | None = None) -> Plan:
+    """The plan with what its fleet does under each router among its facts, and a warning of those that miss
+    the SLO. With `target` only that one is looked at, and a warning says where it cannot run the plan.
+    """
+    refused = manifests.refused(plan.fleet, plan.max_model_len)
+    warnings: list[Warned] = []
+    if target is not None and target in refused:
+        warnings.append(NotDeployable(target, refused[target]))
+    names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
+    known: dict[Key, Verdict] = {_matters(plan.fleet, plan.fleet.policies): plan.verdict}
+    found = []
+    for name in names:
+        routed = deployed(plan.fleet.policies, name, is_pair=_is_pair(plan.fleet))
+        key = _matters(plan.fleet, routed.policies)
+        if key not in known:
+            known[key] = _verdict(plan, routed.policies)
+        found.append(_under(name, routed, known[key], plan))
+    if missed := tuple(each for each in found if not each.holds):
+        warnings.append(RoutersMiss(missed))
+    return replace(
+        plan,
+        certificate=replace(plan.certificate, deploy=target, routers=tuple(found)),
+        warnings=(*plan.warnings, *warnings),
+    )
+
+
+def each_under_routers(shared: SharedPlan, question: Question) -> SharedPlan:
+    """The same of the plans of several LLMs."""
+    plans = {part.name: under_routers(shared.plans[part.name], part.task.deploy) for part in question.parts}
+    new = [
+        OfLlm(name, warning)
+        for name, plan in plans.items()
+        for warning in plan.warnings[len(shared.plans[name].warnings) :]
+    ]
+    return replace(shared, plans=plans, warnings=(*shared.warnings, *new))
+
+
+def _is_pair(fleet: Fleet) -> bool:
+    return any(pool.role == "prefill" for pool in fleet.running)
+
+
+def _matters(fleet: Fleet, policies: Policies) -> Key:
+    """The policies, without the routing of those who have no choice."""
+    front = sum(pool.count for pool in fleet.pools if pool.role != "decode")
+    back = sum(pool.count for pool in fleet.pools if pool.role == "decode")
+    usual = Policies()
+    if front < 2:
+        policies = replace(policies, routing=usual.routing)
+    if back < 2:
+        policies = replace(policies, decode_routing=usual.decode_routing)
+    return tuple((name, getattr(policies, name)) for name in Policies.__slots__)
+
+
+def _verdict(plan: Plan, policies: Policies) -> Verdict:
+    fleet, slo = replace(plan.fleet, policies=policies), plan.slo
+    has_gaps = slo.every_s is not None or any(limit.metric == "tbt" for limit in slo.limits)
+    return judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
+
+
+def _under(target: str, routed: Deployed, verdict: Verdict, plan: Plan) -> UnderRouter:
+    policies = routed.policies
+    simulated = (policies.routing, policies.decode_routing) if len(routed.told) > 1 else (policies.routing,)
+    return UnderRouter(
+        target,
+        routed.router,
+        routed.told,
+        simulated,
+        routed.differs,
+        _decides(verdict),
+        outcome_of(verdict, plan.slo),
+    )
+
+
+def _decides(verdict: Verdict) -> At | None:
+    """The limit that is missed by most, or that has the least room."""
+    lines = [at(line) for line in verdict.lines]
+    lines = [line for line in lines if not math.isnan(line.value_s)]
+    return max(lines, key=lambda line: line.value_s / line.limit.limit_s, default=None)
