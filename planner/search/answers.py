@@ -326,15 +326,17 @@ def _paid_least(problem: Problem, paper: Found, best: Counts) -> Counts:
         return best
     least = paid_whole_usd_per_h(best) * (1 - 1e-9)
     others = [counts for counts in _held(problem, paper) if paid_whole_usd_per_h(counts) < least]
-    return min(
-        others,
-        key=lambda counts: (paid_whole_usd_per_h(counts), objective(counts), named(counts)),
-        default=best,
-    )
+    others.sort(key=lambda counts: (paid_whole_usd_per_h(counts), objective(counts), named(counts)))
+    for counts in others[:MOST_NEAR]:
+        if problem.out_of_time():
+            break
+        if problem.oracle.holds([counts])[0]:  # a search may have asked the hardest futures alone
+            return counts
+    return best
 
 
 def _held(problem: Problem, paper: Found) -> Iterator[Counts]:
-    """Fleets that were found to hold."""
+    """Fleets that were found to hold, in some futures at least."""
     for fleet, holds in list(problem.oracle.told.items()):
         counts = counts_named(fleet, paper.level0.options) if holds else None
         if counts and problem.allows(counts):
