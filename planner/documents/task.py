@@ -214,9 +214,15 @@ class Task:
         return tuple(self._as_paid(gpu) for gpu in (*owned, *firm, *on_spot))
 
     def _as_paid(self, gpu: Gpu) -> Gpu:
-        """By the node or by the GPU, and with electricity where that is counted."""
+        """By the node or by the GPU, and with electricity where that is counted. A stock that is no whole
+        number of nodes says that single GPUs are to be had.
+        """
+        row = row_of(gpu.name)
+        stock = self.stock.get(row)
+        node, owned = int(gpu.gpus_per_node), self.owned.get(row, 0)
+        in_parts = stock is not None and stock % node > 0 and (stock - owned) % node > 0
         is_sold_whole = self.sold_whole.get(
-            row_of(gpu.name), self.sold_whole.get(gpu.base, gpu.is_sold_whole)
+            row, self.sold_whole.get(gpu.base, gpu.is_sold_whole and not in_parts)
         )
         paid = self.electricity
         is_counted = paid is not None and (paid.of == "all" or gpu.name.endswith(OWNED))
