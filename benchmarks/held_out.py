@@ -42,7 +42,7 @@ from planner.search.fleets import Counts, may_hand_over, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.oracle import side_by_side
 from planner.search.problem import Conditions, Problem
-from planner.search.production import cheaper_kept, grown, in_most, within
+from planner.search.production import cheaper_kept, grown, in_most
 from planner.simulator.metrics import in_windows, windows_s
 from planner.solvers.master import Option
 from planner.traffic.generate import lognormal, synthesise
@@ -181,7 +181,7 @@ def kept_in(
     kept = [[False] * len(numbers) for _ in fleets]
 
     def look(at: int) -> None:
-        oracle = in_most(problem, [futures[numbers[at]]], 1).oracle.in_future(0)
+        oracle = problem.oracle.within_future(futures[numbers[at]])
         for i, counts in enumerate(fleets):
             kept[i][at] = oracle.holds([counts])[0]
 
@@ -400,7 +400,7 @@ def every_cheaper(problem: Problem, found: Found, below: float) -> Iterator[Coun
         for n, m in itertools.product(numbers, repeat=2)
     )
     for counts in itertools.chain(one, two):
-        if objective(counts) < below and within(problem, counts):
+        if objective(counts) < below and problem.allows(counts):
             yield counts
 
 
