@@ -64,8 +64,8 @@ SERVEGEN = "servegen/m-large-day9-1in20.csv.gz"
 
 @dataclass(frozen=True)
 class Asked:
-    """A plan: of which trace, at which rate (None: its own), and what else slo.yaml says. `hours` cut the
-    trace: from and until.
+    """A plan: of which trace, at which rate (None: its own), what else slo.yaml says, and `hours` of the
+    trace, from and until.
     """
 
     trace: str
@@ -74,12 +74,13 @@ class Asked:
     llm: str = "llama-3.1-70b"
     more: dict[str, object] = field(default_factory=dict)
     hours: tuple[float, float] | None = None
+    window: str = "whole"
 
     def task(self, catalog: Catalog, rate_rps: float | None = None) -> Task:
         fleet = {"gpus": ["a100-80g", "h100-80g"]}
         document = {"llm": self.llm, "slo": self.slo, "fleet": fleet, **self.more}
         if (rate_rps := rate_rps or self.rate_rps) is not None:
-            document["traffic"] = {"rate": rate_rps}
+            document["traffic"] = {"rate": rate_rps, "window": self.window}
         return parse_task(document, catalog)
 
     def read(self, folder: Path) -> Trace:
@@ -95,7 +96,9 @@ def between(trace: Trace, from_s: float, until_s: float) -> Trace:
 
 
 PLANS = {
-    f"{name} {'own' if rate is None else f'{rate:g}'}": Asked(file, rate)
+    f"{name} {'own' if rate is None else f'{rate:g}'}": Asked(
+        file, rate, window="first 15 min" if rate == 200.0 else "whole"
+    )
     for name, file in (("conv", CONV), ("code", CODE))
     for rate in (None, 20.0, 70.0, 200.0)
 } | {
@@ -120,8 +123,10 @@ PLANS = {
     "mooncake synthetic, 30B-A3B": Asked(
         TOOLS, None, {"ttft": {"p90": "5 s"}, "tbt": {"p99": "100 ms"}}, "Qwen/Qwen3-30B-A3B-Instruct-2507"
     ),
-    "servegen day": Asked(SERVEGEN),
-    "servegen day, every hour": Asked(SERVEGEN, None, USUAL | {"every": "1 h"}),
+    "servegen 13 h to 17 h": Asked(SERVEGEN, hours=(13.0, 17.0)),
+    "servegen 13 h to 17 h, every 30 min": Asked(
+        SERVEGEN, None, USUAL | {"every": "30 min"}, hours=(13.0, 17.0)
+    ),
 }
 
 
