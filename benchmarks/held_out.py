@@ -97,7 +97,7 @@ def between(trace: Trace, from_s: float, until_s: float) -> Trace:
 
 PLANS = {
     f"{name} {'own' if rate is None else f'{rate:g}'}": Asked(
-        file, rate, window="first 15 min" if rate == 200.0 else "whole"
+        file, rate, window={70.0: "first 10 min", 200.0: "first 3 min"}.get(rate or 0.0, "whole")
     )
     for name, file in (("conv", CONV), ("code", CODE))
     for rate in (None, 20.0, 70.0, 200.0)
