@@ -207,7 +207,9 @@ def with_hindsight(
     for share in (KEPT_IN, FEWER) if is_too_good else (KEPT_IN,):
         may_miss = int((1 - share) * count + 1e-9)
         ordered, grew = grown(in_most(problem, ordered.oracle.futures, may_miss), found.best)
-        best = cheaper_kept(ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False)
+        best = cheaper_kept(
+            ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False, most=math.inf
+        )
         if best is None or objective(best) >= objective(production) * (1 - CHEAPER):
             yield f"{100 * share:.0f} %: none"
             continue
