@@ -147,7 +147,7 @@ def answered(asked: Task, trace: Trace, catalog: Catalog) -> tuple[Problem, Foun
 
 def counts_of(answer: Answered, options: Sequence[Option]) -> Counts:
     """The fleet of an answer."""
-    of = {
+    of: dict[tuple[str, str, int, int, int], Option] = {
         (option.role, option.type.gpu.name, option.type.tp, option.type.pp, budget): option
         for option in options
         for budget in [option.type.max_num_batched_tokens]
