@@ -119,6 +119,7 @@ PLANS = {
         None,
         {"ttft": {"p90": "5 s"}, "tbt": {"p99": "200 ms"}},
         more={"policies": {"prefix_cache": True}},
+        hours=(0.0, 0.25),
     ),
     "mooncake synthetic, 30B-A3B": Asked(
         TOOLS, None, {"ttft": {"p90": "5 s"}, "tbt": {"p99": "100 ms"}}, "Qwen/Qwen3-30B-A3B-Instruct-2507"
