@@ -54,7 +54,7 @@ HELD_OUT, SEED = 3, 2718  # the kind of these futures; those of a search are 1, 
 AT_ONCE = 4  # futures in memory
 KEPT_IN, FEWER, MOST_KEPT = 0.9, 0.88, 0.97
 CHEAPER = 0.02
-MOST = 12  # workers of a pool of a small question
+MOST, MOST_ALONE = 12, 40  # workers of a pool of a small question, and where it is the only one
 EVERY_S = 300.0  # windows of a half
 USUAL: dict[str, object] = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
 CONV, CODE = "AzureLLMInferenceTrace_conv.csv", "AzureLLMInferenceTrace_code.csv"
@@ -400,7 +400,7 @@ def every_cheaper(problem: Problem, found: Found, below: float) -> Iterator[Coun
         role: [o for o in found.level0.options if o.role == role] for role in ("mixed", "prefill", "decode")
     }
     numbers = range(1, MOST + 1)
-    one = (((option, n),) for option in of["mixed"] for n in numbers)
+    one = (((option, n),) for option in of["mixed"] for n in range(1, MOST_ALONE + 1))
     two = (
         ((prefill, n), (decode, m))
         for prefill, decode in itertools.product(of["prefill"], of["decode"])
