@@ -1,0 +1,437 @@
+"""What plans keep in futures that no search or test has seen, and in the half of a trace they do not know.
+
+    python benchmarks/held_out.py futures [--only NAME ...] [--count 200] [--hindsight] [--loss]
+    python benchmarks/held_out.py halves [--only NAME ...]
+    python benchmarks/held_out.py small [--only SEED ...] [--count 200]
+    all: [--traces DIR]
+
+futures   Plans with the defaults (safety: {kept_in: 0.9}), without a time limit, so that no clock decides. In
+          how many futures (planner/search/futures.py, of a kind of their own) the fleets on paper and in
+          production keep the SLO; with --loss also the fleet with a loss, after it. --hindsight looks for the
+          cheapest fleet of one worker type per pool that keeps 90 % of these very futures, and 88 % where
+          production keeps more than 97 %.
+halves    Plans from each half of a trace at the rate of the other. Both fleets are simulated on that other,
+          with step times as predicted.
+small     Small questions: every fleet of level 0 that is over 2 % cheaper than production, in such futures.
+
+Prints Markdown, a row as soon as it is known. DIR holds AzureLLMInferenceTrace_{conv,code}.csv,
+mooncake_{conversation,synthetic}_trace.jsonl.gz and servegen/m-large-day9-1in20.csv.gz; default:
+../shared/data/traces beside the clone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.facts import Answered
+from planner.documents.task import Task, parse_task
+from planner.search.answers import Production, production
+from planner.search.asked import asked_traffic
+from planner.search.best_fleet import Found, best_of
+from planner.search.certify import search_llm
+from planner.search.fleets import Counts, may_hand_over, objective
+from planner.search.futures import Futures, drawn_by
+from planner.search.oracle import side_by_side
+from planner.search.problem import Conditions, Problem
+from planner.search.production import cheaper_kept, grown, in_most
+from planner.simulator.metrics import in_windows, windows_s
+from planner.solvers.master import Option
+from planner.traffic.generate import lognormal, synthesise
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace, spread
+
+DEFAULT_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+HELD_OUT, SEED = 3, 2718  # the kind of these futures; those of a search are 1, of its test 2
+AT_ONCE = 4  # futures in memory
+KEPT_IN, FEWER, MOST_KEPT = 0.9, 0.88, 0.97
+CHEAPER = 0.02
+MOST, MOST_ALONE = 12, 40  # workers of a pool of a small question, and where it is the only one
+EVERY_S = 300.0  # windows of a half
+USUAL: dict[str, object] = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
+CONV, CODE = "AzureLLMInferenceTrace_conv.csv", "AzureLLMInferenceTrace_code.csv"
+MOONCAKE, TOOLS = "mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz"
+SERVEGEN = "servegen/m-large-day9-1in20.csv.gz"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A plan: of which trace, at which rate (None: its own), what else slo.yaml says, and `hours` of the
+    trace, from and until.
+    """
+
+    trace: str
+    rate_rps: float | None = None
+    slo: dict[str, object] = field(default_factory=lambda: USUAL)
+    llm: str = "llama-3.1-70b"
+    more: dict[str, object] = field(default_factory=dict)
+    hours: tuple[float, float] | None = None
+    window: str = "whole"
+
+    def task(self, catalog: Catalog, rate_rps: float | None = None) -> Task:
+        fleet = {"gpus": ["a100-80g", "h100-80g"]}
+        document = {"llm": self.llm, "slo": self.slo, "fleet": fleet, **self.more}
+        if (rate_rps := rate_rps or self.rate_rps) is not None:
+            document["traffic"] = {"rate": rate_rps, "window": self.window}
+        return parse_task(document, catalog)
+
+    def read(self, folder: Path) -> Trace:
+        trace = read_trace(folder / self.trace, seed=None)
+        return trace if self.hours is None else between(trace, *(3600 * hour for hour in self.hours))
+
+
+def between(trace: Trace, from_s: float, until_s: float) -> Trace:
+    """The requests that arrive within [from, until) of the first."""
+    at_s = trace.arrival_s - trace.arrival_s[0]
+    part = trace.select((at_s >= from_s) & (at_s < until_s))
+    return replace(part, arrival_s=part.arrival_s - part.arrival_s[0])
+
+
+PLANS = {
+    f"{name} {'own' if rate is None else f'{rate:g}'}": Asked(
+        file, rate, window={70.0: "first 10 min", 200.0: "first 3 min"}.get(rate or 0.0, "whole")
+    )
+    for name, file in (("conv", CONV), ("code", CODE))
+    for rate in (None, 20.0, 70.0, 200.0)
+} | {
+    "conv 20, TTFT p90 1 s, TBT p99 100 ms": Asked(
+        CONV, 20.0, {"ttft": {"p90": "1 s"}, "tbt": {"p99": "100 ms"}}
+    ),
+    "conv 20, TTFT p99 2 s": Asked(CONV, 20.0, {"ttft": {"p99": "2 s"}, "tbt": {"p99": "200 ms"}}),
+    "conv own, TPOT p90 40 ms, E2E p90 30 s": Asked(
+        CONV, None, {"ttft": {"p90": "2 s"}, "tpot": {"p90": "40 ms"}, "e2e": {"p90": "30 s"}}
+    ),
+    "code own, TTFT p90 500 ms": Asked(CODE, None, {"ttft": {"p90": "500 ms"}, "tbt": {"p99": "100 ms"}}),
+    "code 20, TTFT p99 4 s, 8B": Asked(
+        CODE, 20.0, {"ttft": {"p99": "4 s"}, "tbt": {"p99": "100 ms"}}, "llama-3.1-8b"
+    ),
+    "mooncake own, TTFT p90 5 s": Asked(MOONCAKE, None, {"ttft": {"p90": "5 s"}, "tbt": {"p99": "200 ms"}}),
+    "mooncake own, prefix caches": Asked(
+        MOONCAKE,
+        None,
+        {"ttft": {"p90": "5 s"}, "tbt": {"p99": "200 ms"}},
+        more={"policies": {"prefix_cache": True}},
+        hours=(0.0, 0.25),
+    ),
+    "mooncake synthetic, 30B-A3B": Asked(
+        TOOLS, None, {"ttft": {"p90": "5 s"}, "tbt": {"p99": "100 ms"}}, "Qwen/Qwen3-30B-A3B-Instruct-2507"
+    ),
+    "servegen 13 h to 17 h": Asked(SERVEGEN, hours=(13.0, 17.0)),
+    "servegen 13 h to 17 h, every 30 min": Asked(
+        SERVEGEN, None, USUAL | {"every": "30 min"}, hours=(13.0, 17.0)
+    ),
+}
+
+
+def interval(kept: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's, 95 %, of a share."""
+    share, scale = kept / count, 1 + z * z / count
+    middle = (share + z * z / (2 * count)) / scale
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2)) / scale
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def answered(asked: Task, trace: Trace, catalog: Catalog) -> tuple[Problem, Found, Production]:
+    problem, found = best_of(search_llm(asked, trace, catalog, seed=0, conditions=Conditions()))
+    made = production(problem, found)
+    assert made is not None  # there is no time limit
+    return problem, found, made
+
+
+def counts_of(answer: Answered, options: Sequence[Option]) -> Counts:
+    """The fleet of an answer."""
+    of: dict[tuple[str, str, int, int, int], Option] = {
+        (option.role, option.type.gpu.name, option.type.tp, option.type.pp, budget): option
+        for option in options
+        for budget in [option.type.max_num_batched_tokens]
+    }
+    return tuple(
+        (of[row.role, row.gpu, row.tp, row.pp, row.max_num_batched_tokens], row.count)
+        for row in answer.workers
+    )
+
+
+def shown(counts: Counts) -> str:
+    return " + ".join(
+        f"{count} {option.role} {worker.gpu.name} tp{worker.tp} ({worker.max_num_batched_tokens})"
+        for option, count in counts
+        for worker in [option.type]
+    )
+
+
+def share_text(kept: int, count: int) -> str:
+    low, high = interval(kept, count)
+    return f"{100 * kept / count:.1f} % ({100 * low:.0f}-{100 * high:.0f})"
+
+
+def table(head: Sequence[str]) -> None:
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head), flush=True)
+
+
+def row(cells: Sequence[object]) -> None:
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def kept_in(
+    problem: Problem, futures: Futures, numbers: Sequence[int], fleets: Sequence[Counts]
+) -> list[list[bool]]:
+    """Whether each of these fleets keeps the SLO in each of these futures."""
+    kept = [[False] * len(numbers) for _ in fleets]
+
+    def look(at: int) -> None:
+        oracle = problem.oracle.within_future(futures[numbers[at]])
+        for i, counts in enumerate(fleets):
+            kept[i][at] = oracle.holds([counts])[0]
+
+    for first in range(0, len(numbers), AT_ONCE):
+        part = range(first, min(first + AT_ONCE, len(numbers)))
+        side_by_side([lambda at=at: look(at) for at in part])  # type: ignore[misc]
+    return kept
+
+
+def with_hindsight(
+    problem: Problem, found: Found, production: Counts, futures: Futures, count: int
+) -> Iterator[str]:
+    """The cheapest fleet found that keeps the SLO in KEPT_IN of these futures, and where production keeps
+    more than MOST_KEPT also that of FEWER; in how many it does, and in as many others.
+    """
+    ordered = in_most(problem, [futures[number] for number in range(count)], count)
+    is_too_good = count - ordered.oracle.missed(production, count) > MOST_KEPT * count
+    for share in (KEPT_IN, FEWER) if is_too_good else (KEPT_IN,):
+        may_miss = int((1 - share) * count + 1e-9)
+        ordered, grew = grown(in_most(problem, ordered.oracle.futures, may_miss), found.best)
+        best = cheaper_kept(
+            ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False, most=math.inf
+        )
+        if best is None or objective(best) >= objective(production) * (1 - CHEAPER):
+            yield f"{100 * share:.0f} %: none"
+            continue
+        kept = count - ordered.oracle.missed(best, count)
+        others = kept_in(problem, futures, range(count, 2 * count), [best])[0]
+        yield (
+            f"{100 * share:.0f} %: {shown(best)}, {objective(best):.2f}, {share_text(kept, count)}, of "
+            f"{count} others {share_text(sum(others), count)}"
+        )
+
+
+def futures(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
+    catalog, count = read_catalog(), arguments.count
+    table(
+        (
+            "plan",
+            "requests, drawn by",
+            "on paper",
+            "USD/h",
+            f"kept in {count}",
+            "production",
+            "USD/h",
+            "its test",
+            f"kept in {count}",
+            "a worker fewer",
+            "with a loss, USD/h",
+            "kept after it",
+            *([f"more than {100 * CHEAPER:g} % cheaper, with hindsight"] if arguments.hindsight else []),
+            "CPU s: plan, all",
+        )
+    )
+    for name, asked in plans.items():
+        began_s = time.process_time()
+        trace, task = asked.read(arguments.traces), asked.task(catalog)
+        problem, found, made = answered(task, trace, catalog)
+        plan_s = time.process_time() - began_s
+        held_out, numbers = Futures(task, trace, SEED, HELD_OUT), range(count)
+        fleets = [found.best, made.best, *one_fewer(made.best)]
+        kept = [sum(each) for each in kept_in(problem, held_out, numbers, fleets)]
+        lost = next(each for each in made.answers if each.name == "with-a-loss")
+        after_loss = "-"
+        if arguments.loss and lost.value is not None:
+            lossy = replace(problem, oracle=replace(problem.oracle, spare_workers=1))
+            standing = kept_in(lossy, held_out, numbers, [counts_of(lost, found.level0.options)])
+            after_loss = share_text(sum(standing[0]), count)
+        known = list[str]()
+        if arguments.hindsight:
+            known = ["; ".join(with_hindsight(problem, found, made.best, held_out, count))]
+        said = next(each.kept_in for each in made.answers if each.name == "production")
+        assert said is not None
+        value = objective(made.best)
+        row(
+            (
+                name,
+                f"{len(problem.trace)}, {drawn_by(task, trace)}",
+                shown(found.best),
+                f"{found.value:.2f}",
+                share_text(kept[0], count),
+                shown(made.best),
+                f"{value:.2f} ({100 * (value / found.value - 1):+.0f} %)",
+                f"{said.kept} of {said.futures}" + ("" if made.is_tested else ", not passed"),
+                share_text(kept[1], count),
+                ", ".join(f"{100 * n / count:.1f} %" for n in kept[2:]) or "-",
+                "-" if lost.value is None else f"{lost.value:.2f}",
+                after_loss,
+                *known,
+                f"{plan_s:.0f}, {time.process_time() - began_s:.0f}",
+            )
+        )
+
+
+def one_fewer(counts: Counts) -> list[Counts]:
+    """A worker less in one of the pools."""
+    return [
+        tuple((option, count - (k == pool)) for k, (option, count) in enumerate(counts))
+        for pool in range(len(counts))
+        if counts[pool][1] > 1
+    ]
+
+
+def halves(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
+    catalog = read_catalog()
+    table(
+        (
+            *(
+                "plan",
+                "planned from",
+                "answer",
+                "fleet",
+                "USD/h",
+                "SLO on the other half",
+                "beyond each limit",
+            ),
+            *("requests beyond any", f"windows of {EVERY_S / 60:g} min that miss it"),
+        )
+    )
+    for name, asked in plans.items():
+        whole = asked.read(arguments.traces)
+        middle_s = whole.duration_s / 2
+        first, second = between(whole, 0.0, middle_s), between(whole, middle_s, math.inf)
+        for known, other, label in ((first, second, "first half"), (second, first, "second half")):
+            task = asked.task(catalog, asked.rate_rps or spread(other, seed=0).rate_rps)
+            problem, found, made = answered(task, known, catalog)
+            real = asked_traffic(other, task, seed=0)[0]
+            for answer, counts in (("on paper", found.best), ("production", made.best)):
+                what = (name, label, answer, shown(counts), f"{objective(counts):.2f}")
+                row((*what, *_on(problem, real, counts)))
+
+
+def _on(problem: Problem, trace: Trace, counts: Counts) -> Iterator[str]:
+    """What a fleet comes to on this traffic."""
+    oracle = replace(problem.oracle, trace=trace)
+    simulation, verdict = oracle.verdict(oracle.fleet(counts), record=True)
+    edges_s = windows_s(simulation, EVERY_S)
+    of_limits = [in_windows(simulation, k, edges_s) for k in range(len(verdict.lines))]
+    missed = sum(not all(each.holds for each in limits) for limits in zip(*of_limits, strict=True))
+    yield "kept" if verdict.holds else "missed" + ("" if verdict.is_steady else ", queue grows")
+    yield ", ".join(f"{line.limit.name} {100 * (1 - line.kept_frac):.2f} %" for line in verdict.lines)
+    yield f"{100 * (1 - verdict.attainment_frac):.2f} %"
+    yield f"{missed} of {len(edges_s) - 1}"
+
+
+def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
+    catalog, count = read_catalog(), arguments.count
+    may_miss = int((1 - KEPT_IN) * count + 1e-9)
+    table(
+        (
+            *("seed", "requests/s", "SLO", "on paper, USD/h", "production, USD/h", f"kept in {count}"),
+            *(f"fleets more than {100 * CHEAPER:g} % cheaper", "hold as written", "the best: USD/h, kept"),
+            f"if {100 * KEPT_IN:g} %: kept in {2 * count} others, and production",
+        )
+    )
+    for seed in seeds:
+        rate_rps, slo, trace = small_question(seed)
+        fleet = {"gpus": ["a100-80g", "h100-80g"], "max_num_batched_tokens": 2048}
+        task = parse_task({"llm": "llama-3.1-70b", "slo": slo, "fleet": fleet}, catalog)
+        problem, found, made = answered(task, trace, catalog)
+        held_out = Futures(task, trace, SEED, HELD_OUT)
+        asked, _ = grown(in_most(problem, [held_out[i] for i in range(count)], may_miss), found.best)
+        fleets = list(every_cheaper(problem, found, objective(made.best) * (1 - CHEAPER)))
+        held = [counts for counts in fleets if problem.oracle.holds([counts])[0]]
+        missed = {i: asked.oracle.missed(counts, count) for i, counts in enumerate(held)}
+        best = min(missed, key=lambda i: (missed[i], objective(held[i])), default=None)
+        others = "-"
+        if best is not None and missed[best] <= may_miss:
+            numbers = range(count, 3 * count)
+            again = kept_in(problem, held_out, numbers, [held[best], made.best])
+            others = ", ".join(share_text(sum(each), len(numbers)) for each in again)
+        slo_text = ", ".join(f"{metric} {p} {limit}" for metric, at in slo.items() for p, limit in at.items())
+        row(
+            (
+                seed,
+                f"{rate_rps:g}",
+                slo_text,
+                f"{found.value:.2f}",
+                f"{objective(made.best):.2f}",
+                share_text(count - asked.oracle.missed(made.best, count), count),
+                len(fleets),
+                len(held),
+                "-"
+                if best is None
+                else f"{objective(held[best]):.2f}, {100 * (1 - missed[best] / count):.1f} %",
+                others,
+            )
+        )
+
+
+def small_question(seed: int) -> tuple[float, dict[str, dict[str, str]], Trace]:
+    rng = np.random.default_rng(seed)
+    rate_rps = float(rng.choice([5.0, 10.0, 15.0, 25.0]))
+    ttft, tbt = rng.choice(["500 ms", "1 s", "2 s"]), rng.choice(["60 ms", "80 ms", "150 ms"])
+    prompts, answers = rng.choice([400, 1200, 3000]), rng.choice([30, 120, 300])
+    trace = synthesise(
+        500,
+        rate_rps,
+        input_tokens=lognormal(prompts, 1.0),
+        output_tokens=lognormal(answers, 1.0),
+        gap_cv=float(rng.choice([1.0, 1.5, 2.5])),
+        rng=rng,
+    )
+    return rate_rps, {"ttft": {"p90": str(ttft)}, "tbt": {"p99": str(tbt)}}, trace
+
+
+def every_cheaper(problem: Problem, found: Found, below: float) -> Iterator[Counts]:
+    """All fleets of level 0 within the limits that cost less."""
+    of = {
+        role: [o for o in found.level0.options if o.role == role] for role in ("mixed", "prefill", "decode")
+    }
+    numbers = range(1, MOST + 1)
+    one = (((option, n),) for option in of["mixed"] for n in range(1, MOST_ALONE + 1))
+    two = (
+        ((prefill, n), (decode, m))
+        for prefill, decode in itertools.product(of["prefill"], of["decode"])
+        if may_hand_over((prefill.type, decode.type))
+        for n, m in itertools.product(numbers, repeat=2)
+    )
+    for counts in itertools.chain(one, two):
+        if objective(counts) < below and problem.allows(counts):
+            yield counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("futures", "halves", "small"))
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these plans, or seeds of small questions")
+    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, metavar="DIR")
+    parser.add_argument("--count", type=int, default=200, help="how many futures")
+    parser.add_argument("--hindsight", action="store_true", help="also look for cheaper fleets")
+    parser.add_argument("--loss", action="store_true", help="also simulate the fleet with a loss, after it")
+    arguments = parser.parse_args()
+    if arguments.what == "small":
+        small(range(12) if arguments.only is None else [int(seed) for seed in arguments.only], arguments)
+        return
+    unknown = [name for name in arguments.only or () if name not in PLANS]
+    if unknown:
+        raise SystemExit(f"--only: no plan {unknown[0]!r}; there are {'; '.join(PLANS)}")
+    plans = {name: PLANS[name] for name in arguments.only or PLANS}
+    {"futures": futures, "halves": halves}[arguments.what](plans, arguments)
+
+
+if __name__ == "__main__":
+    main()
