@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from planner.documents import facts
 from planner.documents.facts import (
     Answered,
+    AnswerName,
     Assumed,
     Assuming,
     Binding,
@@ -110,6 +111,10 @@ class Certificate:
     assumed: tuple[Assumed, ...] = ()
     answers: tuple[Answered, ...] = ()  # on paper, in production, with a loss
     futures: FuturesDrawn | None = None  # None: planned on paper alone
+
+    def answer(self, name: AnswerName) -> Answered | None:
+        """One of the three; None where it was not asked for."""
+        return next((each for each in self.answers if each.name == name), None)
 
     @property
     def gap_frac(self) -> float:

@@ -676,6 +676,7 @@ class KeptIn:
 
 
 AnswerName = Literal["on-paper", "production", "with-a-loss"]
+DrawnBy = Literal["copies", "part", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -703,7 +704,7 @@ class FuturesDrawn:
     "blocks" of it of `block_s`), its growth, and whether all step times of the fleet have a spread.
     """
 
-    traffic: Literal["copies", "part", "blocks"]
+    traffic: DrawnBy
     block_s: float
     growth_frac: float
     have_spread: bool

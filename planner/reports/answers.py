@@ -14,7 +14,7 @@ from planner.documents.facts import (
     Workers,
 )
 from planner.reports.facts import costs_more, percent
-from planner.reports.words import Rows, amount, counted, listed
+from planner.reports.words import Rows, amount, listed, pool_text
 from planner.search.plan import Plan
 from planner.units import show_s
 
@@ -27,7 +27,7 @@ _TRAFFIC = {
 
 def answer_rows(plan: Plan) -> Rows:
     """A line per answer: what it is, what it costs, in how many futures it is kept, how far it holds."""
-    paper = next((each.value for each in plan.certificate.answers if each.name == "on-paper"), None)
+    paper = plan.certificate.answer("on-paper")
     unit = plan.certificate.unit
     rows: list[tuple[str, ...]] = [
         (
@@ -35,8 +35,8 @@ def answer_rows(plan: Plan) -> Rows:
             workers_text(each.workers) or "none within the limits",
             "-" if each.value is None else amount(each.value, unit),
             ""
-            if each.value is None or paper is None or each.name == "on-paper"
-            else costs_more(each.value, paper),
+            if each.value is None or paper is None or paper.value is None or each is paper
+            else costs_more(each.value, paper.value),
             "" if each.kept_in is None else kept_text(each.kept_in),
             "" if each.headroom is None else room_text(each.headroom),
             first_missed(each),
@@ -48,13 +48,7 @@ def answer_rows(plan: Plan) -> Rows:
 
 def workers_text(workers: Sequence[Workers]) -> str:
     """As words.describe says a fleet."""
-    return listed(
-        [
-            f"{counted(each.count, 'worker' if each.role == 'mixed' else f'{each.role} worker')} of "
-            f"{each.gpus // each.count} × {each.gpu}"
-            for each in workers
-        ]
-    )
+    return listed([pool_text(each.role, each.count, each.gpus // each.count, each.gpu) for each in workers])
 
 
 def kept_text(kept_in: KeptIn) -> str:
@@ -83,10 +77,9 @@ def first_missed(answer: Answered) -> str:
 
 def verdict(plan: Plan) -> str:
     """How sure the plan is, in a sentence or two; empty where it was planned on paper alone."""
-    made = next((each for each in plan.certificate.answers if each.name == "production"), None)
-    if made is None or made.kept_in is None or made.headroom is None:
+    made, paper = plan.certificate.answer("production"), plan.certificate.answer("on-paper")
+    if made is None or made.kept_in is None or made.headroom is None or paper is None:
         return ""
-    paper = next(each for each in plan.certificate.answers if each.name == "on-paper")
     said = f"Kept in {kept_text(made.kept_in)} that the search had not seen"
     said += f"; holds to {room_text(made.headroom)}."
     if made.value is None or paper.value is None or made.workers == paper.workers:
@@ -102,9 +95,9 @@ def futures_lines(plan: Plan) -> list[str]:
     if drawn is None:
         return []
     lines = [_kind(drawn)]
-    for each in plan.certificate.answers:
-        if each.name == "production" and each.kept_in is not None:
-            lines.append(_decided(each.kept_in))
+    made = plan.certificate.answer("production")
+    if made is not None and made.kept_in is not None:
+        lines.append(_decided(made.kept_in))
     return lines
 
 
@@ -125,12 +118,9 @@ def _kind(drawn: FuturesDrawn) -> str:
 
 def _decided(kept_in: KeptIn) -> str:
     least, most = percent(kept_in.least_frac), percent(kept_in.most_frac)
+    said = f"{kept_in.kept} of {kept_in.futures}"
     if kept_in.decision == "holds":
-        return (
-            f"Kept in {kept_text(kept_in)} it had not seen: with 95 % confidence in more than {least} of all."
-        )
+        return f"{said}: with 95 % confidence the SLO is kept in more than {least} of all futures."
     if kept_in.decision == "fails":
-        return (
-            f"Kept in {kept_text(kept_in)} it had not seen: with 95 % confidence in less than {most} of all."
-        )
-    return f"Kept in {kept_text(kept_in)} it had not seen, which does not decide between {least} and {most}."
+        return f"{said}: with 95 % confidence the SLO is kept in less than {most} of all futures."
+    return f"{said} does not decide between {least} and {most} of all futures."

@@ -323,17 +323,9 @@ def alternative_rows(plan: Plan) -> Rows:
     rows: list[tuple[str, ...]] = [
         ("This plan", describe(plan.fleet), amount(plan.value, certificate.unit), "", "")
     ]
-    rows += [
-        (
-            "This plan on paper",
-            workers_text(each.workers),
-            amount(certificate.value, certificate.unit),
-            "",
-            "as all that follow",
-        )
-        for each in certificate.answers
-        if each.name == "on-paper"
-    ]
+    if (paper := certificate.answer("on-paper")) is not None:
+        value = amount(certificate.value, certificate.unit)
+        rows.append(("This plan on paper", workers_text(paper.workers), value, "", "as all that follow"))
     rows += [
         (
             alternative.label,

@@ -76,8 +76,13 @@ def describe(fleet: Fleet) -> str:
 
 
 def _describe_pool(pool: Pool) -> str:
-    role = "" if pool.role == "mixed" else f"{pool.role} "
-    return f"{counted(pool.count, f'{role}worker')} of {pool.type.gpus} × {pool.type.gpu.name}"
+    return pool_text(pool.role, pool.count, pool.type.gpus, pool.type.gpu.name)
+
+
+def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:
+    """Workers of so many GPUs each."""
+    kind = "worker" if role == "mixed" else f"{role} worker"
+    return f"{counted(count, kind)} of {gpus} × {gpu}"
 
 
 def limit_text(limit: Limit) -> str:
@@ -94,21 +99,15 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
         proved, over = proof, "best with one worker type per pool"
         over += ", and of any mix" if certificate.beyond_exact else ""
     month_usd = fleet.price_usd_per_h * HOURS_PER_MONTH
+    made = certificate.answer("production")
+    kept = f"{made.kept_in.kept} of {made.kept_in.futures}" if made and made.kept_in else ""
     return [
         (
             "Cost",
             usd(fleet.price_usd_per_h) + "/h",
             f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens",
         ),
-        *(
-            (
-                "Kept in",
-                f"{each.kept_in.kept} of {each.kept_in.futures}",
-                "futures that the search had not seen",
-            )
-            for each in certificate.answers
-            if each.name == "production" and each.kept_in is not None
-        ),
+        *([("Kept in", kept, "futures that the search had not seen")] if kept else []),
         ("GPUs", str(fleet.gpus), counted(fleet.workers, "worker")),
         (
             "Power",

@@ -22,11 +22,11 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
-from planner.search.fleets import Counts, named, objective
-from planner.search.futures import Future, Futures, drawn_by
+from planner.search.fleets import Counts, counts_named, named, objective
+from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
-from planner.search.oracle import Answers, Oracle
+from planner.search.oracle import Oracle
 from planner.search.problem import Problem
 from planner.search.production import (
     cheaper_kept,
@@ -36,7 +36,7 @@ from planner.search.production import (
     in_production,
     limited,
     may_miss,
-    within,
+    with_more,
 )
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
@@ -84,7 +84,7 @@ class Test:
         kept, number = 0, 0
         said = self._said(0, 0)
         while number < most and said.decision == "open" and not self.out_of_time():
-            kept += self._holds(counts, number)
+            kept += self._holds(self.oracle, counts, number)
             number += 1
             said = self._said(kept, number)
         return said
@@ -92,22 +92,16 @@ class Test:
     def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
         """In the first so many of them."""
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
-        kept = sum(_in_future(oracle, self.futures[self.first + i]).holds([counts])[0] for i in range(number))
+        kept = sum(self._holds(oracle, counts, i) for i in range(number))
         return replace(self._said(kept, number), after_loss=after_loss)
 
-    def _holds(self, counts: Counts, number: int) -> bool:
-        return _in_future(self.oracle, self.futures[self.first + number]).holds([counts])[0]
+    def _holds(self, oracle: Oracle, counts: Counts, number: int) -> bool:
+        return oracle.within_future(self.futures[self.first + number]).holds([counts])[0]
 
     def _said(self, kept: int, number: int) -> KeptIn:
         share = self.safety.kept_in_frac
         few, most = share - TEST_BELOW, share + TEST_ABOVE * (1 - share)
         return KeptIn(kept, number, few, most, decision(kept, number, few, most))
-
-
-def _in_future(oracle: Oracle, future: Future) -> Oracle:
-    return replace(
-        oracle, trace=future.trace, z=future.z, draws=(), futures=(), may_miss=0, answers=Answers()
-    )
 
 
 def is_passed(kept_in: KeptIn, safety: Safety) -> bool:
@@ -177,21 +171,13 @@ def production(problem: Problem, paper: Found) -> Production | None:
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     """Cheaper fleets that miss a few too many of the futures that the search has seen, the closest first."""
-    options = {option.name: option for option in paper.level0.options}
     below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
-    found = [
-        tuple((options[name], count) for name, count in key)
-        for key in list(asked.oracle.told)
-        if all(name in options and count > 0 for name, count in key)
-    ]
-    cheaper = [counts for counts in found if paper.value < objective(counts) < below]
-    cheaper = [counts for counts in cheaper if _holds_as_written(asked, counts)]
+    known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
+    cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
+    as_written = asked.oracle.alone()
+    cheaper = [counts for counts in cheaper if as_written.holds([counts])[0]]
     cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
     return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
-
-
-def _holds_as_written(asked: Problem, counts: Counts) -> bool:
-    return replace(asked.oracle, futures=(), may_miss=0).holds([counts])[0]
 
 
 def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertified, ...]:
@@ -235,9 +221,9 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 def _with_a_loss(production: Tried, paper: Found) -> Answered:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
     asked = production.asked
-    lossy = limited(replace(asked, oracle=replace(asked.oracle, spare_workers=1)), 0.0, 0)
-    more = tuple((option, count + 1) for option, count in production.best)
-    found = cheaper_kept(lossy, paper, more if within(asked, more) else None, any_mix=False)
+    lossy = limited(replace(asked, oracle=replace(asked.oracle, spare_workers=1)))
+    more = with_more(production.best, 1)
+    found = cheaper_kept(lossy, paper, more if asked.allows(more) else None, any_mix=False)
     if found is None:
         return Answered("with-a-loss", (), None, None, None)
     return _answered(
@@ -287,7 +273,7 @@ def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
 
 def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
-    problem = limited(problem, 0.0, 0)
+    problem = limited(problem)
     end = ends(problem.oracle, best).headroom
     room = min(end.traffic_frac, end.steps_frac)
     for counts in itertools.islice(_near(problem, paper, best), MOST_NEAR):
@@ -312,15 +298,10 @@ def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
     ]
     counted = [count for _, count in best]
     seen = {named(best)}
-    by_name = {option.name: option for option in options}
-    held = (
-        tuple((by_name[name], count) for name, count in fleet)
-        for fleet, holds in list(problem.oracle.told.items())
-        if holds and all(name in by_name and count > 0 for name, count in fleet)
-    )
+    held = (counts_named(fleet, options) for fleet, holds in list(problem.oracle.told.items()) if holds)
     others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
-    for counts in itertools.chain(others, held):
+    for counts in filter(None, itertools.chain(others, held)):
         is_near = abs(objective(counts) - objective(best)) <= NEAR_FRAC * objective(best)
-        if named(counts) not in seen and is_near and within(problem, counts):
+        if named(counts) not in seen and is_near and problem.allows(counts):
             seen.add(named(counts))
             yield counts

@@ -145,7 +145,7 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
     is_equal = abs(objective(counts) - search.value) <= 1e-9 * search.value
     if counts == search.best or not is_equal:
         return
-    if problem.limits.broken([(option.type, count) for option, count in counts]) is None:
+    if problem.allows(counts):
         if problem.oracle.holds([counts])[0]:
             search.best = counts
 

@@ -137,8 +137,7 @@ def _moved(problem: Problem, best: Counts, options: Sequence[Option], tries: int
             counts[new] = counts.get(new, 0) + 1
             fleet = tuple((option, count) for option, count in counts.items() if count)
             known = frozenset((option.name, count) for option, count in fleet)
-            within = problem.limits.broken([(option.type, count) for option, count in fleet]) is None
-            if known in failed or not within:
+            if known in failed or not problem.allows(fleet):
                 continue
             tries -= 1
             if oracle.holds([fleet])[0]:

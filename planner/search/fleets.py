@@ -23,11 +23,15 @@ def named(counts: Counts) -> Named:
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     """A fleet as counts of these options; None if one of its pools is none of them."""
-    by_name = {option.name: option for option in options}
-    names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running]
+    return counts_named([(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running], options)
+
+
+def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) -> Counts | None:
+    """The pools of so many workers of the options of these names; None if one is none of `options`."""
+    by_name, names = {option.name: option for option in options}, list(names)
     if any(name not in by_name for name, _ in names):
         return None
-    return tuple((by_name[name], count) for name, count in names)
+    return tuple((by_name[name], count) for name, count in names if count)
 
 
 def objective(counts: Iterable[tuple[Option, int]]) -> float:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 
+from planner.documents.facts import DrawnBy
 from planner.documents.task import Task
 from planner.domain import Slo
 from planner.search.asked import asked_traffic
@@ -26,7 +26,6 @@ from planner.traffic.redraw import redrawn
 from planner.traffic.scaling import SAME_FRAC
 from planner.traffic.trace import Trace, spread
 
-Drawn = Literal["copies", "part", "blocks"]
 SEARCHED, TESTED = 1, 2  # which futures: those a search sees, those that test its answer
 SEARCH_REQUESTS = 1_000_000  # of all futures that a search sees,
 SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
@@ -90,7 +89,7 @@ class Futures:
         return asked_traffic(trace, task, seed=seed)[0]
 
 
-def drawn_by(task: Task, trace: Trace) -> Drawn:
+def drawn_by(task: Task, trace: Trace) -> DrawnBy:
     """How traffic is drawn anew."""
     if task.rate_rps is None or task.scale == "compress":
         return "blocks"

@@ -30,7 +30,7 @@ class Ends:
 
 def ends(oracle: Oracle, counts: Counts) -> Ends:
     """Of a fleet that holds: on what the oracle asks, without its draws and futures."""
-    alone = replace(oracle, draws=(), futures=(), may_miss=0)
+    alone = oracle.alone()
     found: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
     def look(what: str, at: Callable[[float], tuple[Oracle, Counts]]) -> None:
@@ -48,7 +48,7 @@ def ends(oracle: Oracle, counts: Counts) -> Ends:
 
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
     """Whether a fleet holds with so much more traffic, and with steps that are so much longer."""
-    alone = replace(oracle, draws=(), futures=(), may_miss=0)
+    alone = oracle.alone()
     return (
         _with_traffic(alone, more_frac).holds([counts])[0]
         and alone.holds([_with_steps(counts, more_frac)])[0]

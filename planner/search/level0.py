@@ -200,8 +200,7 @@ def _offer_known(
             and len({option.role for option, _ in counts}) == len(counts) <= 2
             and not any(len(counts) == 2 and option.role == "mixed" for option, _ in counts)
         ):
-            within = problem.limits.broken([(option.type, count) for option, count in counts]) is None
-            if within and holds([counts])[0]:
+            if problem.allows(counts) and holds([counts])[0]:
                 search.offer(counts)
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.special import bdtr
@@ -128,11 +128,16 @@ class Oracle:
         is_kept = self.z is None or len(self.trace) <= KEPT_REQUESTS
         self._requests = Requests(self.trace, kept=is_kept)
         self._only_prompts = Requests(self._prompts, self.trace.output_tokens, kept=is_kept)
-        alone = partial(replace, self, draws=(), futures=(), may_miss=0)
-        self._others = tuple(alone(trace=trace) for trace in self.draws)
-        self._in_futures = tuple(
-            alone(trace=future.trace, z=future.z, answers=Answers(future.known)) for future in self.futures
-        )
+        self._others = tuple(self.alone(trace=trace) for trace in self.draws)
+        self._in_futures = tuple(self.within_future(future) for future in self.futures)
+
+    def alone(self, **changes: Any) -> Oracle:
+        """The same question without draws and futures: of what is written, or of `changes` in its place."""
+        return replace(self, draws=(), futures=(), may_miss=0, **changes)
+
+    def within_future(self, future: Future) -> Oracle:
+        """The same question of one future in place of what is written."""
+        return self.alone(trace=future.trace, z=future.z, answers=Answers(future.known))
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""

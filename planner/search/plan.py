@@ -42,8 +42,8 @@ class Plan:
     @property
     def value(self) -> float:
         """Of the fleet, in the objective's unit; the certificate's is that of the cheapest on paper."""
-        made = [each.value for each in self.certificate.answers if each.name == "production"]
-        return made[0] if made and made[0] is not None else self.certificate.value
+        made = self.certificate.answer("production")
+        return self.certificate.value if made is None or made.value is None else made.value
 
     @property
     def power(self) -> ExpectedPower | None:

@@ -12,6 +12,7 @@ from planner.documents.task import Task
 from planner.domain import Gpu, Slo
 from planner.fleet import Policies, WorkerType
 from planner.models.llm import Llm
+from planner.search.fleets import Counts
 from planner.search.futures import Futures
 from planner.search.options import Left
 from planner.search.oracle import Answers, Oracle
@@ -84,6 +85,10 @@ class Problem:
     tested: Futures | None = None  # and what tests it
     most_effort: float = math.inf  # of the oracle: no simulation begins beyond
     lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
+
+    def allows(self, counts: Counts) -> bool:
+        """Whether a fleet is within the limits."""
+        return self.limits.broken([(option.type, count) for option, count in counts]) is None
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline or self.oracle.effort() > self.most_effort

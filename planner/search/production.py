@@ -11,7 +11,7 @@ join the S, and it grows again. A cheaper fleet that is nearly there is tested t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from planner.search.oracle import Oracle, side_by_side
 from planner.search.problem import Problem, silent
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
-SEARCH_EFFORT = 3_000_000  # simulated requests that a search may cost, and as many as that on paper did
+SEARCH_EFFORT = 3_000_000  # simulated requests that a search may cost
 
 
 def may_miss(safety: Safety, count: int) -> int:
@@ -48,10 +48,9 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
     return replace(problem, oracle=oracle, progress=silent)
 
 
-def limited(problem: Problem, share: float, paper_effort: int) -> Problem:
-    """The same question, to be searched with this share of the effort of the search on paper, or a little."""
-    more = max(share * paper_effort, SEARCH_EFFORT)
-    return replace(problem, most_effort=problem.oracle.effort() + more)
+def limited(problem: Problem) -> Problem:
+    """The same question, to be searched with SEARCH_EFFORT from here on."""
+    return replace(problem, most_effort=problem.oracle.effort() + SEARCH_EFFORT)
 
 
 def cheapest_kept(
@@ -60,11 +59,10 @@ def cheapest_kept(
     """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
     more of them than it may; None if none was found. Of equal ones those of `start` come first.
     """
-    paper_effort = problem.oracle.effort()
     ordered, best = grown(problem, paper.best)
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
-    return ordered, cheaper_kept(limited(ordered, 1.0, paper_effort), paper, best, start)
+    return ordered, cheaper_kept(limited(ordered), paper, best, start)
 
 
 def cheaper_kept(
@@ -81,10 +79,6 @@ def cheaper_kept(
     return search_again(problem, known, is_mixed=is_mixed) or best
 
 
-def within(problem: Problem, counts: Counts) -> bool:
-    return problem.limits.broken([(option.type, count) for option, count in counts]) is None
-
-
 def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
     """A fleet with workers added until it misses no more than it may; None where that leaves the limits, or
     takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
@@ -98,7 +92,7 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
 
     def may_be(counts: Counts) -> bool:
-        return within(problem, counts) and all(n <= limit for (_, n), limit in zip(counts, most, strict=True))
+        return problem.allows(counts) and all(n <= limit for (_, n), limit in zip(counts, most, strict=True))
 
     while True:
         kept = _kept(oracle, counts, left)
@@ -106,11 +100,11 @@ def grown(problem: Problem, least: Counts) -> tuple[Problem, Counts | None]:
         left = [i for i in left if i not in kept]
         if len(left) <= oracle.may_miss:
             return ordered(), counts
-        more = [_more(counts, [k], step) for k in range(len(counts))]
+        more = [with_more(counts, step, [k]) for k in range(len(counts))]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:
             won = [len(_kept(oracle, each, left)) / (objective(each) - objective(counts)) for each in more]
-            more = [more[int(np.argmax(won))]] if any(won) else [_more(counts, range(len(counts)), step)]
+            more = [more[int(np.argmax(won))]] if any(won) else [with_more(counts, step)]
         if more and may_be(more[0]):
             counts, step = more[0], 2 * step
         elif step > 1:
@@ -132,6 +126,9 @@ def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
     return [i for i in numbers if kept[i]]
 
 
-def _more(counts: Counts, pools: Iterable[int], more: int) -> Counts:
-    """So many workers more in these pools."""
-    return tuple((option, count + (more if k in pools else 0)) for k, (option, count) in enumerate(counts))
+def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:
+    """So many workers more in these pools, by default in all."""
+    return tuple(
+        (option, count + (more if pools is None or k in pools else 0))
+        for k, (option, count) in enumerate(counts)
+    )

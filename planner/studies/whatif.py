@@ -213,7 +213,7 @@ def kept_under(problem: Problem, fleet: Fleet) -> Policies | None:
     Its own policies if they may still be chosen, else those that may, in order: no worker moves for them.
     """
     counts = problem.oracle.counts(fleet)
-    if problem.limits.broken([(option.type, count) for option, count in counts]) is not None:
+    if not problem.allows(counts):
         return None
     asked = in_production(on_all_draws(problem))
     choices = problem.task.policies()
