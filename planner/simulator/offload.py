@@ -58,12 +58,14 @@ def is_loading_kv(state, w):
 
 @where_offloaded(lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
-    """When the next load of worker w ends, after `time_s`; infinite where none is under way."""
+    """When the next load that worker w has not heard of has ended, `time_s` at the earliest; infinite where
+    there is none.
+    """
     offload, soonest = state.offload, np.inf
     r = offload.kept[w].head[LOADING]
     while r != NONE:
-        if offload.loads[r].end_s > time_s:
-            soonest = min(soonest, offload.loads[r].end_s)
+        if offload.loads[r].known_step == 0:
+            soonest = min(soonest, max(offload.loads[r].end_s, time_s))
         r = state.requests[r].next
     return soonest
 
