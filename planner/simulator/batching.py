@@ -382,7 +382,7 @@ def _load(state, l, r, nodes, step_blocks, time_s):
     CPU memory; False if prompts under way need the room for these.
     """
     w = state.lanes[l].worker
-    worker, request, caches = state.workers[w], state.requests[r], state.caches
+    worker, caches = state.workers[w], state.caches
     kind = state.types[worker.type]
     promised, other = ZERO, worker.head[PARTIAL]
     while other != NONE:

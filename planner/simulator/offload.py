@@ -221,7 +221,7 @@ def _store(state, w, r):
 
 @kernel_jit
 def _make_room(state, w, missing):
-    """Room for so many nodes more in CPU memory of worker w; False, and nothing leaves, if there cannot be."""
+    """Room for so many nodes more in CPU memory of worker w; False, and nothing leaves, if there is none."""
     caches, kept = state.caches, state.offload.kept[w]
     cache = caches.workers[len(state.workers) + w]
     excess = missing + cache.idle_blocks // caches.numbers[NODE_BLOCKS] - kept.nodes

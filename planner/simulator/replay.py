@@ -658,7 +658,9 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         runs=runs,
         parts=state.parts[: state.counters[layout.PARTS]],
         cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
-        reloaded_tokens=None if state.offload is None else np.maximum(state.offload.loads["loaded_tokens"], 0),
+        reloaded_tokens=None
+        if state.offload is None
+        else np.maximum(state.offload.loads["loaded_tokens"], 0),
         reload_s=np.zeros(0) if state.offload is None else state.offload.loads["waited_s"],
         tenant=trace.tenant,
         tenants=trace.tenants,

@@ -45,8 +45,8 @@ def fleet_with(
 
 
 def random_case(seed: int, *, engine: Engine | None) -> tuple[Fleet, Trace]:
-    """Trees of blocks, little memory on the GPU, more or less of it beside the CPU; one request in three waits
-    for another. Nothing is a multiple of anything, so that events do not coincide.
+    """Trees of blocks, little memory on the GPU, more or less of the CPU's; one request in three waits for
+    another. Nothing is a multiple of anything, so that events do not coincide.
     """
     rng = np.random.default_rng([seed, 5])
     n, block = 60, int(rng.choice([16, 32]))
@@ -128,7 +128,7 @@ A, B, C = [1, 2, 3], [4, 5, 6], [7, 8, 9]
 
 def reloaded(found: Simulation) -> list[int]:
     assert found.reloaded_tokens is not None
-    return found.reloaded_tokens.tolist()
+    return [int(tokens) for tokens in found.reloaded_tokens]
 
 
 def test_what_comes_from_cpu_memory_takes_its_bytes_over_the_bandwidth() -> None:
@@ -145,7 +145,7 @@ def test_what_comes_from_cpu_memory_takes_its_bytes_over_the_bandwidth() -> None
 
 def test_an_engine_hears_of_a_load_a_step_later() -> None:
     """d decodes in steps of a token time as a's 6 pass. The load ends with the sixth of these steps, and the
-    seventh computes a's last token beside one of d. An engine sees it in the seventh and does so in the eighth.
+    seventh computes a's last token beside one of d. An engine sees it in that and does so in the eighth.
     """
     trace = prefix_trace(
         [0, 10, 20, 30, 30 + 48 * TOKEN_S], [A, B, C, [10, 11, 12], A], outputs=[1, 1, 1, 20, 1]
@@ -210,6 +210,7 @@ def test_endless_memory_that_takes_no_time_is_an_endless_cache(engine: str) -> N
     small = fleet_with(memory_of(1e9, 0.0), kv_tokens=16 * 9, engine=ENGINES[engine])
     found = simulate(small, trace)
     assert endless.cached_tokens is not None and found.cached_tokens is not None
+    assert found.reloaded_tokens is not None
     assert found.cached_tokens.sum() < endless.cached_tokens.sum()
     assert (found.cached_tokens + found.reloaded_tokens).tolist() == endless.cached_tokens.tolist()
     np.testing.assert_array_equal(found.ttft_s, endless.ttft_s)

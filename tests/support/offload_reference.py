@@ -212,9 +212,7 @@ class OffloadReference(PrefixReference):
             self.gone[worker.index].append(request)
 
     def check(self, worker: Worker) -> None:
-        """Blocks that wait for a load are somebody's too; no node in memory twice, nor more than there is room
-        for.
-        """
+        """Blocks that wait for a load are somebody's too; no more nodes in memory than there is room for."""
         waiting = [load.request for load in self.loading[worker.index]]
         worker.free += sum(request.blocks for request in waiting)
         super().check(worker)
