@@ -68,6 +68,7 @@ from planner.simulator.offload import (
     hear_of_loads,
     is_loaded,
     is_loading_kv,
+    loading_count,
     next_load_s,
     nodes_to_load,
     note_no_load,
@@ -313,7 +314,8 @@ def _vllm_step(state, l, time_s):
     while worker.head[RESTING] != NONE:
         join(state, l, pop(state.requests, worker, RESTING))
     longest = UNBOUNDED
-    if kind.long_prefill_tokens > 0 and worker.running + worker.waiting > 1:
+    present = worker.running + worker.waiting + loading_count(state, lane.worker)
+    if kind.long_prefill_tokens > 0 and present > 1:
         longest = kind.long_prefill_tokens
         _rest_decodes(state, l, longest)
     is_short = False

@@ -56,6 +56,16 @@ def is_loading_kv(state, w):
     return state.offload.kept[w].head[LOADING] != NONE
 
 
+@where_offloaded(lambda state, w: ZERO)
+def loading_count(state, w):
+    """How many wait for a load on worker w."""
+    count, r = ZERO, state.offload.kept[w].head[LOADING]
+    while r != NONE:
+        count += 1
+        r = state.requests[r].next
+    return count
+
+
 @where_offloaded(lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
     """When the next load that worker w has not heard of has ended, `time_s` at the earliest; infinite where

@@ -51,6 +51,9 @@ class OffloadReference(PrefixReference):
 
     # loads
 
+    def present(self, worker: Worker) -> int:
+        return super().present(worker) + len(self.loading[worker.index])
+
     def in_memory(self, worker: Worker, request: Request) -> list[Node]:
         """What follows there on what the GPU has."""
         ids, kept = self.ids[request.index], self.kept[worker.index]

@@ -297,13 +297,16 @@ class Reference:
         """Decide what the next step runs, as vLLM does: True if somebody found no block."""
         budget = worker.type.max_num_batched_tokens
         longest = self.fleet.policies.long_prefill_token_threshold
-        if not longest or len(worker.running) + len(worker.waiting) <= 1:
+        if not longest or self.present(worker) <= 1:
             longest = budget
         worker.decoding, worker.chunks = [], []
         was_short, budget = self.go_on(worker, longest, budget)
         if not was_short:
             self.admit(worker, now, longest, budget)
         return was_short
+
+    def present(self, worker: Worker) -> int:
+        return len(worker.running) + len(worker.waiting)
 
     def go_on(self, worker: Worker, longest: int, budget: int) -> tuple[bool, int]:
         """Whoever runs is in the step: whether somebody found no block, and the tokens that are left."""
