@@ -30,7 +30,7 @@ from planner.policies import (
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
-from planner.simulator.offload_layout import make_offload
+from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, measured_window, slo_windows_s
 
@@ -349,17 +349,7 @@ def _state(
         counters=_counters(policies, min(closed_loop, n) if closed_loop else n),
         after=_after(trace),
         children=np.ascontiguousarray(trace.after[:, 0]),
-        caches=(
-            cache_layout.make_caches(
-                fleet,
-                trace,
-                kinds,
-                worker_types,
-                in_memory=0 if offload is None else int(offload.kept["nodes"].sum()),
-            )
-            if policies.prefix_cache and trace.has_prefixes
-            else None
-        ),
+        caches=_caches(fleet, trace, kinds, worker_types, offload),
         dp_ranks=dp_ranks,
         adapters=make_adapters(fleet, trace, kinds, worker_types),
         offload=offload,
@@ -398,6 +388,16 @@ def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArr
             at += len(table)
             tables.append(table)
     return types, np.concatenate(tables)
+
+
+def _caches(
+    fleet: Fleet, trace: Trace, kinds: Ints, worker_types: list[WorkerType], offload: Offload | None
+) -> cache_layout.Caches | None:
+    """None where no prefixes are kept."""
+    if not fleet.policies.prefix_cache or not trace.has_prefixes:
+        return None
+    in_memory = 0 if offload is None else int(offload.kept["nodes"].sum())
+    return cache_layout.make_caches(fleet, trace, kinds, worker_types, in_memory=in_memory)
 
 
 def _workers(

@@ -45,8 +45,8 @@ def test_every_step_of_random_cases_with_adapters() -> None:
 
 
 def test_every_step_of_random_cases_with_cpu_memory() -> None:
-    """vLLM's OffloadingConnector decides what is kept, found, loaded and passed over. One case in a hundred may
-    differ: to vLLM a block that another request stores in the same step is not there yet, and so not used.
+    """vLLM's OffloadingConnector decides what is kept, found, loaded and passed over. One case in a hundred
+    may differ: to vLLM a block that another request stores in the same step is not there yet, nor used.
     """
     cases = [offload_case(seed) for seed in range(CASES)]
     found = [difference(case, steps) for case, steps in zip(cases, vllm_transcripts(cases), strict=True)]
