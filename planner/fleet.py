@@ -12,6 +12,7 @@ from planner.errors import InputError
 from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
+from planner.models.kv_offload import KvOffload
 from planner.models.latency import StepLatency, StepsOfRanks
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots
@@ -204,7 +205,8 @@ class Policies:
     `share_window_s` and sends new prompts to a worker that spent more than `explore_decode_frac` of that on
     decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. e2
     and cache-aware balance workers that are more than `balance_ratio` apart, the latter only beyond
-    `balance_requests`, and it follows a match of more than `cache_threshold_frac`.
+    `balance_requests`, and it follows a match of more than `cache_threshold_frac`. With `kv_offload` what
+    leaves the caches stays in CPU memory for a while.
     """
 
     batching: str = "vllm-v1"
@@ -241,6 +243,7 @@ class Policies:
     replicate_ratio: float = 2.0
     balance_requests: int = 64
     cache_threshold_frac: float = 0.3
+    kv_offload: KvOffload | None = None
     seed: int = 0
 
 

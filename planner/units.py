@@ -71,6 +71,7 @@ def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> flo
 
 _WRITTEN = {
     "GB/s": (1e9, "B/s"),
+    "GB": (1e9, "B"),
     "ms": (1e-3, "s"),
     "s": (1.0, "s"),
     "usd/h": (1.0, "usd/h"),

@@ -121,6 +121,12 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) 
     watts = {"expected_w": round(summary["power"]["expected_w"], 1)} if summary["power"] else {}
     hit_frac = summary["token_hit_frac"]
     hits = {} if hit_frac is None else {"prompt tokens found cached": f"{100 * hit_frac:.1f} %"}
+    if (reload_frac := summary["token_reload_frac"]) is not None:
+        hits |= {
+            "prompt tokens found in CPU memory": f"{100 * reload_frac:.1f} %",
+            "prompt tokens computed": f"{100 * (1 - hit_frac - reload_frac):.1f} %",
+            "waited for loads": seconds_cell(summary["reload_s"]),
+        }
     print_mapping(counts | rates | hits | watts, "")
     if summary["slo"]:
         lines = slo_rows(summary["slo"], promise)

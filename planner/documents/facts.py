@@ -376,6 +376,24 @@ class Adapters:
 
 
 @dataclass(frozen=True, slots=True)
+class Offloaded:
+    """KV blocks in CPU memory of a worker type: tokens that it holds there and on its GPUs, the memory of one
+    GPU's share, its bandwidth, seconds in which 1000 tokens come back; and shares of all prompt tokens.
+    """
+
+    worker: str
+    memory_tokens: int
+    kv_tokens: int
+    gpu_bytes: float
+    gpu_bytes_per_s: float
+    thousand_tokens_s: float
+    hit_frac: float
+    reload_frac: float
+    computed_frac: float
+    reload_s: float  # waited for loads by all requests
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
 
@@ -975,6 +993,7 @@ Assuming = (
     | UncheckedEngine
     | Drafts
     | Adapters
+    | Offloaded
     | EngineSettings
     | KvLink
     | MeasuredWindow

@@ -34,6 +34,7 @@ from planner.documents.fits import (
     parse_simulated,
     read_fit,
 )
+from planner.documents.kv_offload import check_offloaded, kv_offload_document, parse_kv_offload
 from planner.documents.lora import lora_document, parse_lora
 from planner.documents.network import KEYS as NETWORK_KEYS
 from planner.documents.network import network_document, parse_network
@@ -153,6 +154,7 @@ POLICY_KEYS = (
     *POLICY_NUMBERS,
     "max_num_batched_tokens",
     "prefix_cache",
+    "kv_offload",
     "tenant_weights",
     "vidur_restarts",
 )
@@ -205,6 +207,8 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     llm = _llm(document, path, catalog)
     decided, budget_tokens = _policies(file.part("policies", POLICY_KEYS))
     paid = parse_paid(file, catalog)
+    if decided.kv_offload is not None:
+        check_offloaded(llm, f"{file.at('policies')}: kv_offload")
     rows_of_engines = catalog.engines.values()
     engine = engine_of_fleet(document, rows_of_engines, file.at("engine"), batching=decided.batching)
     asked = asked_of_engine(document.get("engine"))
@@ -523,6 +527,7 @@ def _policies(section: Section) -> tuple[Policies, int]:
         raise InputError(f"{section.at('headroom')}: of 0 no request would ever be packed; must be > 0")
     for name in ("vidur_restarts", "prefix_cache"):
         chosen[name] = section.flag(name, False)
+    chosen["kv_offload"] = parse_kv_offload(section)
     weights = section.part("tenant_weights")
     chosen["tenant_weights"] = tuple((str(name), weights.number(name, above=0.0)) for name in weights.values)
     budget_tokens = section.whole("max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, most=MOST_STEP_TOKENS)
@@ -546,6 +551,8 @@ def _policies_document(policies: Policies) -> dict[str, Any]:
         document["vidur_restarts"] = True
     if policies.tenant_weights:
         document["tenant_weights"] = dict(policies.tenant_weights)
+    if policies.kv_offload is not None:
+        document["kv_offload"] = kv_offload_document(policies.kv_offload)
     return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}
 
 

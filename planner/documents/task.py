@@ -34,6 +34,7 @@ from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.commitments import parse_commitments
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine import default_engine, parse_engine
+from planner.documents.kv_offload import check_offloaded, parse_kv_offload
 from planner.documents.lora import parse_lora
 from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
@@ -58,6 +59,7 @@ from planner.io.values import (
     whole,
 )
 from planner.models.engine import Engine
+from planner.models.kv_offload import KvOffload
 from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.speculation import Speculation
@@ -189,6 +191,7 @@ class Task:
     longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
     routings: tuple[str, ...] = (_USUAL.routing,)  # likewise; those that look at prefixes need the caches
     prefix_cache: bool = False  # hits in prefix caches may be counted on
+    kv_offload: KvOffload | None = None  # ... and in CPU memory behind them
     robust: Robust = Robust()
     safety: Safety | None = None  # None: the traffic and the step times as they are written
     deploy: str | None = None  # the deployment target as which fleets route; None: as the policies say
@@ -246,6 +249,7 @@ class Task:
             Policies(
                 routing=routing,
                 prefix_cache=is_cached,
+                kv_offload=self.kv_offload if is_cached else None,
                 queue=queue,
                 queue_window_s=self.longest_wait_s if QUEUE[queue].overtakes else math.inf,
             )
@@ -302,7 +306,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     traffic = asked.part("traffic", ("rate", "scale", "window", "draws"))
     fleet = asked.part("fleet", _FLEET_KEYS)
     limits = asked.part("limits", ("power", "cost", "gpus"))
-    policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "routing"))
+    policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "kv_offload", "routing"))
     queues, longest_wait_s = _queues(policies)
     target = _target(asked)
     routings, prefix_cache = _routings(policies, target)
@@ -349,6 +353,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         engine=_engine(asked, fleet, catalog),
         speculations=_speculations(asked, fleet, llm, catalog),
         lora=_lora(asked, fleet),
+        kv_offload=_kv_offload(asked, fleet, policies, llm),
         objective=_objective(document.get("objective", "cost"), asked.at("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
@@ -434,6 +439,22 @@ def _lora(asked: Section, fleet: Section) -> Lora | None:
             f"{asked.at('lora')}: is not simulated with engine: speculative; drop one of the two"
         )
     return lora
+
+
+def _kv_offload(asked: Section, fleet: Section, policies: Section, llm: Llm) -> KvOffload | None:
+    """Engines without pipelines, drafts and adapters have it; data-parallel ranks have no prefix caches."""
+    offload = parse_kv_offload(policies)
+    if offload is None:
+        return None
+    where = policies.at("kv_offload")
+    check_offloaded(llm, where)
+    if any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+        raise InputError(f"{where}: is not simulated in pipelines (fleet: pp); drop one of the two")
+    if asked_of_engine(asked.get("engine")) is not None:
+        raise InputError(f"{where}: is not simulated with engine: speculative; drop one of the two")
+    if parse_lora(asked.get("lora"), asked.at("lora")) is not None:
+        raise InputError(f"{where}: is not simulated with lora; drop one of the two")
+    return offload
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:

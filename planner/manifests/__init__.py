@@ -22,6 +22,7 @@ from planner.manifests import (
     routing,
     vllm,
 )
+from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora
 from planner.policies import QUEUE, ROUTING
 
@@ -192,7 +193,15 @@ def _capped(fleet: Fleet) -> list[str]:
     ]
 
 
-_TOLD = ("routing", "decode_routing", "seed", "queue", "queue_window_s", "prefix_cache")  # or said below
+_TOLD = (
+    "routing",
+    "decode_routing",
+    "seed",
+    "queue",
+    "queue_window_s",
+    "prefix_cache",
+    "kv_offload",
+)  # or said below
 
 
 def _untold(policies: Policies) -> list[str]:
@@ -247,6 +256,17 @@ def _adapters(lora: Lora) -> str:
     )
 
 
+def _offload(fleet: Fleet, offload: KvOffload) -> str:
+    sizes = sorted({engine.cpu_bytes(pool, fleet) for pool in fleet.running} - {0})
+    said = " or ".join(f"{size / 1e9:.4g} GB" for size in sizes)
+    return (
+        f"- Every worker that prefills keeps KV blocks in {said} of CPU memory, below /dev/shm: its host "
+        "must have as much to spare for each. The simulation loads them at "
+        f"{offload.bandwidth_bytes_per_s / 1e9:.4g} GB/s per GPU, as vLLM 0.32 schedules loads; measure that "
+        "rate on your hosts. Routers see what is cached on the GPUs alone."
+    )
+
+
 def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
     policies = fleet.policies
     simulated = policies.routing
@@ -287,6 +307,8 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         )
     if fleet.lora is not None:
         lines.append(_adapters(fleet.lora))
+    if policies.kv_offload is not None:
+        lines.append(_offload(fleet, policies.kv_offload))
     if (served := engine.served_model_len(fleet, max_model_len)) < max_model_len:
         lines.append(
             f"- Requests of more than {served} tokens are refused, as in the simulation; the longest has "

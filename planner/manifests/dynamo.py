@@ -52,6 +52,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
     engine.plain_name(fleet, "dynamo")
     engine.without_ranks(fleet, "dynamo")
+    engine.without_offload(fleet, "dynamo")
     labels = engine.pool_labels(fleet, length=COMPONENT_NAME)
     pools = list(zip(labels, fleet.running, strict=True))
     if len(pools) >= MAX_COMPONENTS:

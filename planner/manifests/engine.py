@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
@@ -46,7 +47,7 @@ RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of what is n
 # them, joined, stays within the 63 letters of a label
 LLM_LETTERS, POOL_LETTERS = 18, 16
 
-Setting = bool | int | float | str | Mapping[str, str | int] | list[str]
+Setting = bool | int | float | str | Mapping[str, Any] | list[str]
 
 
 def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
@@ -95,7 +96,31 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         told |= _lora(engine.lora.lora)
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
+    if offload_bytes := cpu_bytes(pool, fleet):
+        if pool.role == "mixed":
+            told["kv-offloading-size"] = offload_bytes / 2**30
+        else:  # beside the one that hands KV over
+            told["kv-transfer-config"] = _both_connectors(told["kv-transfer-config"], offload_bytes)
     return told
+
+
+def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
+    """CPU memory for KV blocks of one worker of `pool`, over all its GPUs; decode workers have none."""
+    offload = fleet.policies.kv_offload
+    return 0 if offload is None or pool.role == "decode" else int(offload.worker_bytes(pool.type.tp))
+
+
+def _both_connectors(handing_over: Setting, offload_bytes: int) -> Setting:
+    offloading = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": offload_bytes},
+    }
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [handing_over, offloading]},
+    }
 
 
 def version(fleet: Fleet) -> str:
@@ -160,6 +185,15 @@ def without_adapters(fleet: Fleet, target: str, why: str) -> None:
     """Raise InputError where the fleet serves adapters: `target` cannot be told of them here."""
     if fleet.lora is not None:
         raise InputError(f"{target}: {why}, which is not written here; take vllm or kubernetes")
+
+
+def without_offload(fleet: Fleet, target: str) -> None:
+    """Raise InputError where the fleet keeps KV in CPU memory: pods of `target` are not given any here."""
+    if fleet.policies.kv_offload is not None:
+        raise InputError(
+            f"{target}: kv_offload needs shared memory in its pods, which is not written here; take vllm, "
+            "compose, kubernetes, lws or llm-d"
+        )
 
 
 def _kv_cache_dtype(llm: Llm) -> str:

@@ -50,6 +50,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The service account of the token, and one LLMInferenceService per service."""
     engine.on_one_node(fleet, "kserve")
     engine.without_ranks(fleet, "kserve")
+    engine.without_offload(fleet, "kserve")
     name, app = engine.hub_name(fleet, "kserve"), engine.llm_label(fleet)
     found = engine.services(fleet, "kserve")
     account: Document = {

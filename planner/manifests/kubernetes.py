@@ -26,8 +26,7 @@ SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KE
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 ENGINE = f"vLLM {engine.VLLM_VERSION}"
 # the ranks of a worker talk through shared memory, of which a pod has 64 MB by itself
-SHM_SIZE = "16Gi"
-SHM: Document = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}}
+SHM_GIB = 16
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
 _LABEL_NAME = re.compile(
@@ -121,6 +120,25 @@ def tolerations(gpu: Gpu) -> list[Document]:
     return [{"key": resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}]
 
 
+def shared_memory(fleet: Fleet, pool: Pool) -> Document:
+    """/dev/shm of a pod, where vLLM keeps KV blocks in CPU memory too."""
+    size_gib = SHM_GIB + _offload_gib(fleet, pool)
+    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_gib}Gi"}}
+
+
+def _offload_gib(fleet: Fleet, pool: Pool) -> int:
+    return -(-engine.cpu_bytes(pool, fleet) // 2**30)
+
+
+def asking_memory(fleet: Fleet, pool: Pool, main: Document) -> Document:
+    """The container, which asks for the CPU memory of its KV blocks, where it has any."""
+    if not (size_gib := _offload_gib(fleet, pool)):
+        return main
+    asked = main["resources"]
+    requests = {**asked["requests"], "memory": f"{SHM_GIB + size_gib}Gi"}
+    return {**main, "resources": {**asked, "requests": requests}}
+
+
 def resources(pool: Pool) -> Document:
     """The GPUs of one pod: a worker's share of one node."""
     gpus = {resource_of(pool.type.gpu): str(pool.type.gpus // engine.nodes_of(pool.type))}
@@ -183,8 +201,8 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
         "spec": {
             **placement(fleet, pool),
             "terminationGracePeriodSeconds": 120,
-            "containers": [main],
-            "volumes": [SHM],
+            "containers": [asking_memory(fleet, pool, main)],
+            "volumes": [shared_memory(fleet, pool)],
         },
     }
 

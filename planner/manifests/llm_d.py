@@ -132,8 +132,8 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         },
         "nodeSelector": kubernetes.node_labels(gpu),
         "tolerations": kubernetes.tolerations(gpu),
-        "containers": [main],
-        "volumes": [kubernetes.SHM],
+        "containers": [kubernetes.asking_memory(fleet, pool, main)],
+        "volumes": [kubernetes.shared_memory(fleet, pool)],
     }
     return {
         "modelArtifacts": {

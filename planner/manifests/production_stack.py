@@ -106,6 +106,7 @@ def _routing_logic(fleet: Fleet) -> str:
 
 def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
     gpu = pool.type.gpu
+    engine.without_offload(fleet, "production-stack")
     told = engine.settings(pool, fleet, max_model_len)
     if engine.served_model_len(fleet, max_model_len) >= LARGEST_VALUE:
         raise InputError(
@@ -127,7 +128,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
         "requestMemory": MEMORY,
         "requestGPU": pool.type.gpus,
         "requestGPUType": kubernetes.resource_of(gpu),
-        "shmSize": kubernetes.SHM_SIZE,
+        "shmSize": f"{kubernetes.SHM_GIB}Gi",
         "hf_token": {"secretName": kubernetes.SECRET_NAME, "secretKey": kubernetes.SECRET_KEY},
         "vllmConfig": {
             **{value: told[key] for key, value in _CHART_VALUES.items()},

@@ -70,6 +70,7 @@ def routing(fleet: Fleet) -> str:
 def document(fleet: Fleet, max_model_len: int) -> Document:
     """The serve config. Applications share a cluster, so with several each has its prefix."""
     engine.without_ranks(fleet, "ray-serve")
+    engine.without_offload(fleet, "ray-serve")
     app = engine.llm_label(fleet)
     found = engine.services(fleet, "ray-serve")
     applications = []

@@ -490,6 +490,18 @@ def _(fact: facts.Adapters) -> str:
 
 
 @sentence.register
+def _(fact: facts.Offloaded) -> str:
+    return (
+        f"{fact.worker} keeps KV of {fact.memory_tokens:,} tokens in CPU memory "
+        f"({fact.gpu_bytes / 1e9:.4g} GB per GPU) behind {fact.kv_tokens:,} on its GPUs; 1,000 tokens come "
+        f"back in {show_s(fact.thousand_tokens_s)} ({fact.gpu_bytes_per_s / 1e9:.4g} GB/s per GPU, as it was "
+        f"given). Of all prompt tokens {100 * fact.hit_frac:.1f} % are found on the GPUs, "
+        f"{100 * fact.reload_frac:.1f} % in CPU memory, {100 * fact.computed_frac:.1f} % are computed; "
+        f"requests wait {show_s(fact.reload_s)} in all for loads"
+    )
+
+
+@sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"

@@ -88,7 +88,10 @@ def _alone(
     if pool.role == "decode":
         instant = WorkerType(pool.type.gpu, 1, INSTANT, 10**12, 8192, 256)
         pools, workers = (Pool(_FRONT, "prefill", instant, 1), one), (f"{_FRONT}-0", here)
-        network, policies = NO_LINK, replace(policies, prefix_cache=False, routing=Policies().routing)
+        network, policies = (
+            NO_LINK,
+            replace(policies, prefix_cache=False, kv_offload=None, routing=Policies().routing),
+        )
         logs[f"{_FRONT}-0"] = EngineLog(log.steps[:0], _at_once(log.requests))
     only = Part(part.part, start_s, tuple(sent))
     moved: dict[int, Sent] = {request: replace(was, workers=workers) for request, was in sent.items()}

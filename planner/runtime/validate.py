@@ -222,6 +222,10 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     if wanted.fleet.lora is not None:
         raise InputError("lora: our replays name no adapters; validate the plan without lora")
     policies = wanted.fleet.policies
+    if policies.kv_offload is not None:
+        raise InputError(
+            "policies.kv_offload: what engines find in CPU memory is not compared; validate without it"
+        )
     ours = Policies(
         routing=policies.routing,
         decode_routing=policies.decode_routing,

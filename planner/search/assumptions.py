@@ -16,6 +16,7 @@ from planner.documents.facts import (
     KvLink,
     NotOffered,
     ObligedWork,
+    Offloaded,
     SmallCaches,
     StepSpread,
     StepTimes,
@@ -86,6 +87,7 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
         if (each := pool.type.speculation) is not None and pool.role != "prefill"
     ]
     found += _adapters(fleet, drawn=not problem.trace.adapters)
+    found += _offloaded(fleet, simulation)
     if problem.hits is not None:
         found.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:
@@ -113,6 +115,29 @@ def _adapters(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
         )
         for pool in fleet.running
         if (slots := pool.type.lora) is not None
+    ]
+
+
+def _offloaded(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
+    offload = fleet.policies.kv_offload
+    hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
+    if offload is None or hit_frac is None or reload_frac is None:
+        return []
+    return [
+        Offloaded(
+            pool.type.name,
+            offload.tokens(fleet.llm, pool.type.tp),
+            pool.type.kv_tokens,
+            offload.size_bytes,
+            offload.bandwidth_bytes_per_s,
+            1000 * offload.token_s(fleet.llm, pool.type.tp),
+            hit_frac,
+            reload_frac,
+            1.0 - hit_frac - reload_frac,
+            float(simulation.reload_s.sum()),
+        )
+        for pool in fleet.running
+        if pool.role != "decode"
     ]
 
 

@@ -257,7 +257,9 @@ def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
     least = oracle.enough(option, least_workers(option, lengths, problem.obliged))
     likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
-        lengths = coarser(problem.hits.lengths(likely * option.type.kv_tokens))
+        offload, worker = oracle.policies.kv_offload, option.type
+        beside = 0 if offload is None else offload.tokens(problem.llm, worker.tp)
+        lengths = coarser(problem.hits.lengths(likely * (worker.kv_tokens + beside)))
         likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
     return Bounded(option, least, problem.limits.most(option.type), likely)

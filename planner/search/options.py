@@ -73,7 +73,8 @@ class Engines:
     `ranks` are the data-parallel ones, `stages` the depths of pipelines; activations cross from node to node
     at `node_bytes_per_s` where a worker has more GPUs than a node. `host_overhead_s` is added to each step of
     a fit, and every step then takes `longer_frac` longer, from the upper end of its spread on with
-    `at_spread`. What `engine` adds only simulations count: bounds on a step leave it out.
+    `at_spread`. What `engine` adds only simulations count: bounds on a step leave it out. Without
+    `is_piped` something is asked for that is not simulated in pipelines.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
@@ -87,6 +88,7 @@ class Engines:
     lora: Lora | None = None
     longer_frac: float = 0.0
     at_spread: bool = False
+    is_piped: bool = True
 
     @classmethod
     def of(cls, task: Task) -> Engines:
@@ -102,6 +104,7 @@ class Engines:
             lora=task.lora and replace(task.lora, longer_frac=task.robust.step_times_frac),
             longer_frac=task.robust.step_times_frac,
             at_spread=task.robust.spread,
+            is_piped=task.lora is None and task.kv_offload is None,
         )
 
     @property
@@ -144,7 +147,7 @@ def worker_types(
     """
     types: list[WorkerType] = []
     left: list[Left] = []
-    stages = engines.stages if engines.lora is None else (1,)  # none is simulated in pipelines
+    stages = engines.stages if engines.is_piped else (1,)
     drafters = {each: drafter(each, llm, catalog) for each in engines.speculations}
     for gpu, pp in itertools.product(gpus, stages):
         for tp in range(1, gpu.gpus_per_node + 1):

@@ -344,7 +344,8 @@ class Oracle:
             if (lora := option.type.lora) is not None:
                 instant = replace(instant, lora=lora.instant())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
-            return Fleet(self.llm, pools, replace(self._of_pairs, prefix_cache=False, routing="jsq"), NO_LINK)
+            policies = replace(self._of_pairs, prefix_cache=False, kv_offload=None, routing="jsq")
+            return Fleet(self.llm, pools, policies, NO_LINK)
 
         key = ("follows", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)

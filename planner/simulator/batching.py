@@ -45,8 +45,9 @@ from planner.simulator.adapters import (
     put_back,
     put_back_ready,
 )
-from planner.simulator.caches import evict, keep_prefix, shared_blocks, take_prefix
-from planner.simulator.compiled import kernel_jit, small_jit, where_cached, where_ranked
+from planner.simulator.cache_layout import NODE_BLOCKS
+from planner.simulator.caches import cached_nodes, evict, keep_prefix, shared_blocks, take_prefix
+from planner.simulator.compiled import kernel_jit, small_jit, where_cached, where_offloaded, where_ranked
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
@@ -62,6 +63,20 @@ from planner.simulator.layout import (
     UNKNOWN,
     ZERO,
 )
+from planner.simulator.offload import (
+    begin_load,
+    hear_of_loads,
+    is_loaded,
+    is_loading_kv,
+    loading_count,
+    next_load_s,
+    nodes_to_load,
+    note_no_load,
+    put_aside_back,
+    set_aside,
+    store_step,
+)
+from planner.simulator.offload_layout import LOADING
 from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
@@ -114,6 +129,7 @@ def _form_step(state, l, time_s):
     kind = state.types[worker.type]
     clear_chunks(lane)
     lane.is_decoding = 1
+    hear_of_loads(state, lane.worker, time_s)
     if kind.is_async:
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
             enqueue(state, lane.worker, pop(state.requests, worker, UNKNOWN))
@@ -134,9 +150,10 @@ def _form_step(state, l, time_s):
         _chunks(state, l, time_s, UNBOUNDED, False)
     elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
         _whole_prompts(state, l, time_s)
+    store_step(state, l)
     if lane.prefills == 0 and (lane.decodes == 0 or lane.is_decoding == 0):
         lane.run_steps = 0
-        set_time(state, l, np.inf)
+        set_time(state, l, next_load_s(state, lane.worker, time_s))
         if worker.running == 0:
             worker.idle_since_s = time_s
         return True
@@ -228,20 +245,35 @@ def admit(state, w, r, time_s):
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
-    if kind.queue_batch > 0 and request.key >= 0.0:
-        worker.served_batch = int(request.key // LONGEST)
-    leave(state, w, r)
-    worker.waiting -= 1
-    count_waiting(state, w, r, -1)
-    _use_prefix(state, w, r, time_s)
+    _leave_queue(state, w, r, time_s)
+    note_no_load(state, r)
     if kind.batching != VLLM_V1:
         worker.used_blocks += (
             request_blocks(state, w, request.length_tokens) - request.computed_tokens // BLOCK
         )
     worker.used_blocks += seat_blocks(state, w, r)
+    _take_seat(state, w, r, time_s)
+
+
+@kernel_jit
+def _leave_queue(state, w, r, time_s):
+    """Request r, which is next, waits no longer, and uses what is cached of it."""
+    worker, request = state.workers[w], state.requests[r]
+    if state.types[worker.type].queue_batch > 0 and request.key >= 0.0:
+        worker.served_batch = int(request.key // LONGEST)
+    leave(state, w, r)
+    worker.waiting -= 1
+    count_waiting(state, w, r, -1)
+    _use_prefix(state, w, r, time_s)
+
+
+@kernel_jit
+def _take_seat(state, w, r, time_s):
+    worker, request = state.workers[w], state.requests[r]
     worker.running += 1
     state.counters[ADMITTED] += 1
-    request.admission_number = r if kind.batching == VLLM_V0 else state.counters[ADMITTED]
+    is_v0 = state.types[worker.type].batching == VLLM_V0
+    request.admission_number = r if is_v0 else state.counters[ADMITTED]
     if request.scheduled_s < 0.0:
         request.scheduled_s = time_s
 
@@ -282,7 +314,8 @@ def _vllm_step(state, l, time_s):
     while worker.head[RESTING] != NONE:
         join(state, l, pop(state.requests, worker, RESTING))
     longest = UNBOUNDED
-    if kind.long_prefill_tokens > 0 and worker.running + worker.waiting > 1:
+    present = worker.running + worker.waiting + loading_count(state, lane.worker)
+    if kind.long_prefill_tokens > 0 and present > 1:
         longest = kind.long_prefill_tokens
         _rest_decodes(state, l, longest)
     is_short = False
@@ -322,10 +355,19 @@ def _chunks(state, l, time_s, longest, is_closed):
         budget = _seat_known(state, l, budget)
         put_back_ready(state, w)
         step_blocks = blocks_for(lane, ONE)
+    budget = _seat_loaded(state, l, longest, step_blocks, budget, time_s)
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_with_slot(state, w)
+        nodes = nodes_to_load(state, w, r)
+        if nodes == NONE:
+            set_aside(state, w, r)
+            continue
         if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
+        if nodes > 0:
+            if not _load(state, l, r, nodes, step_blocks, time_s):
+                break
+            continue
         admit(state, w, r, time_s)
         note_admitted(state, r)
         n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, longest, budget)
@@ -333,6 +375,66 @@ def _chunks(state, l, time_s, longest, is_closed):
         if _take(state, l, r, n, step_blocks, time_s) and kind.batching == VLLM_V1:
             append(state.requests, worker, PARTIAL, r)
     put_back(state, w)
+    put_aside_back(state, w)
+
+
+@where_offloaded(lambda state, l, r, nodes, step_blocks, time_s: False)
+def _load(state, l, r, nodes, step_blocks, time_s):
+    """Request r, which is next and would find room, waits from now on for its next `nodes` nodes to come from
+    CPU memory; False if prompts under way need the room for these.
+    """
+    w = state.lanes[l].worker
+    worker, caches = state.workers[w], state.caches
+    kind = state.types[worker.type]
+    promised, other = ZERO, worker.head[PARTIAL]
+    while other != NONE:
+        promised += blocks_of(state.requests[other].length_tokens)
+        promised -= blocks_of(state.requests[other].computed_tokens)
+        other = state.requests[other].next
+    other = state.offload.kept[w].head[LOADING]
+    while other != NONE:
+        promised += blocks_of(state.requests[other].length_tokens)
+        promised -= blocks_of(state.requests[other].computed_tokens)
+        other = state.requests[other].next
+    blocks = (cached_nodes(state, w, r) + nodes) * caches.numbers[NODE_BLOCKS] - shared_blocks(state, w, r)
+    if blocks + promised > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
+        return False
+    _leave_queue(state, w, r, time_s)
+    load(state, w, -float(begin_load(state, w, r, nodes, time_s)), 0.0, 0.0)
+    worker.used_blocks += nodes * caches.numbers[NODE_BLOCKS]
+    evict(state, w, step_blocks, time_s)
+    return True
+
+
+@where_offloaded(lambda state, l, longest, step_blocks, budget, time_s: budget)
+def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
+    """Whose load has ended goes before all that wait: what they leave of the token budget. Nothing, if one
+    finds too little room.
+    """
+    w = state.lanes[l].worker
+    worker, kept = state.workers[w], state.offload.kept[w]
+    kind = state.types[worker.type]
+    left, kept.head[LOADING] = kept.head[LOADING], NONE
+    while left != NONE:
+        r = left
+        request = state.requests[r]
+        left = request.next
+        is_next = budget > 0 and worker.running + worker.late_seats < kind.seats and is_loaded(state, w, r)
+        if is_next:
+            keep_prefix(state, w, r)
+            need = blocks_of(request.length_tokens) - blocks_of(request.computed_tokens)
+            if need > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
+                is_next, budget = False, ZERO
+        if not is_next:
+            append(state.requests, kept, LOADING, r)
+            continue
+        request.computed_tokens = min(request.computed_tokens, request.length_tokens - 1)
+        _take_seat(state, w, r, time_s)
+        n = min(request.length_tokens - request.computed_tokens, longest, budget)
+        budget -= n
+        if _take(state, l, r, n, step_blocks, time_s):
+            append(state.requests, worker, PARTIAL, r)
+    return budget
 
 
 @kernel_jit
@@ -665,7 +767,7 @@ def _launch_alone(state, l, time_s, goes_on):
     lane.run_steps = 1
     if kind.lanes == 1:
         lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s
-        goes_on = goes_on and not is_loading(state)
+        goes_on = goes_on and not is_loading(state) and not is_loading_kv(state, w)
         lane.run_steps = max(min(run_length(state, l, time_s, goes_on), longest), 1)
         set_time(state, l, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
         return

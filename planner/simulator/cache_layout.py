@@ -116,7 +116,7 @@ class Caches(NamedTuple):
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
     alive: npt.NDArray[np.uint64]  # (K,) scratch
     match: npt.NDArray[np.int64]  # (W,) nodes of the request being routed that each worker has
-    workers: npt.NDArray[np.void]  # (W,) CACHE
+    workers: npt.NDArray[np.void]  # (W,) CACHE, (2 W,) with CPU memory behind them
     tenants: npt.NDArray[np.void]  # (W, U) TENANT
     weights: npt.NDArray[np.float64]  # (U,) of tenants
     prefixes: npt.NDArray[np.void]  # (N,) PREFIX by node, empty without e2
@@ -142,9 +142,16 @@ def tenant_weights(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
 
 
 def make_caches(
-    fleet: Fleet, trace: Trace, kinds: npt.NDArray[np.int64], worker_types: list[WorkerType]
+    fleet: Fleet,
+    trace: Trace,
+    kinds: npt.NDArray[np.int64],
+    worker_types: list[WorkerType],
+    *,
+    in_memory: int = 0,
 ) -> Caches:
-    """Empty caches of the workers, `kinds` (W,) of `worker_types`; the trace must have prefixes."""
+    """Empty caches of the workers, `kinds` (W,) of `worker_types`; the trace must have prefixes. With room
+    for so many nodes `in_memory`, CPU memory of the workers has lists of its own behind theirs.
+    """
     policies, workers = fleet.policies, len(kinds)
     block = trace.prefix_block_tokens
     if block % KV_BLOCK_TOKENS:
@@ -153,20 +160,18 @@ def make_caches(
         )
     uses = block_uses(trace)
     prompts = _prompts(trace, uses)
-    caches = np.zeros(workers, dtype=CACHE)
+    caches = np.zeros(2 * workers if in_memory else workers, dtype=CACHE)
     for name in ("oldest", "newest", "last_waiting", "served_tenant"):
         caches[name] = NONE
-    caches["token_s"] = np.array([prefill_token_s(worker_type) for worker_type in worker_types])[kinds]
+    caches["token_s"][:workers] = np.array([prefill_token_s(kind) for kind in worker_types])[kinds]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
-    caches["output_s"] = np.array([output_token_s(worker_type, context) for worker_type in worker_types])[
-        kinds
-    ]
+    caches["output_s"][:workers] = np.array([output_token_s(kind, context) for kind in worker_types])[kinds]
 
     room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
     notices = room if policies.eviction_notice_s > 0 else 0
     others = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
     others = min(len(trace), others)
-    room += others
+    room += others + min(in_memory, len(uses.node))  # every use brings one node to one worker
     if ROUTING[policies.routing].has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)

@@ -109,7 +109,7 @@ def _place(state, e):
 
 
 @kernel_jit
-def _drop(state, e):
+def drop_entry(state, e):
     """Take an entry out of the index: those behind it move up, so that no search ends too early."""
     places, entries = state.caches.places, state.caches.entries
     last = len(places) - 1
@@ -128,7 +128,7 @@ def _drop(state, e):
 
 
 @kernel_jit
-def _rest(state, w, e):
+def rest_entry(state, w, e):
     """Nobody uses entry e any more: the most recently used of its worker."""
     cache, entries = state.caches.workers[w], state.caches.entries
     entries[e].older, entries[e].newer = cache.newest, NONE
@@ -141,7 +141,7 @@ def _rest(state, w, e):
 
 
 @kernel_jit
-def _unrest(state, w, e):
+def unrest_entry(state, w, e):
     cache, entries = state.caches.workers[w], state.caches.entries
     older, newer = entries[e].older, entries[e].newer
     if older == NONE:
@@ -218,7 +218,7 @@ def _use(state, w, r, i, e):
     """Request r uses entry e for its i-th node."""
     caches = state.caches
     if caches.entries[e].refs == 0:
-        _unrest(state, w, e)
+        unrest_entry(state, w, e)
         state.workers[w].used_blocks += caches.entries[e].blocks
     caches.entries[e].refs += 1
     caches.used[caches.prompts[r].start + i] = e
@@ -263,7 +263,7 @@ def _take_left(state, w, r, most):
     e = prompt.left
     entry = caches.entries[e]
     blocks = min(np.int64(entry.blocks), most)
-    _unrest(state, w, e)
+    unrest_entry(state, w, e)
     _free_entry(state, e)
     prompt.left = NONE
     state.workers[w].used_blocks += blocks
@@ -306,20 +306,20 @@ def release_prefix(state, w, r, cached_tokens):
     blocks = cached_tokens // BLOCK - prompt.shared_nodes * each + prompt.own_blocks
     if prompt.left != NONE:  # it could not come back to that
         left_at = np.int64(caches.entries[prompt.left].worker)
-        _unrest(state, left_at, prompt.left)
+        unrest_entry(state, left_at, prompt.left)
         _free_entry(state, prompt.left)
         prompt.left = NONE
     if blocks > 0 and caches.numbers[OTHERS] > 0 and caches.numbers[FREE] != NONE:
         caches.numbers[OTHERS] -= 1
         e = _new_entry(state, w, -2 - r, blocks)
         prompt.left = e
-        _rest(state, w, e)
+        rest_entry(state, w, e)
     worker.used_blocks -= prompt.own_blocks
     for i in range(prompt.shared_nodes - 1, -1, -1):
         e = np.int64(caches.used[prompt.start + i])
         caches.entries[e].refs -= 1
         if caches.entries[e].refs == 0:
-            _rest(state, w, e)
+            rest_entry(state, w, e)
         else:
             worker.used_blocks += each
     prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
@@ -346,7 +346,7 @@ def evict(state, w, coming, time_s):
             entry.blocks -= cache.idle_blocks - room
             cache.idle_blocks = max(room, ZERO)
             return
-        _unrest(state, w, e)
+        unrest_entry(state, w, e)
         _uncache(state, w, e, time_s)
 
 
@@ -365,7 +365,7 @@ def _uncache(state, w, e, time_s):
     if _is_copied(state, w, e):
         return
     if entry.shares == 0:
-        _drop(state, e)
+        drop_entry(state, e)
     if state.counters[ROUTING + FRONT] == CACHE_AWARE:
         return
     if len(caches.notices) == 0:
@@ -543,4 +543,4 @@ def forget_routed(state):
         e = find(state, w, node_at(state, r, i))
         caches.entries[e].shares -= 1
         if caches.entries[e].shares == 0 and caches.entries[e].is_cached == 0:
-            _drop(state, e)
+            drop_entry(state, e)

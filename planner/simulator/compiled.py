@@ -55,6 +55,11 @@ def where_lora(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
     return _where("adapters", otherwise)
 
 
+def where_offloaded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The same for fleets with CPU memory behind prefix caches (`State.offload`)."""
+    return _where("offload", otherwise)
+
+
 def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     plain = getattr(otherwise, "py_func", otherwise)
 

@@ -78,6 +78,7 @@ from planner.simulator.layout import (
     UP,
     ZERO,
 )
+from planner.simulator.offload import forget_memory, leave_memory, may_be_passed, pop_loading, start_anew
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, leave
@@ -160,7 +161,8 @@ def arrive(state, r, time_s, cause):
     else:
         enqueue(state, w, r)
     # else the one before it could not be admitted either
-    overtakes = kind.queue_order > (FCFS if kind.is_async else SRPT) or passes_over(state)
+    overtakes = kind.queue_order > (FCFS if kind.is_async else SRPT)
+    overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
         wake(state, w, time_s, cause)
 
@@ -339,6 +341,7 @@ def _end_lane(state, l, time_s):
             _leave(state, w, r, time_s)
         elif worker.role == PREFILL:
             assign(state, w, r, -1.0)
+            leave_memory(state, w, r)
             worker.running -= 1
             worker.late_seats += kind.is_async
             request.prefill_step_s = time_s - lane.run_start_s  # room to overlap with the last prefill step
@@ -405,6 +408,7 @@ def _lose(state, r):
         request.preemptions += request.computed_tokens > 0
         request.computed_tokens = 0
         lose_prefix(state, r)
+    start_anew(state, r)
     state.counters[LOST] = put(state.requests, state.counters[LOST], r, request.arrival_s)
 
 
@@ -482,6 +486,11 @@ def _go_down_alone(state, w, time_s):
         _lose(state, r)
     while worker.head[INBOUND] != NONE:
         _lose(state, pop(state.requests, worker, INBOUND))
+    forget_memory(state, w)
+    r = pop_loading(state, w)
+    while r != NONE:
+        _lose(state, r)
+        r = pop_loading(state, w)
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0

@@ -337,6 +337,7 @@ class State(NamedTuple):
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
+    offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
 
 
 # counters; FRONT and BACK also name the rows of `pools`, whose lengths, a third one included, come first

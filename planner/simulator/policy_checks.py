@@ -51,6 +51,7 @@ def check(fleet: Fleet) -> None:
     _check_drafts(fleet, batching)
     _check_ranks(fleet, batching)
     _check_lora(fleet, batching)
+    _check_offload(fleet, batching)
     if policies.long_prefill_token_threshold and batching.code != VLLM_V1:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
@@ -148,6 +149,36 @@ def _check_lora(fleet: Fleet, batching: Batching) -> None:
             )
         if pool.type.speculation is not None:
             raise InputError(f"{pool.name}: lora: is not simulated with speculative; drop one of the two")
+
+
+def _check_offload(fleet: Fleet, batching: Batching) -> None:
+    """Whether what is simulated of KV offload is all that the fleet needs."""
+    policies, where = fleet.policies, "policies.kv_offload"
+    if policies.kv_offload is None:
+        return
+    if not policies.prefix_cache:
+        raise InputError(f"{where}: keeps what leaves prefix caches, which needs prefix_cache: true")
+    if batching.code != VLLM_V1:
+        raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
+    if policies.admission != Policies().admission:
+        raise InputError(f"{where}: needs admission {Policies().admission}, found {policies.admission!r}")
+    if QUEUE[policies.queue].needs_caches:
+        raise InputError(
+            f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"
+        )
+    for pool in fleet.running:
+        kind = pool.type
+        for name, degree in (("in pipelines, must be pp", kind.pp), ("with ranks, must be dp", kind.dp)):
+            if degree > 1:
+                raise InputError(f"{pool.name}: {where}: is not simulated {name} 1, found {degree}")
+        for name, found in (("lora", kind.lora), ("speculative", kind.speculation)):
+            if found is not None:
+                raise InputError(f"{pool.name}: {where}: is not simulated with {name}; drop one of the two")
+        if kind.kv_beside.is_any:
+            raise InputError(
+                f"{pool.name}: {where}: {fleet.llm.name} has layers with windows or states, which is not "
+                "simulated; leave kv_offload out"
+            )
 
 
 def _check_engine(policies: Policies, batching: Batching) -> None:

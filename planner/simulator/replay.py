@@ -30,6 +30,7 @@ from planner.policies import (
 from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
+from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, measured_window, slo_windows_s
 
@@ -83,6 +84,8 @@ class Simulation:
     nominal_end_s: float = np.inf  # where requests wait for others: the last arrival if answers took no time
     token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
+    reloaded_tokens: Ints | None = None  # ... in CPU memory behind it; None: there was none
+    reload_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,) waited for those
     image_tokens: Ints | None = None  # of input_tokens, those that an encoder made; None: nobody said
     nominal_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,)
     edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
@@ -95,6 +98,13 @@ class Simulation:
         if self.cached_tokens is None:
             return None
         return float(self.cached_tokens.sum() / self.input_tokens.sum())
+
+    @property
+    def token_reload_frac(self) -> float | None:
+        """Share of the input tokens that came from CPU memory; None where none is kept there."""
+        if self.reloaded_tokens is None:
+            return None
+        return float(self.reloaded_tokens.sum() / self.input_tokens.sum())
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
@@ -311,6 +321,8 @@ def _state(
     workers, lanes = _workers(pools, types, kinds)
     count, seats = len(workers), int(types["seats"].max())
     entities = len(lanes) + (2 if _engine(fleet) == STEPWISE else n)
+    worker_types = [pool.type for pool in pools]
+    offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
     state = State(
         types=types,
         tables=tables,
@@ -337,13 +349,10 @@ def _state(
         counters=_counters(policies, min(closed_loop, n) if closed_loop else n),
         after=_after(trace),
         children=np.ascontiguousarray(trace.after[:, 0]),
-        caches=(
-            cache_layout.make_caches(fleet, trace, kinds, [pool.type for pool in pools])
-            if policies.prefix_cache and trace.has_prefixes
-            else None
-        ),
+        caches=_caches(fleet, trace, kinds, worker_types, offload),
         dp_ranks=dp_ranks,
-        adapters=make_adapters(fleet, trace, kinds, [pool.type for pool in pools]),
+        adapters=make_adapters(fleet, trace, kinds, worker_types),
+        offload=offload,
     )
     for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
         is_member = (workers["role"] == layout.DECODE) == is_decode
@@ -379,6 +388,16 @@ def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArr
             at += len(table)
             tables.append(table)
     return types, np.concatenate(tables)
+
+
+def _caches(
+    fleet: Fleet, trace: Trace, kinds: Ints, worker_types: list[WorkerType], offload: Offload | None
+) -> cache_layout.Caches | None:
+    """None where no prefixes are kept."""
+    if not fleet.policies.prefix_cache or not trace.has_prefixes:
+        return None
+    in_memory = 0 if offload is None else int(offload.kept["nodes"].sum())
+    return cache_layout.make_caches(fleet, trace, kinds, worker_types, in_memory=in_memory)
 
 
 def _workers(
@@ -639,6 +658,10 @@ def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]
         runs=runs,
         parts=state.parts[: state.counters[layout.PARTS]],
         cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
+        reloaded_tokens=None
+        if state.offload is None
+        else np.maximum(state.offload.loads["loaded_tokens"], 0),
+        reload_s=np.zeros(0) if state.offload is None else state.offload.loads["waited_s"],
         tenant=trace.tenant,
         tenants=trace.tenants,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),

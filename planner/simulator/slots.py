@@ -30,6 +30,7 @@ from planner.simulator.layout import (
     UNFINISHED,
     ZERO,
 )
+from planner.simulator.offload import leave_memory
 from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, drop, pop, put
 
@@ -231,6 +232,7 @@ def depart(state, w, r):
     """Request r, which is in no slot, gives its seat and its blocks on worker w back."""
     length = state.requests[r].length_tokens
     release(state, w, r, length, length)
+    leave_memory(state, w, r)
     state.workers[w].running -= 1
 
 
@@ -391,6 +393,8 @@ def _send_back(state, w, r, tokens, cached, recomputed):
     if request.status == UNFINISHED:
         load(state, w, float(recomputed), 0.0, 0.0)
         enqueue_first(state, w, r)
+    else:
+        leave_memory(state, w, r)
 
 
 @kernel_jit

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prefix_reference import PrefixReference
-from simulations import LLM, beside, make_latency, make_pool, make_trace
+from simulations import LLM, beside, make_latency, make_pool, make_trace, prefix_trace
 
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import fleet_document, read_fleet
@@ -23,31 +23,6 @@ from planner.traffic.trace import Trace
 
 TOKEN_S = 1 / 1024  # a step takes as many as it has tokens
 PER_TOKEN = make_latency((TOKEN_S, 1.0))
-
-
-def prefix_trace(
-    arrival_s: list[float],
-    blocks: list[list[int]],
-    *,
-    tokens: list[int] | None = None,
-    outputs: list[int] | None = None,
-    tenant: list[int] | None = None,
-    block: int = 16,
-) -> Trace:
-    """Prompts of these blocks; `tokens` where they do not fill them."""
-    n = len(arrival_s)
-    counts = [len(ids) for ids in blocks]
-    return Trace(
-        name="made",
-        arrival_s=np.array(arrival_s, float),
-        input_tokens=np.array(tokens or [count * block for count in counts]),
-        output_tokens=np.array(outputs or [1] * n),
-        prefix_offsets=np.concatenate(([0], np.cumsum(counts))),
-        prefix_ids=np.array([one for ids in blocks for one in ids], np.int64),
-        prefix_block_tokens=block,
-        tenant=np.array(tenant or [0] * n),
-        tenants=tuple(f"t{u}" for u in range(max(tenant or [0]) + 1)),
-    )
 
 
 def cached_fleet(

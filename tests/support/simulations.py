@@ -38,6 +38,31 @@ def make_trace(arrival_s: npt.ArrayLike, input_tokens: npt.ArrayLike, output_tok
     )
 
 
+def prefix_trace(
+    arrival_s: list[float],
+    blocks: list[list[int]],
+    *,
+    tokens: list[int] | None = None,
+    outputs: list[int] | None = None,
+    tenant: list[int] | None = None,
+    block: int = 16,
+) -> Trace:
+    """Prompts of these blocks; `tokens` where they do not fill them."""
+    n = len(arrival_s)
+    counts = [len(ids) for ids in blocks]
+    return Trace(
+        name="made",
+        arrival_s=np.array(arrival_s, float),
+        input_tokens=np.array(tokens or [count * block for count in counts]),
+        output_tokens=np.array(outputs or [1] * n),
+        prefix_offsets=np.concatenate(([0], np.cumsum(counts))),
+        prefix_ids=np.array([one for ids in blocks for one in ids], np.int64),
+        prefix_block_tokens=block,
+        tenant=np.array(tenant or [0] * n),
+        tenants=tuple(f"t{u}" for u in range(max(tenant or [0]) + 1)),
+    )
+
+
 def make_latency(
     f_s: Sequence[float] = (1.0, 1.0),
     *,

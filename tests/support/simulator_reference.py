@@ -165,15 +165,18 @@ class Reference:
             else:
                 now, kind, index = heapq.heappop(self.events)
                 self.event_s = now
-                if kind == LINK:
-                    self.end_transfer(now)
-                elif self.workers[index].step_start_s is None:
-                    self.start_step(self.workers[index], now)
-                else:
-                    self.end_step(self.workers[index], now)
+                self.happen(kind, index, now)
             if self.closed_loop:
                 self.release(now)
         return self
+
+    def happen(self, kind: int, index: int, now: float) -> None:
+        if kind == LINK:
+            self.end_transfer(now)
+        elif self.workers[index].step_start_s is None:
+            self.start_step(self.workers[index], now)
+        else:
+            self.end_step(self.workers[index], now)
 
     def coming(self) -> tuple[Request, bool]:
         """The next arrival, and whether an answer is its cause."""
@@ -192,7 +195,7 @@ class Reference:
             return bool(self.arrivals or self.freed)
         request, is_caused = self.coming()
         time_s, kind, index = self.events[0]
-        starts = kind == WORKER and self.workers[index].step_start_s is None
+        starts = kind != LINK and self.workers[index].step_start_s is None
         reaches_s = request.arrival_s + self.fleet.front_end_s
         return reaches_s < time_s or (reaches_s == time_s and not (starts and is_caused))
 
@@ -292,11 +295,21 @@ class Reference:
 
     def form_step(self, worker: Worker, now: float) -> bool:
         """Decide what the next step runs, as vLLM does: True if somebody found no block."""
-        seats, budget = worker.type.max_num_seqs, worker.type.max_num_batched_tokens
+        budget = worker.type.max_num_batched_tokens
         longest = self.fleet.policies.long_prefill_token_threshold
-        if not longest or len(worker.running) + len(worker.waiting) <= 1:
+        if not longest or self.present(worker) <= 1:
             longest = budget
         worker.decoding, worker.chunks = [], []
+        was_short, budget = self.go_on(worker, longest, budget)
+        if not was_short:
+            self.admit(worker, now, longest, budget)
+        return was_short
+
+    def present(self, worker: Worker) -> int:
+        return len(worker.running) + len(worker.waiting)
+
+    def go_on(self, worker: Worker, longest: int, budget: int) -> tuple[bool, int]:
+        """Whoever runs is in the step: whether somebody found no block, and the tokens that are left."""
         was_short, i = False, 0
         while i < len(worker.running) and budget > 0:
             request = worker.running[i]
@@ -311,7 +324,11 @@ class Reference:
             else:
                 budget -= n
                 self.add(worker, request, n, missing)
-        while budget > 0 and not was_short and len(worker.running) < seats:
+        return was_short, budget
+
+    def admit(self, worker: Worker, now: float, longest: int, budget: int) -> None:
+        """Whoever waits is, while there is room."""
+        while budget > 0 and len(worker.running) < worker.type.max_num_seqs:
             ready = self.next_ready(worker)
             if ready is not None and self.has_kv(worker, ready):  # one token
                 missing = blocks_of(ready.cached + 1) - ready.blocks
@@ -334,13 +351,16 @@ class Reference:
             worker.free -= worker.beside(request)
             request.beside = worker.beside(request)
             self.take(worker, request)
-            if math.isnan(request.scheduled_s):
-                request.scheduled_s = now
-            worker.running.append(request)
-            n = min(request.to_prefill, longest, budget)
-            budget -= n
-            self.add(worker, request, n, blocks_of(request.cached + n) - blocks_of(request.cached))
-        return was_short
+            budget -= self.seat(worker, request, now, longest, budget)
+
+    def seat(self, worker: Worker, request: Request, now: float, longest: int, budget: int) -> int:
+        """The request begins, or goes on, with its prompt: the tokens of it in this step."""
+        if math.isnan(request.scheduled_s):
+            request.scheduled_s = now
+        worker.running.append(request)
+        n = min(request.to_prefill, longest, budget)
+        self.add(worker, request, n, blocks_of(request.cached + n) - blocks_of(request.cached))
+        return n
 
     def has_kv(self, worker: Worker, request: Request) -> bool:
         """Whether the worker knows of this request's KV."""

@@ -20,6 +20,7 @@ from simulations import LLM, make_latency, make_pool
 
 from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine, HostTime
+from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.simulator import layout
 from planner.simulator.replay import Simulation, simulate
@@ -82,6 +83,27 @@ def adapter_case(seed: int) -> Case:
     return case | {"max_loras": int(rng.integers(1, 4)), "adapters": count, "adapter": adapter}
 
 
+def offload_case(seed: int) -> Case:
+    """The same with prefix caches that lose much, and CPU memory behind them for two requests or for all. (In
+    less, what finds no room is offered again by vLLM with every token.) No prompt ends with a block: of one
+    that is on the GPU whole vLLM would load the last block.
+    """
+    rng = np.random.default_rng([seed, 18])
+    case = random_case(seed)
+    tokens = [n + (n % BLOCK == 0) for n in (BLOCK + 1, *case["input"][1:])]
+    lengths = zip(tokens, case["output"], strict=True)
+    most = -(-max(n + output for n, output in lengths) // BLOCK)
+    paths = [case["paths"][i] for i in rng.integers(0, 1 + len(tokens) // 3, len(tokens))]
+    return case | {
+        "input": tokens,
+        "paths": [path[: n // BLOCK] for path, n in zip(paths, tokens, strict=True)],
+        "blocks": int(rng.choice([most, most + 2, int(most * 1.5) + 1])),
+        "prefix_cache": True,
+        "memory_blocks": int(rng.choice([2 * most, 3 * most, 6 * most, 100 * most])),
+        "block_s": float(rng.choice([1e-5, 1e-3, 1e-2]) * (1 + rng.uniform())),
+    }
+
+
 def slots_of(case: Case) -> LoraSlots | None:
     """Slots that cost nothing: it is the scheduler that is compared."""
     if "adapter" not in case:
@@ -104,6 +126,10 @@ def simulated(case: Case) -> Simulation:
     pool = make_pool(latency, kv_tokens=BLOCK * case["blocks"], budget=case["budget"], seats=case["seats"])
     pool = replace(pool, type=replace(pool.type, engine=engine, lora=slots_of(case)))
     policies = Policies(prefix_cache=case["prefix_cache"], long_prefill_token_threshold=case["long_prefill"])
+    if "memory_blocks" in case:
+        block_bytes = BLOCK * LLM.kv_bytes_per_token
+        memory = KvOffload(block_bytes * case["memory_blocks"], block_bytes / case["block_s"])
+        policies = replace(policies, kv_offload=memory)
     return simulate(Fleet(LLM, (pool,), policies), trace_of(case), record_parts=True)
 
 

@@ -13,6 +13,10 @@ own: it needs vLLM and nothing of the planner. Steps take the seconds of the cas
 
 as in DESIGN: N tokens, A_p pairs, D decodes with K tokens, P chunks; h and r = x + y (D + P).
 
+Where KV blocks are offloaded, loads cross one after the other from the start of the step that they are formed
+with, and are seen by the worker as it starts a step, asynchronously as the one before begins, by an idle one
+at once; stores are done as soon as they are asked for.
+
 An asynchronous engine forms the next step as one begins, and where there was nothing to do once more at its
 end, as vLLM's EngineCore.step_with_batch_queue does.
 """
@@ -22,17 +26,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 BLOCK = 16
+PAGE_BYTES = 4096  # in which CPU memory is handed out: a block here is less
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 
 
 def scheduler_of(case: dict[str, Any]) -> Any:
     """vLLM's scheduler, as its own tests make one."""
     import torch
-    from vllm.config import CacheConfig, DeviceConfig, LoRAConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import (
+        CacheConfig,
+        DeviceConfig,
+        KVTransferConfig,
+        LoRAConfig,
+        ModelConfig,
+        SchedulerConfig,
+        VllmConfig,
+    )
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -60,6 +74,13 @@ def scheduler_of(case: dict[str, Any]) -> Any:
             is_encoder_decoder=False,
         ),
         lora_config=LoRAConfig(max_loras=case["max_loras"], max_lora_rank=8) if "adapter" in case else None,
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"cpu_bytes_to_use": case["memory_blocks"] * PAGE_BYTES},
+        )
+        if "memory_blocks" in case
+        else None,
     )
     blocks = case["blocks"] + 1  # one is the null block
     cache.num_gpu_blocks = blocks
@@ -107,36 +128,76 @@ class Driver:
         self.arrived = self.made = 0
         self.decoding: set[int] = set()  # their prompts are computed, in what is formed
         self.preempted: set[int] = set()  # since the last step that was formed
+        self.loads: list[tuple[float, int, str]] = []  # under way: end, job, request
+        self.free_s = 0.0
 
     def run(self) -> list[Any]:
         now, steps = 0.0, []
-        formed = None
+        formed, formed_s, was_idle = None, now, False
         while self.arrived < len(self.case["arrival_s"]) or self.scheduler.has_unfinished_requests():
-            step = formed or self.form(now)
-            if step is None:
-                now = self.case["arrival_s"][self.arrived]
-                continue
-            output, result, step_s, what = step
-            steps.append([now, now + step_s, *what])
-            formed = self.form(now) if self.case["async"] else None
+            output, result, step_s, what = formed or self.form(now)
+            self.start_loads(output, now)
+            if what is None and formed is None and not was_idle:
+                was_idle = True  # what it has been told of meanwhile, or has taken back, may do: once more
+            elif what is None and formed is None:
+                arrivals = self.case["arrival_s"][self.arrived : self.arrived + 1]
+                now = max(now, min([*arrivals, *(end_s for end_s, _, _ in self.loads)]))
+                was_idle = False
+            else:
+                was_idle = False
+            seen_s = now if what is None or formed is None else formed_s
+            result.kv_connector_output = self.ended(seen_s)
+            formed, formed_s = None, now
+            if what is not None:
+                steps.append([now, now + step_s, *what])
+                formed = self.form(now) if self.case["async"] else None
             self.scheduler.update_from_output(output, result)
             now += step_s
         return steps
 
-    def form(self, now: float) -> tuple[Any, Any, float, list[Any]] | None:
-        """What vLLM schedules of all it knows by now; None if there is nothing to do."""
+    def start_loads(self, output: Any, now: float) -> None:
+        """With the step."""
+        if (told := output.kv_connector_metadata) is None:
+            return
+        for job, load in told.load_jobs.items():
+            self.free_s = max(self.free_s, now) + len(load.dst_spec.block_ids) * self.case["block_s"]
+            self.loads.append((self.free_s, job, load.req_id))
+
+    def end_stores(self, output: Any) -> None:
+        if (told := output.kv_connector_metadata) is not None and told.store_jobs:
+            self.scheduler.connector.update_connector_output(self.ended(-1.0, list(told.store_jobs)))
+
+    def ended(self, now: float, stored: Sequence[int] = ()) -> Any:
+        """What the worker tells of transfers."""
+        if "memory_blocks" not in self.case:
+            return None
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+        from vllm.v1.outputs import KVConnectorOutput
+
+        done = [load for load in self.loads if load[0] <= now]
+        self.loads = [load for load in self.loads if load[0] > now]
+        told = OffloadingWorkerMetadata()
+        for job in [*stored, *(job for _, job, _ in done)]:
+            told.mark_completed(job)
+        return KVConnectorOutput(
+            finished_recving={name for _, _, name in done}, kv_connector_worker_meta=told
+        )
+
+    def form(self, now: float) -> tuple[Any, Any, float, list[Any] | None]:
+        """What vLLM schedules of all it knows by now; None for what if there is nothing to do."""
         while self.arrived < len(self.case["arrival_s"]) and self.case["arrival_s"][self.arrived] <= now:
             self.scheduler.add_request(self.request(self.arrived))
             self.arrived += 1
         requests = dict(self.scheduler.requests)
         before = {name: request.num_preemptions for name, request in requests.items()}
         output = self.scheduler.schedule()
+        self.end_stores(output)
         for name, request in requests.items():
             if request.num_preemptions > before[name]:
                 self.preempted.add(int(name))
                 self.decoding.discard(int(name))
         if output.total_num_scheduled_tokens == 0:
-            return None
+            return output, self.result([], []), 0.0, None
         preempted, self.preempted = sorted(self.preempted), set()
         chunks, decodes, kv_tokens = [], 0, 0
         names = list(output.num_scheduled_tokens)

@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from vllm_cases import adapter_case, difference, is_late, kind_of, random_case, vllm_transcripts
+from vllm_cases import (
+    adapter_case,
+    difference,
+    is_late,
+    kind_of,
+    offload_case,
+    random_case,
+    simulated,
+    vllm_transcripts,
+)
 
 from profiling.vllm_install import is_installed
 
@@ -33,3 +42,14 @@ def test_every_step_of_random_cases_with_adapters() -> None:
     found = [difference(case, steps) for case, steps in zip(cases, vllm_transcripts(cases), strict=True)]
     assert not any(found), "\n".join(filter(None, found[:5]))
     assert sum(map(is_late, cases)) >= CASES // 3
+
+
+def test_every_step_of_random_cases_with_cpu_memory() -> None:
+    """vLLM's OffloadingConnector decides what is kept, found, loaded and passed over. One case in a hundred
+    may differ: to vLLM a block that another request stores in the same step is not there yet, nor used.
+    """
+    cases = [offload_case(seed) for seed in range(CASES)]
+    found = [difference(case, steps) for case, steps in zip(cases, vllm_transcripts(cases), strict=True)]
+    assert sum(map(bool, found)) <= CASES // 100, "\n".join(filter(None, found))
+    reloaded = [simulated(case).reloaded_tokens for case in cases]
+    assert sum(one is not None and one.any() for one in reloaded) >= CASES // 3

@@ -1,0 +1,52 @@
+"""CPU memory behind the KV cache of an engine: what it holds, and how fast it comes back.
+
+vLLM (0.32, OffloadingConnector) keeps of every rank of a worker the KV blocks that this rank has, each copied
+at the rank's own link:
+
+    tokens of a worker = bytes of a GPU's share / bytes of a KV token on one GPU
+    seconds per token  = bytes of a KV token on one GPU / bandwidth of a GPU's link
+
+With latent attention all GPUs of a TP group have the same keys and values, of which one copy is kept; every
+GPU still loads all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError
+from planner.models.kv_layout import kv_layout
+from planner.models.llm import LatentAttention, Llm
+
+
+@dataclass(frozen=True, slots=True)
+class KvOffload:
+    """Of each GPU: its share of the host's memory for KV blocks, and the bandwidth of its link to that."""
+
+    size_bytes: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0:
+            raise InputError(f"kv_offload: size is {self.size_bytes:g} bytes, must be at least 0")
+        if not self.bandwidth_bytes_per_s > 0:
+            raise InputError(f"kv_offload: bandwidth is {self.bandwidth_bytes_per_s:g} B/s, must be > 0")
+
+    def tokens(self, llm: Llm, tp: int) -> int:
+        """KV tokens that the memory of one worker holds beside those on its GPUs."""
+        copies = 1 if all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups) else tp
+        return int(tp / copies * self.size_bytes / _token_bytes(llm, tp))
+
+    def token_s(self, llm: Llm, tp: int) -> float:
+        """Seconds in which one KV token comes back to the GPUs of a worker."""
+        return _token_bytes(llm, tp) / self.bandwidth_bytes_per_s
+
+    def worker_bytes(self, tp: int) -> float:
+        """Of all GPUs of a worker."""
+        return tp * self.size_bytes
+
+
+def _token_bytes(llm: Llm, tp: int) -> float:
+    """On one GPU."""
+    return kv_layout(llm, tp).block_bytes / KV_BLOCK_TOKENS

@@ -1,0 +1,70 @@
+"""Plans that count on CPU memory behind prefix caches: certified, and the same when simulated again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from plans import CATALOG
+
+from planner.documents.fleet import read_fleet
+from planner.documents.task import Task, parse_task
+from planner.models.kv_offload import KvOffload
+from planner.reports.facts import sentences
+from planner.reports.output import render
+from planner.search.certify import plan
+from planner.simulator.replay import simulate
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
+
+OFFLOAD = {"size": "200 GB", "bandwidth": "25 GB/s"}
+BLOCKS = 16  # of 256 tokens in a document
+
+
+def documents(requests: int = 600, rate_rps: float = 7.0) -> Trace:
+    """Questions about 80 documents of 4096 tokens: twice what the KV cache of an L40S holds."""
+    rng = np.random.default_rng(0)
+    about = rng.integers(80, size=requests)
+    return Trace(
+        name="documents",
+        arrival_s=np.cumsum(rng.exponential(1 / rate_rps, requests)),
+        input_tokens=np.full(requests, 256 * BLOCKS + 60),
+        output_tokens=rng.integers(5, 40, requests),
+        prefix_offsets=BLOCKS * np.arange(requests + 1),
+        prefix_ids=(1000 * about[:, None] + np.arange(BLOCKS)).ravel(),
+        prefix_block_tokens=256,
+    )
+
+
+def question(**policies: object) -> Task:
+    return parse_task(
+        {
+            "safety": "none",
+            "llm": "meta-llama/Llama-3.1-8B",
+            "slo": {"ttft": {"p90": "8 s"}, "tbt": {"p99": "250 ms"}},
+            "fleet": {"gpus": ["l40s-48g"], "max_num_batched_tokens": [2048]},
+            "policies": {"prefix_cache": True, "routing": ["jsq"], **policies},
+        },
+        CATALOG,
+    )
+
+
+def test_a_plan_with_cpu_memory_is_certified_cheaper_and_replayed(tmp_path: Path) -> None:
+    found, plain = (
+        plan(question(**more), documents(), CATALOG, time_limit_s=600)
+        for more in ({"kv_offload": OFFLOAD}, {})
+    )
+    assert found.status == plain.status == "on paper" and found.verdict.holds
+    assert found.fleet.policies.kv_offload == KvOffload(200e9, 25e9)
+    assert found.certificate.value < plain.certificate.value
+    lower = found.certificate.bound
+    assert lower is not None and 0 < lower <= found.certificate.value
+    told = [line for line in sentences(found.certificate.assumptions) if "in CPU memory" in line]
+    assert len(told) == 1 and "25 GB/s per GPU, as it was given" in told[0]
+
+    files = render(found)
+    for name in ("plan.yaml", "traffic.jsonl"):
+        (tmp_path / name).write_text(files[name])
+    again = simulate(read_fleet(tmp_path / "plan.yaml", CATALOG), read_trace(tmp_path / "traffic.jsonl"))
+    np.testing.assert_allclose(again.ttft_s, found.simulation.ttft_s, rtol=1e-9)
+    assert again.token_reload_frac == found.simulation.token_reload_frac and again.reload_s.sum() > 0

@@ -1,0 +1,260 @@
+"""KV blocks in CPU memory behind prefix caches, in the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from offload_reference import AsyncOffloadReference, OffloadReference
+from simulations import LLM, make_latency, make_pool, prefix_trace
+
+from planner.errors import InputError
+from planner.fleet import Disturbance, Fleet, Policies
+from planner.models.engine import Engine, HostTime
+from planner.models.kv_offload import KvOffload
+from planner.simulator import Simulation, simulate
+from planner.traffic.trace import Trace
+
+TOKEN_S = 1 / 1024  # a step takes as many as it has tokens
+KV_BYTES = 16.0  # of a token
+PER_TOKEN = make_latency((TOKEN_S, 1.0))
+
+
+def memory_of(tokens: float, token_s: float = TOKEN_S / 8) -> KvOffload:
+    return KvOffload(tokens * KV_BYTES, KV_BYTES / token_s if token_s else np.inf)
+
+
+def fleet_with(
+    offload: KvOffload | None,
+    count: int = 1,
+    *,
+    kv_tokens: int = 96,
+    seats: int = 8,
+    budget: int = 64,
+    engine: Engine | None = None,
+    **policies: object,
+) -> Fleet:
+    pool = make_pool(PER_TOKEN, count=count, kv_tokens=kv_tokens, seats=seats, budget=budget)
+    pool = replace(pool, type=replace(pool.type, engine=engine))
+    return Fleet(
+        LLM,
+        (pool,),
+        Policies(**{"prefix_cache": True, "routing": "round-robin", "kv_offload": offload, **policies}),  # type: ignore[arg-type]
+    )
+
+
+def random_case(seed: int, *, engine: Engine | None) -> tuple[Fleet, Trace]:
+    """Trees of blocks, little memory on the GPU, more or less of the CPU's; one request in three waits for
+    another. Nothing is a multiple of anything, so that events do not coincide.
+    """
+    rng = np.random.default_rng([seed, 5])
+    n, block = 60, int(rng.choice([16, 32]))
+    paths: list[list[int]] = [[]]
+    for _ in range(40):
+        above = paths[rng.integers(len(paths))]
+        paths.append([*above, int(rng.integers(3))])
+    blocks = [paths[rng.integers(1, len(paths))] + [100 + int(rng.integers(9))] for _ in range(n)]
+    tokens = [len(ids) * block - int(rng.integers(block)) * int(rng.integers(2)) for ids in blocks]
+    trace = prefix_trace(
+        np.sort(rng.uniform(0, float(rng.choice([0.3, 4.0])), n)).tolist(),
+        blocks,
+        tokens=tokens,
+        outputs=rng.integers(1, 40, n).tolist(),
+        block=block,
+    )
+    if rng.integers(2):
+        children = 1 + np.flatnonzero(rng.integers(3, size=n - 1) == 0)
+        edges = np.array([(child, int(rng.integers(child))) for child in children.tolist()])
+        think_s = rng.uniform(0, 0.06, n)
+        trace = replace(trace, after=edges[np.argsort(edges[:, 1], kind="stable")], think_s=think_s)
+    size = float(rng.choice([40, 100, 300, 1000, 30_000])) * (1 + rng.uniform())
+    return fleet_with(
+        memory_of(size, float(rng.choice([1e-6, 1e-4, 1e-3])) * (1 + rng.uniform())),
+        int(rng.integers(1, 4)),
+        kv_tokens=16 * int(rng.integers(20, 60)),
+        seats=int(rng.choice([2, 8, 32])),
+        budget=int(rng.choice([32, 64, 256])),
+        routing=str(rng.choice(["round-robin", "least-outstanding"])),
+        long_prefill_token_threshold=int(rng.choice([0, 0, 24])),
+        engine=engine,
+    ), trace
+
+
+ENGINES = {
+    "none": None,
+    "sync": Engine("vllm", "0.11.1", async_scheduling=False, host=HostTime(0.0013)),
+    "async": Engine("vllm", "0.15.1", async_scheduling=True, host=HostTime(0.0013)),
+}
+
+
+def same(found: Simulation, plain: OffloadReference, said: str) -> None:
+    """Hits on the GPU and in CPU memory, waits for it, all times, preemptions."""
+    assert found.cached_tokens is not None and found.reloaded_tokens is not None
+    assert (found.status == 0).all() and all(each.status == "finished" for each in plain.requests)
+    assert found.cached_tokens.tolist() == plain.first_hit, said
+    assert found.reloaded_tokens.tolist() == plain.loaded_tokens, said
+    np.testing.assert_allclose(found.reload_s, plain.waited_s, rtol=1e-9, atol=1e-12, err_msg=said)
+    for name in ("ttft_s", "e2e_s", "arrival_s"):
+        values = [getattr(request, name) for request in plain.requests]
+        np.testing.assert_allclose(getattr(found, name), values, rtol=1e-9, err_msg=said)
+    assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_kernel_and_plain_simulator_agree(engine: str) -> None:
+    """80 random cases per engine: memory that never fills, that forgets, and that has no room for a prompt.
+    Of asynchronous engines those without preemptions, whose blocks the plain one does not follow that far.
+    """
+    totals, compared = np.zeros(6, int), 0
+    for seed in range(80):
+        fleet, trace = random_case(seed, engine=ENGINES[engine])
+        found = simulate(fleet, trace)
+        if engine == "async" and found.preemptions.any():
+            continue
+        plain = (AsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
+        same(found, plain, f"seed {seed}")
+        hits = sum(plain.first_hit)
+        counted = (plain.loads, plain.passed_over, plain.refused, plain.left_memory, hits)
+        totals += (*counted, found.preemptions.sum())
+        compared += 1
+    assert compared > 40 and totals[:-1].min() > 20 and (totals[-1] > 50 or engine == "async"), totals
+
+
+# ------------------------------------------------------------------------------------------------- by hand
+
+A, B, C = [1, 2, 3], [4, 5, 6], [7, 8, 9]
+
+
+def reloaded(found: Simulation) -> list[int]:
+    assert found.reloaded_tokens is not None
+    return [int(tokens) for tokens in found.reloaded_tokens]
+
+
+def test_what_comes_from_cpu_memory_takes_its_bytes_over_the_bandwidth() -> None:
+    """6 blocks on the GPU, prompts of 3: c drives a out, which comes back in 48 / 8 token times, and its last
+    token is computed. Computed anew it takes 48.
+    """
+    trace = prefix_trace([0, 10, 20, 30], [A, B, C, A])
+    found = simulate(fleet_with(memory_of(1000)), trace)
+    assert reloaded(found) == [0, 0, 0, 47] and found.reload_s.tolist() == [0, 0, 0, 6 * TOKEN_S]
+    assert found.ttft_s[3] == 7 * TOKEN_S == 6 * TOKEN_S + found.queue_s[3] - found.reload_s[3] + TOKEN_S
+    assert simulate(fleet_with(None), trace).ttft_s[3] == 48 * TOKEN_S
+    assert found.token_reload_frac == 47 / (4 * 48) and found.token_hit_frac == 0
+
+
+def test_an_engine_hears_of_a_load_a_step_later() -> None:
+    """d decodes in steps of a token time as a's 6 pass. The load ends with the sixth of these steps, and the
+    seventh computes a's last token beside one of d. An engine sees it in that and does so in the eighth.
+    """
+    trace = prefix_trace(
+        [0, 10, 20, 30, 30 + 48 * TOKEN_S], [A, B, C, [10, 11, 12], A], outputs=[1, 1, 1, 20, 1]
+    )
+    sync = Engine("vllm", "0.11.1", async_scheduling=False)
+    for engine, steps in ((None, 6), (sync, 7)):
+        found = simulate(fleet_with(memory_of(1000), kv_tokens=128, engine=engine), trace)
+        assert reloaded(found)[-1] == 47
+        np.testing.assert_allclose(found.ttft_s[-1], (steps + 2) * TOKEN_S)
+
+
+def test_one_load_after_the_other_and_whoever_shares_one_waits_for_it() -> None:
+    """9 blocks on the GPU, which two other prompts fill. a and b come back at once: 6 and 12 token times. Who
+    begins with a, too, finds it on the GPU when it has come; the one behind that does not wait.
+    """
+    prompts = [A, B, list(range(20, 28)), [30], A, B, [*A, 10], [11]]
+    trace = prefix_trace([0, 10, 20, 30, 40, 40, 40, 40], prompts)
+    found = simulate(fleet_with(memory_of(1000), kv_tokens=144, budget=16), trace)
+    assert reloaded(found)[4:] == [47, 47, 0, 0] and found.cached_tokens is not None
+    assert found.reload_s[4:6].tolist() == [6 * TOKEN_S, 12 * TOKEN_S]
+    assert found.cached_tokens[4:].tolist() == [0, 0, 48, 0]
+    assert found.queue_s[4:].tolist() == [16 * TOKEN_S] * 3 + [0]  # the last one's step takes 16
+
+
+def test_memory_forgets_what_was_used_longest_ago_and_a_prompt_from_its_end() -> None:
+    """Room for 7 nodes: a, b fill 6, c takes two of a's. What is left is a's root."""
+    trace = prefix_trace([0, 10, 20, 30], [A, B, C, A])
+    found = simulate(fleet_with(memory_of(16 * 7)), trace)
+    assert reloaded(found) == [0, 0, 0, 16]
+    # 4 blocks on the GPU: a's root stays there, its rest is used once more, and b's end leaves for c
+    again = prefix_trace([0, 10, 20, 30, 40], [A, B, A, C, A])
+    assert reloaded(simulate(fleet_with(memory_of(16 * 7), kv_tokens=64), again)) == [0, 0, 31, 0, 31]
+    small = simulate(fleet_with(memory_of(16 * 2)), trace)  # no prompt has room
+    assert reloaded(small) == [0] * 4
+
+
+def test_a_worker_that_goes_down_loses_its_memory() -> None:
+    trace = prefix_trace([0, 10, 20, 30], [A, B, C, A])
+    fleet = fleet_with(memory_of(1000))
+    down = (Disturbance(25.0, "down"), Disturbance(26.0, "up"))
+    assert reloaded(simulate(replace(fleet, disturbances=down), trace)) == [0] * 4
+    while_loading = (Disturbance(30 + 3 * TOKEN_S, "down"), Disturbance(31.0, "up"))
+    found = simulate(replace(fleet, disturbances=while_loading), trace)
+    assert (found.status == 0).all() and found.ttft_s[3] == 1.0 + 48 * TOKEN_S
+
+
+def test_prefill_workers_have_such_memory_when_decode_workers_go_on() -> None:
+    pools = tuple(make_pool(PER_TOKEN, role=role, name=role, kv_tokens=96) for role in ("prefill", "decode"))
+    fleet = Fleet(LLM, pools, Policies(prefix_cache=True, kv_offload=memory_of(1000)))
+    found = simulate(fleet, prefix_trace([0, 10, 20, 30], [A, B, C, A], outputs=[3] * 4))
+    assert reloaded(found) == [0, 0, 0, 47] and found.ttft_s[3] == 7 * TOKEN_S
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_endless_memory_that_takes_no_time_is_an_endless_cache(engine: str) -> None:
+    """One request at a time, prompts that end within a block: the same tokens are computed."""
+    rng = np.random.default_rng(3)
+    paths = [rng.integers(3, size=rng.integers(1, 9)).tolist() for _ in range(40)]
+    tokens = [16 * len(ids) - int(rng.integers(1, 16)) for ids in paths]
+    trace = prefix_trace([10.0 * i for i in range(40)], paths, tokens=tokens, outputs=[3] * 40)
+    endless = simulate(fleet_with(None, kv_tokens=16 * 4000, engine=ENGINES[engine]), trace)
+    small = fleet_with(memory_of(1e9, 0.0), kv_tokens=16 * 9, engine=ENGINES[engine])
+    found = simulate(small, trace)
+    assert endless.cached_tokens is not None and found.cached_tokens is not None
+    assert found.reloaded_tokens is not None
+    assert found.cached_tokens.sum() < endless.cached_tokens.sum()
+    assert (found.cached_tokens + found.reloaded_tokens).tolist() == endless.cached_tokens.tolist()
+    np.testing.assert_array_equal(found.ttft_s, endless.ttft_s)
+    np.testing.assert_array_equal(found.e2e_s, endless.e2e_s)
+
+
+def test_no_memory_changes_nothing() -> None:
+    for seed in range(10):
+        fleet, trace = random_case(seed, engine=None)
+        without = replace(fleet, policies=replace(fleet.policies, kv_offload=None))
+        empty = replace(fleet, policies=replace(fleet.policies, kv_offload=memory_of(0)))
+        plain, found = simulate(without, trace), simulate(empty, trace)
+        for what in ("ttft_s", "tpot_s", "tbt_max_s", "e2e_s", "worker_busy_s", "cached_tokens"):
+            np.testing.assert_array_equal(getattr(plain, what), getattr(found, what), err_msg=what)
+        assert found.reloaded_tokens is None
+
+
+def test_what_it_holds_and_how_fast_it_comes_back() -> None:
+    """16 bytes per token, its one KV head copied to two GPUs; each has 1600 bytes and 160 B/s."""
+    of_each = KvOffload(1600.0, 160.0)
+    assert (of_each.tokens(LLM, 1), of_each.token_s(LLM, 1)) == (100, 0.1)
+    assert (of_each.tokens(LLM, 2), of_each.token_s(LLM, 2)) == (100, 0.1)
+    split = replace(LLM, kv_heads=2)  # 32 bytes per token, a half on each of two GPUs
+    assert (of_each.tokens(split, 1), of_each.token_s(split, 1)) == (50, 0.2)
+    assert (of_each.tokens(split, 2), of_each.token_s(split, 2)) == (100, 0.1)
+    with pytest.raises(InputError, match="bandwidth is 0 B/s"):
+        KvOffload(1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ({"prefix_cache": False}, "needs prefix_cache: true"),
+        ({"queue": "lpm"}, "not simulated with queue 'lpm'"),
+        ({"admission": "reserve-static"}, "admission"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(policies: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(fleet_with(memory_of(100), **policies), prefix_trace([0], [A]))  # type: ignore[arg-type]
+
+
+def test_pipelines_are_refused() -> None:
+    fleet = fleet_with(memory_of(100))
+    deep = fleet.with_types(lambda kind: replace(kind, pp=2))
+    with pytest.raises(InputError, match="must be pp 1, found 2"):
+        simulate(deep, prefix_trace([0], [A]))

@@ -1,0 +1,228 @@
+"""CPU memory behind prefix caches once more and plainly: what the tests hold the compiled kernel to.
+
+The memory of a worker is a dictionary of nodes, those used longest ago first; a load is an event.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from async_reference import AsyncReference
+from prefix_reference import Node, PrefixReference
+from simulator_reference import Request, Worker, blocks_of
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.fleet import Fleet
+from planner.traffic.trace import Trace
+
+LOAD = -1  # before whatever else happens at a moment
+
+
+@dataclass(eq=False)
+class Load:
+    """Nodes that come from CPU memory for a request, which begins with `nodes[0]` of its parents' end."""
+
+    request: Request
+    nodes: list[Node]
+    tokens: int  # of its prompt that it has then
+    end_s: float
+    known_step: int | None = None  # None: it has not ended
+
+
+class OffloadReference(PrefixReference):
+    """Workers that prefill and decode, in batches of vllm-v1, with CPU memory for KV blocks."""
+
+    def __init__(self, fleet: Fleet, trace: Trace) -> None:
+        super().__init__(fleet, trace)
+        asked = fleet.policies.kv_offload
+        assert asked is not None
+        self.most = [asked.tokens(fleet.llm, worker.type.tp) // self.block for worker in self.workers]
+        self.block_s = [KV_BLOCK_TOKENS * asked.token_s(fleet.llm, worker.type.tp) for worker in self.workers]
+        self.kept: list[dict[Node, None]] = [{} for _ in self.workers]
+        self.loading: list[list[Load]] = [[] for _ in self.workers]
+        self.free_s = [0.0 for _ in self.workers]
+        self.stored = [0 for _ in self.requests]  # nodes up to which a request has offered its own
+        self.seen: list[set[int]] = [set() for _ in self.requests]  # lengths of nodes
+        self.gone: list[list[Request]] = [[] for _ in self.workers]
+        self.loaded_tokens = [-1 for _ in self.requests]
+        self.waited_s = [0.0 for _ in self.requests]
+        self.loads = self.passed_over = self.refused = self.left_memory = 0
+
+    # loads
+
+    def present(self, worker: Worker) -> int:
+        return super().present(worker) + len(self.loading[worker.index])
+
+    def in_memory(self, worker: Worker, request: Request) -> list[Node]:
+        """What follows there on what the GPU has."""
+        ids, kept = self.ids[request.index], self.kept[worker.index]
+        copies = self.caches[worker.index].copies
+        first = len(self.matched(worker, request))
+        if ids[: first + 1] in copies and first < len(ids):
+            return []  # but for the last tokens all is on the GPU
+        found = []
+        for k in range(first, min(len(ids), (request.input + request.generated) // self.block)):
+            if ids[: k + 1] not in kept:
+                break
+            found.append(ids[: k + 1])
+        return found
+
+    def is_loaded(self, worker: Worker, load: Load) -> bool:
+        is_under_way = worker.step_start_s is not None
+        return load.known_step is not None and (
+            worker.knows_all or load.known_step <= worker.steps + is_under_way + 1
+        )
+
+    def under_way(self, worker: Worker) -> set[Node]:
+        loads = self.loading[worker.index]
+        return {node for load in loads if not self.is_loaded(worker, load) for node in load.nodes}
+
+    def admit(self, worker: Worker, now: float, longest: int, budget: int) -> None:
+        w = worker.index
+        for load in list(self.loading[w]):
+            request = load.request
+            if budget == 0 or len(worker.running) == worker.type.max_num_seqs:
+                return
+            if not self.is_loaded(worker, load):
+                continue
+            self.cache_loaded(worker, load)
+            have = len(self.shared[request.index]) * self.blocks + request.blocks
+            if blocks_of(request.input + request.generated) - have > worker.free:
+                return
+            self.loading[w].remove(load)
+            budget -= self.seat(worker, request, now, longest, budget)
+        aside: list[Request] = []
+        while budget > 0 and len(worker.running) < worker.type.max_num_seqs and worker.waiting:
+            request = self.next_waiting(worker)
+            nodes = self.in_memory(worker, request)
+            if self.under_way(worker) & set(nodes):
+                self.passed_over += 1
+                worker.waiting.remove(request)
+                aside.append(request)
+                continue
+            if self.missing_blocks(worker, request) > worker.free:
+                break
+            if nodes:
+                if not self.begin(worker, request, nodes, now):
+                    break
+                continue
+            worker.waiting.remove(request)
+            self.take(worker, request)
+            if self.loaded_tokens[request.index] < 0:
+                self.loaded_tokens[request.index] = 0
+            budget -= self.seat(worker, request, now, longest, budget)
+        worker.waiting.extendleft(reversed(aside))
+
+    def begin(self, worker: Worker, request: Request, nodes: list[Node], now: float) -> bool:
+        """Start the load; False if those under way need the blocks."""
+        w, i = worker.index, request.index
+        under_way = [(load.request, load.tokens) for load in self.loading[w]]
+        for other in worker.running:
+            if not other.is_prefilled:
+                in_step = sum(n for chunk, n in worker.chunks if chunk is other)
+                under_way.append((other, other.cached + in_step))
+        promised = sum(
+            blocks_of(other.input + other.generated) - blocks_of(done) for other, done in under_way
+        )
+        used, tokens = self.hit(worker, request)
+        idle = sum(copy.blocks for copy in used if not copy.users)
+        if idle + len(nodes) * self.blocks + promised > worker.free:
+            return False
+        worker.waiting.remove(request)
+        self.take(worker, request)
+        assert request.cached == tokens == len(used) * self.block
+        request.blocks = len(nodes) * self.blocks
+        worker.free -= request.blocks
+        self.evict(worker)
+        seconds = request.blocks * self.block_s[w]
+        now = self.next_step_s(worker, now)
+        self.free_s[w] = max(self.free_s[w], now) + seconds
+        total = tokens + len(nodes) * self.block
+        spared = min(total, request.input + request.generated - 1)
+        if self.loaded_tokens[i] < 0:
+            self.loaded_tokens[i], self.waited_s[i] = spared - tokens, self.free_s[w] - now
+        request.cached = spared  # what is still to be computed, for routers
+        self.loading[w].append(Load(request, nodes, total, self.free_s[w]))
+        self.stored[i] = len(used) + len(nodes)
+        self.seen[i] |= set(range(len(used) + 1, self.stored[i] + 1))
+        self.loads += 1
+        heapq.heappush(self.events, (self.free_s[w], LOAD, w))
+        return True
+
+    def next_step_s(self, worker: Worker, now: float) -> float:
+        """When the step that is formed begins."""
+        return now
+
+    def cache_loaded(self, worker: Worker, load: Load) -> None:
+        """What has come is found by others."""
+        request = load.request
+        request.cached = load.tokens
+        self.add(worker, request, 0, 0)
+        worker.chunks.pop()
+        request.cached = min(load.tokens, request.input + request.generated - 1)
+
+    def happen(self, kind: int, index: int, now: float) -> None:
+        if kind != LOAD:
+            super().happen(kind, index, now)
+            return
+        worker = self.workers[index]
+        for load in self.loading[index]:
+            if load.end_s == now and load.known_step is None:
+                running = worker.step_start_s is not None
+                load.known_step = worker.steps + 2 + self.kv_delay_steps if running else 0
+        self.wake(worker, now)
+
+    # what is kept
+
+    def form_step(self, worker: Worker, now: float) -> bool:
+        was_short = super().form_step(worker, now)
+        for request, n in worker.chunks:
+            self.store(worker, request, request.cached + n)
+        for request in self.gone[worker.index]:
+            kept, ids = self.kept[worker.index], self.ids[request.index]
+            for k in sorted(self.seen[request.index], reverse=True):
+                if ids[:k] in kept:
+                    del kept[ids[:k]]
+                    kept[ids[:k]] = None
+        self.gone[worker.index] = []
+        return was_short
+
+    def store(self, worker: Worker, request: Request, computed: int) -> None:
+        w, i = worker.index, request.index
+        kept, ids = self.kept[w], self.ids[i]
+        full = min(len(ids), computed // self.block)
+        offered = [ids[:k] for k in range(self.stored[i] + 1, full + 1)]
+        if not offered:
+            return
+        self.seen[i] |= set(range(self.stored[i] + 1, full + 1))
+        new = [node for node in offered if node not in kept]
+        busy = self.under_way(worker) | set(offered)
+        able = [node for node in kept if node not in busy]
+        excess = max(len(kept) + len(new) - self.most[w], 0)
+        if excess > len(able):
+            self.refused += 1
+            return
+        for node in able[:excess]:
+            del kept[node]
+            self.left_memory += 1
+        kept.update(dict.fromkeys(new))
+        self.stored[i] = full
+
+    def emit(self, worker: Worker, request: Request, now: float) -> None:
+        super().emit(worker, request, now)
+        if request.status == "finished":
+            self.gone[worker.index].append(request)
+
+    def check(self, worker: Worker) -> None:
+        """Blocks that wait for a load are somebody's too; no more nodes in memory than there is room for."""
+        waiting = [load.request for load in self.loading[worker.index]]
+        worker.free += sum(request.blocks for request in waiting)
+        super().check(worker)
+        worker.free -= sum(request.blocks for request in waiting)
+        assert len(self.kept[worker.index]) <= self.most[worker.index]
+
+
+class AsyncOffloadReference(OffloadReference, AsyncReference):
+    def next_step_s(self, worker: Worker, now: float) -> float:
+        return now if worker.step_start_s is None else now + self.running[worker.index].step_s
