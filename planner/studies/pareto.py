@@ -26,6 +26,7 @@ from planner.fleet import Fleet
 from planner.reports.words import describe
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.problem import on_all_draws
+from planner.search.production import in_production
 from planner.studies.whatif import Answer, Study, holds, recast
 from planner.units import finite
 
@@ -191,7 +192,7 @@ def _latency(task: Task, metric: str, percentile: str) -> _Walk:
 
     def corner(answer: Answer, at_s: float, _: float) -> tuple[float, float]:
         simulated_s = answer.verdict.lines[k].decides[0] * (1 + 1e-9)
-        oracle = on_all_draws(answer.problem).oracle
+        oracle = in_production(on_all_draws(answer.problem)).oracle
         counts = oracle.counts(answer.fleet)
 
         def keeps(limit_s: float) -> bool:

@@ -6,7 +6,7 @@ Vars   n_j integer >= 0 workers
 
   min   H sum_j c_j n_j + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
   s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost, GPUs (master.Limits)
-        holds     the simulation of n keeps the SLO
+        holds     the simulation of n keeps the SLO, with `safety` in enough of the futures that a search sees
 
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
 If it fails, it and all below it are out; if it holds, it is stripped and becomes the best known. That a fleet
@@ -39,6 +39,7 @@ from planner.search.fleets import Counts
 from planner.search.oracle import Oracle
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, on_all_draws
+from planner.search.production import in_production
 from planner.simulator.metrics import Verdict
 from planner.solvers.master import Option
 from planner.studies.whatif import Answer, Study
@@ -204,7 +205,7 @@ def _change(scratch: Answer, running: Sequence[tuple[Option, int]], gone: int, t
     uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
     return _Change(
         universe,
-        on_all_draws(scratch.problem).oracle,
+        in_production(on_all_draws(scratch.problem)).oracle,
         terms,
         n0=np.array([counted.get(option.name, 0) for option in universe]),
         gone=gone,
@@ -226,7 +227,8 @@ def _smaller(study: Study, change: _Change, scratch: Answer, best: Ints) -> tupl
     share = np.array([_share(option, scratch) for option in change.universe])
     capacity = _capacity(change.universe, share, vectors)
     vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
-    tries = int(np.clip(MOST_REQUESTS / len(scratch.problem.trace), 24, 400))
+    traces = 1 + len(change.oracle.futures)
+    tries = int(np.clip(MOST_REQUESTS / (traces * len(scratch.problem.trace)), 24, 400))
     ends_s, assumed = time.monotonic() + study.time_limit_s, 0
     while len(vectors) and tries > 0 and time.monotonic() < ends_s:
         tries -= 1

@@ -17,9 +17,11 @@ from questions import question as asked
 from typer.testing import CliRunner
 
 from planner.cli import app
+from planner.documents.safety import Safety
 from planner.documents.task import Task
 from planner.errors import InputError
 from planner.fleet import Fleet
+from planner.search.production import in_production
 from planner.solvers.master import Option
 from planner.studies.replan import Replan, drift, replan
 from planner.studies.whatif import Study
@@ -37,6 +39,16 @@ def study() -> Study:
 def running(study: Study) -> Fleet:
     """Planned for 8 requests/s."""
     return study.ask(replace(question(), rate_rps=8.0)).fleet
+
+
+def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Study) -> None:
+    safe = replace(question(), safety=Safety())
+    on_paper, made = study.ask(question()), study.ask(safe)
+    assert made.value > on_paper.value
+    found = replan(study, safe, made.fleet, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
+    assert found.best.cost_usd_per_h > on_paper.value
+    oracle = in_production(study.pose(safe)).oracle
+    assert oracle.holds([oracle.counts(found.best.fleet)])[0]
 
 
 def at(rate_rps: float) -> Task:
