@@ -30,6 +30,7 @@ from planner.reports.words import describe
 from planner.search.answers import tried
 from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
+from planner.search.bill import bill
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.headroom import ends
 from planner.search.options import OBJECTIVE_UNITS
@@ -367,7 +368,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "level0_exact": answer.is_exact,
         "level0_exhausted": answer.is_exhausted,
         "cost_usd_per_h": fleet.price_usd_per_h,
-        "usd_per_million_tokens": fleet.price_usd_per_h * answer.served_s / 3600 / millions,
+        "usd_per_million_tokens": bill(fleet).usd_per_h * answer.served_s / 3600 / millions,
         "power_w": fleet.power_w,
         "gpus": fleet.gpus,
         "slo": [

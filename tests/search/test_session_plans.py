@@ -22,6 +22,7 @@ from planner.papers.goodput import poisson
 from planner.reports.facts import sentences
 from planner.reports.rows import cost_rows
 from planner.search.asked import asked_traffic
+from planner.search.bill import bill
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan
 from planner.search.oracle import Answers, Oracle
@@ -296,7 +297,7 @@ def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
     run = simulate(found.fleet, trace)
     assert trace.duration_s == pytest.approx(28.5) and run.end_s > 1.1 * trace.duration_s
     millions = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
-    usd = found.fleet.price_usd_per_h * run.end_s / 3600 / millions
+    usd = bill(found.fleet).usd_per_h * run.end_s / 3600 / millions
     assert found.usd_per_million_tokens == pytest.approx(usd)
     assert document(answer_to)["usd_per_million_tokens"] == pytest.approx(usd)
     assert any("to the last token" in row[2] for row in cost_rows(found)[1])
