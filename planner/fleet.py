@@ -105,6 +105,10 @@ class WorkerType:
             return StepsOfRanks(self.latency, self.dp)
         return self.form or self.latency
 
+    def longer(self, share: float) -> WorkerType:
+        """The same, its steps longer by this share, with adapters or without."""
+        return replace(self, latency=self.latency.longer(share), lora=self.lora and self.lora.longer(share))
+
     def holds(self, tokens: int) -> bool:
         """Whether a request of so many tokens has room."""
         return tokens + KV_BLOCK_TOKENS * self.kv_beside.blocks(tokens) <= self.kv_tokens
@@ -293,6 +297,11 @@ class Fleet:
     def with_types(self, change: Callable[[WorkerType], WorkerType]) -> Fleet:
         """The same fleet with other worker types."""
         return replace(self, pools=tuple(replace(pool, type=change(pool.type)) for pool in self.pools))
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether some of its workers prefill alone, and hand over to others."""
+        return any(pool.role == "prefill" for pool in self.running)
 
     def without_engine(self) -> Fleet:
         """The same fleet, its steps as long as the fits say."""

@@ -212,51 +212,37 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
     `attainment`, and where windows are judged one more each for the worst of them.
     """
     rows: list[dict[str, Any]] = []
+
+    def row(*cells: str) -> None:
+        rows.append(dict(zip(("limit", "promised", "simulated", "within", "verdict"), cells, strict=True)))
+
     many = verdict.get("windows", 0)
     for line in verdict["lines"]:
-        rows.append(
-            {
-                "limit": line["limit"],
-                "promised": seconds_cell(line["limit_s"]),
-                "simulated": seconds_cell(line["simulated_s"]),
-                "within": f"{100 * line['kept_frac']:.2f} %",
-                "verdict": "kept" if line["holds"] else "MISSED",
-            }
+        row(
+            line["limit"],
+            seconds_cell(line["limit_s"]),
+            seconds_cell(line["simulated_s"]),
+            f"{100 * line['kept_frac']:.2f} %",
+            _word(line["holds"]),
         )
         if worst := line.get("worst_window"):
-            value = seconds_cell(worst.get("simulated_s"))
-            share = f"{100 * worst['kept_frac']:.2f} %"
-            rows.append(
-                {
-                    "limit": window_text(worst, many),
-                    "promised": "",
-                    "simulated": value,
-                    "within": share,
-                    "verdict": "",
-                }
-            )
+            value, share = seconds_cell(worst.get("simulated_s")), f"{100 * worst['kept_frac']:.2f} %"
+            row(window_text(worst, many), "", value, share, "")
     if slo is not None and slo.attainment_frac is not None:
-        rows.append(
-            {
-                "limit": "attainment",
-                "promised": f"{100 * slo.attainment_frac:g} %",
-                "simulated": f"{100 * verdict['attainment_frac']:.2f} %",
-                "within": "all limits at once",
-                "verdict": "kept" if verdict["attainment_holds"] else "MISSED",
-            }
+        row(
+            "attainment",
+            f"{100 * slo.attainment_frac:g} %",
+            f"{100 * verdict['attainment_frac']:.2f} %",
+            "all limits at once",
+            _word(verdict["attainment_holds"]),
         )
         if worst := verdict.get("attainment_worst_window"):
-            value = f"{100 * worst['kept_frac']:.2f} %"
-            rows.append(
-                {
-                    "limit": window_text(worst, many),
-                    "promised": "",
-                    "simulated": value,
-                    "within": "",
-                    "verdict": "",
-                }
-            )
+            row(window_text(worst, many), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
     return rows
+
+
+def _word(holds: bool) -> str:
+    return "kept" if holds else "MISSED"
 
 
 def window_text(worst: dict[str, Any], many: int) -> str:

@@ -426,18 +426,11 @@ def _lora(asked: Section, fleet: Section) -> Lora | None:
     lora = parse_lora(asked.get("lora"), asked.at("lora"))
     if lora is None:
         return None
-    if any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
-        raise InputError(
-            f"{asked.at('lora')}: is not simulated in pipelines (fleet: pp); drop one of the two"
-        )
+    where = asked.at("lora")
+    _refuse_pipelines(fleet, where)
     if any(ranks > 1 for ranks in _numbers(fleet, "dp", 1, most=MAX_DP)):
-        raise InputError(
-            f"{asked.at('lora')}: is not simulated with data-parallel ranks (fleet: dp); drop one of the two"
-        )
-    if asked_of_engine(asked.get("engine")) is not None:
-        raise InputError(
-            f"{asked.at('lora')}: is not simulated with engine: speculative; drop one of the two"
-        )
+        raise _not_both(where, "with data-parallel ranks (fleet: dp)")
+    _refuse_drafts(asked, where)
     return lora
 
 
@@ -448,13 +441,25 @@ def _kv_offload(asked: Section, fleet: Section, policies: Section, llm: Llm) -> 
         return None
     where = policies.at("kv_offload")
     check_offloaded(llm, where)
-    if any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
-        raise InputError(f"{where}: is not simulated in pipelines (fleet: pp); drop one of the two")
-    if asked_of_engine(asked.get("engine")) is not None:
-        raise InputError(f"{where}: is not simulated with engine: speculative; drop one of the two")
+    _refuse_pipelines(fleet, where)
+    _refuse_drafts(asked, where)
     if parse_lora(asked.get("lora"), asked.at("lora")) is not None:
-        raise InputError(f"{where}: is not simulated with lora; drop one of the two")
+        raise _not_both(where, "with lora")
     return offload
+
+
+def _refuse_pipelines(fleet: Section, where: str) -> None:
+    if any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+        raise _not_both(where, "in pipelines (fleet: pp)")
+
+
+def _refuse_drafts(asked: Section, where: str) -> None:
+    if asked_of_engine(asked.get("engine")) is not None:
+        raise _not_both(where, "with engine: speculative")
+
+
+def _not_both(where: str, beside: str) -> InputError:
+    return InputError(f"{where}: is not simulated {beside}; drop one of the two")
 
 
 def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:

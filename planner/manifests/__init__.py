@@ -270,7 +270,7 @@ def _offload(fleet: Fleet, offload: KvOffload) -> str:
 def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
     policies = fleet.policies
     simulated = policies.routing
-    if engine.is_disaggregated(fleet):
+    if fleet.is_disaggregated:
         simulated += f" to prefill and {policies.decode_routing} to decode"
     lines = [
         "",
@@ -314,7 +314,7 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
             f"- Requests of more than {served} tokens are refused, as in the simulation; the longest has "
             f"{max_model_len}."
         )
-    if engine.is_disaggregated(fleet):
+    if fleet.is_disaggregated:
         lines += [
             "- KV blocks move by NIXL. Prefill keeps them for 30 s (`kv_lease_duration`): a request that "
             "waits longer for a decode worker is prefilled again.",

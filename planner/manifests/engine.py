@@ -282,10 +282,6 @@ def without_ranks(fleet: Fleet, target: str) -> None:
             )
 
 
-def is_disaggregated(fleet: Fleet) -> bool:
-    return any(pool.role == "prefill" for pool in fleet.running)
-
-
 def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
     """Name -> roles it serves. A fleet of both kinds needs two: vLLM's router does one or the other."""
     roles = {pool.role for pool in fleet.running}
@@ -300,7 +296,7 @@ def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
     """Name -> (decode pool, prefill pool) or (mixed pool, None): for targets that serve a pair at a time."""
     pools = dict(zip(pool_labels(fleet), fleet.running, strict=True))
     found: dict[str, tuple[Pool, Pool | None]] = {}
-    if is_disaggregated(fleet):
+    if fleet.is_disaggregated:
         prefill, decode = ([p for p in pools.values() if p.role == role] for role in ("prefill", "decode"))
         if len(prefill) > 1 or len(decode) > 1:
             raise InputError(

@@ -40,7 +40,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    is_pair = engine.is_disaggregated(fleet)
+    is_pair = fleet.is_disaggregated
     if _is_left_to_gateway(fleet, is_pair=is_pair):
         return "no scheduler: the gateway spreads requests over the Service's workers, by its own setting."
     return endpoint_picker.words(fleet.policies, is_pair=is_pair)

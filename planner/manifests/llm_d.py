@@ -45,7 +45,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 def router_values(fleet: Fleet) -> Document:
     """The values of the router's release: one endpoint picker, which alone knows what it sent."""
-    picker = endpoint_picker.config(fleet, is_pair=engine.is_disaggregated(fleet))
+    picker = endpoint_picker.config(fleet, is_pair=fleet.is_disaggregated)
     return {
         "router": {
             "extraServicePorts": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}],
@@ -78,7 +78,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    return endpoint_picker.words(fleet.policies, is_pair=engine.is_disaggregated(fleet))
+    return endpoint_picker.words(fleet.policies, is_pair=fleet.is_disaggregated)
 
 
 def _release(fleet: Fleet, name: str) -> str:

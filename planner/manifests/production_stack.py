@@ -48,7 +48,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    if engine.is_disaggregated(fleet):
+    if fleet.is_disaggregated:
         lost = "; the plan's hits are not kept" if fleet.policies.prefix_cache else ""
         return f"its {_routing_logic(fleet)}, which takes prefill and decode workers in turns{lost}."
     row = ROUTING[fleet.policies.routing]
@@ -100,7 +100,7 @@ def _roles(fleet: Fleet) -> list[str]:
 
 
 def _routing_logic(fleet: Fleet) -> str:
-    router = STACK_PAIRS if engine.is_disaggregated(fleet) else STACK
+    router = STACK_PAIRS if fleet.is_disaggregated else STACK
     return answer(ROUTING[fleet.policies.routing], router).name
 
 

@@ -189,7 +189,7 @@ def policies_line(fleet: Fleet) -> str:
         f"Batching {batching.name} ({batching.words}); requests are routed by {routing.name} "
         f"({routing.words})"
     )
-    if any(pool.role == "prefill" for pool in fleet.running):
+    if fleet.is_disaggregated:
         text += (
             f", hand-offs to decode workers by {policies.decode_routing}; KV blocks move at "
             f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s, {network.transfer}"

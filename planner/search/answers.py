@@ -325,9 +325,10 @@ def _paid_least(problem: Problem, paper: Found, best: Counts) -> Counts:
     if problem.task.objective != "cost":
         return best
     least = paid_whole_usd_per_h(best) * (1 - 1e-9)
-    others = [counts for counts in _held(problem, paper) if paid_whole_usd_per_h(counts) < least]
-    others.sort(key=lambda counts: (paid_whole_usd_per_h(counts), objective(counts), named(counts)))
-    for counts in others[:MOST_NEAR]:
+    held = ((paid_whole_usd_per_h(counts), counts) for counts in _held(problem, paper))
+    others = [(usd_per_h, counts) for usd_per_h, counts in held if usd_per_h < least]
+    others.sort(key=lambda each: (each[0], objective(each[1]), named(each[1])))
+    for _, counts in others[:MOST_NEAR]:
         if problem.out_of_time():
             break
         if problem.oracle.holds([counts])[0]:  # a search may have asked the hardest futures alone

@@ -212,15 +212,7 @@ def if_steps_take_longer(
     if not any(shares) or not clock.allows("longer-steps"):
         return None
     pools = tuple(
-        replace(
-            pool,
-            type=replace(
-                pool.type,
-                latency=pool.type.latency.longer(share),
-                lora=pool.type.lora and pool.type.lora.longer(share),
-            ),
-        )
-        for pool, share in zip(fleet.pools, shares, strict=True)
+        replace(pool, type=pool.type.longer(share)) for pool, share in zip(fleet.pools, shares, strict=True)
     )
     verdict = _on_every_draw(problem, replace(fleet, pools=pools))
     return facts.LongerSteps(max(shares), outcome_of(verdict, problem.slo))

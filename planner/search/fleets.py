@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.fleet import Fleet, WorkerType
 from planner.models.speculation import Speculation
-from planner.solvers.master import Option
+from planner.solvers.master import Limits, Option
 
 Counts = tuple[tuple[Option, int], ...]
 """A fleet as options with their counts."""
@@ -42,6 +42,10 @@ def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) ->
     return tuple(
         sorted(((o, n) for o, n in counts if n), key=lambda each: order.get(each[0].name, len(order)))
     )
+
+
+def is_within(limits: Limits, counts: Counts) -> bool:
+    return limits.broken([(option.type, count) for option, count in counts]) is None
 
 
 def objective(counts: Iterable[tuple[Option, int]]) -> float:

@@ -15,7 +15,6 @@ from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Head
 from planner.domain import Limit
 from planner.search.fleets import Counts
 from planner.search.oracle import Answers, Oracle, side_by_side
-from planner.solvers.master import Option
 from planner.traffic.scaling import rescale
 
 
@@ -82,15 +81,4 @@ def _with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
 
 
 def _with_steps(counts: Counts, more_frac: float) -> Counts:
-    def slowed(option: Option) -> Option:
-        worker = option.type
-        return replace(
-            option,
-            type=replace(
-                worker,
-                latency=worker.latency.longer(more_frac),
-                lora=worker.lora and worker.lora.longer(more_frac),
-            ),
-        )
-
-    return tuple((slowed(option), count) for option, count in counts)
+    return tuple((replace(option, type=option.type.longer(more_frac)), count) for option, count in counts)

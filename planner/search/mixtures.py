@@ -21,7 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Role
-from planner.search.fleets import Counts, Named, count_below, in_order, may_hand_over, named, objective
+from planner.search.fleets import (
+    Counts,
+    Named,
+    count_below,
+    in_order,
+    is_within,
+    may_hand_over,
+    named,
+    objective,
+)
 from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
 from planner.solvers.master import Limits, Option
@@ -231,7 +240,7 @@ def near(best: Counts, limits: Limits, oracle: Oracle, may_go_on: Callable[[], b
             and named(counts) not in tried
             and named(counts) not in oracle.told
             and _serve([option for option, _ in counts])
-            and limits.broken([(option.type, n) for option, n in counts]) is None
+            and is_within(limits, counts)
         ]
         for counts in sorted(around, key=lambda counts: -objective(counts)):
             if not may_go_on():

@@ -12,7 +12,7 @@ from planner.documents.task import Task
 from planner.domain import Gpu, Slo
 from planner.fleet import Policies, WorkerType
 from planner.models.llm import Llm
-from planner.search.fleets import Counts
+from planner.search.fleets import Counts, is_within
 from planner.search.futures import Futures
 from planner.search.options import Left
 from planner.search.oracle import Answers, Oracle
@@ -88,7 +88,7 @@ class Problem:
 
     def allows(self, counts: Counts) -> bool:
         """Whether a fleet is within the limits."""
-        return self.limits.broken([(option.type, count) for option, count in counts]) is None
+        return is_within(self.limits, counts)
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline or self.oracle.effort() > self.most_effort

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above
 from planner.simulator import counting
 from planner.simulator.replay import Simulation
-from planner.traffic.trace import slo_windows_s
+from planner.traffic.trace import slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -281,11 +281,6 @@ def windows_s(simulation: Simulation, every_s: float) -> Floats:
     """Edges (V + 1,) of the windows of this length, as `slo_windows_s` says."""
     start_s, end_s = simulation.window_s
     return slo_windows_s(simulation.nominal_s, (start_s, min(end_s, simulation.nominal_end_s)), every_s)
-
-
-def window_numbers(times_s: Floats, edges_s: Floats) -> npt.NDArray[np.int64]:
-    """In which window each time lies: [edge, next edge), the last one with all that comes later."""
-    return np.clip(np.searchsorted(edges_s, times_s, "right") - 1, 0, len(edges_s) - 2)
 
 
 def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:

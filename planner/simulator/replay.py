@@ -32,7 +32,7 @@ from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.policy_checks import check
-from planner.traffic.trace import Trace, measured_window, slo_windows_s
+from planner.traffic.trace import Trace, measured_window, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -458,7 +458,7 @@ def _watched_in(limits: Sequence[Limit], trace: Trace, state: State, edges_s: Fl
     if trace.after.size:
         return rows
     inside = trace.arrival_s >= edges_s[0]
-    of = np.clip(np.searchsorted(edges_s, trace.arrival_s, "right") - 1, 0, len(edges_s) - 2)
+    of = window_numbers(trace.arrival_s, edges_s)
     for row, limit in zip(rows, limits, strict=True):
         if limit.metric == "tbt":
             values = np.cumsum(np.bincount(of, trace.output_tokens - 1, len(row)))

@@ -21,8 +21,6 @@ from planner.search.together import SharedPlan
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import simulate
 
-Key = tuple[tuple[str, object], ...]
-
 
 def under_routers(plan: Plan, target: str | None = None) -> Plan:
     """The plan with what its fleet does under each router among its facts, and a warning of those that miss
@@ -33,10 +31,10 @@ def under_routers(plan: Plan, target: str | None = None) -> Plan:
     if target is not None and target in refused:
         warnings.append(NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
-    known: dict[Key, Verdict] = {_matters(plan.fleet, plan.fleet.policies): plan.verdict}
+    known: dict[Policies, Verdict] = {_matters(plan.fleet, plan.fleet.policies): plan.verdict}
     found = []
     for name in names:
-        routed = deployed(plan.fleet.policies, name, is_pair=_is_pair(plan.fleet))
+        routed = deployed(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
         key = _matters(plan.fleet, routed.policies)
         if key not in known:
             known[key] = _verdict(plan, routed.policies)
@@ -61,11 +59,7 @@ def each_under_routers(shared: SharedPlan, question: Question) -> SharedPlan:
     return replace(shared, plans=plans, warnings=(*shared.warnings, *new))
 
 
-def _is_pair(fleet: Fleet) -> bool:
-    return any(pool.role == "prefill" for pool in fleet.running)
-
-
-def _matters(fleet: Fleet, policies: Policies) -> Key:
+def _matters(fleet: Fleet, policies: Policies) -> Policies:
     """The policies, without the routing of those who have no choice."""
     front = sum(pool.count for pool in fleet.pools if pool.role != "decode")
     back = sum(pool.count for pool in fleet.pools if pool.role == "decode")
@@ -74,7 +68,7 @@ def _matters(fleet: Fleet, policies: Policies) -> Key:
         policies = replace(policies, routing=usual.routing)
     if back < 2:
         policies = replace(policies, decode_routing=usual.decode_routing)
-    return tuple((name, getattr(policies, name)) for name in Policies.__slots__)
+    return policies
 
 
 def _verdict(plan: Plan, policies: Policies) -> Verdict:

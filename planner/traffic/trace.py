@@ -213,6 +213,11 @@ def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s:
     return np.array([*(edges_s[:-1] or edges_s), end_s])
 
 
+def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.int64]:
+    """In which window each time lies: [edge, next edge), the last one with all that comes later."""
+    return np.clip(np.searchsorted(edges_s, times_s, "right") - 1, 0, len(edges_s) - 2)
+
+
 def spread(trace: Trace, *, seed: int) -> Trace:
     """A trace of a coarse clock with its stamps spread over the clock's step; any other as it is."""
     quantum_s = trace.coarse_s

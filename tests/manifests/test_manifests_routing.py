@@ -57,7 +57,7 @@ def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
     ]
     command = " ".join(router["command"][-1] for router in routers)
     assert command.count("http://") == fleet_on_nodes.workers
-    if engine.is_disaggregated(fleet_on_nodes):
+    if fleet_on_nodes.is_disaggregated:
         assert command.count("--prefill ") == sum(
             p.count for p in fleet_on_nodes.pools if p.role == "prefill"
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from offload_reference import AsyncOffloadReference, OffloadReference
-from simulations import LLM, make_latency, make_pool, prefix_trace
+from simulations import LLM, make_latency, make_pool, prefix_trace, random_prompts
 
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Policies
@@ -50,12 +50,7 @@ def random_case(seed: int, *, engine: Engine | None) -> tuple[Fleet, Trace]:
     """
     rng = np.random.default_rng([seed, 5])
     n, block = 60, int(rng.choice([16, 32]))
-    paths: list[list[int]] = [[]]
-    for _ in range(40):
-        above = paths[rng.integers(len(paths))]
-        paths.append([*above, int(rng.integers(3))])
-    blocks = [paths[rng.integers(1, len(paths))] + [100 + int(rng.integers(9))] for _ in range(n)]
-    tokens = [len(ids) * block - int(rng.integers(block)) * int(rng.integers(2)) for ids in blocks]
+    blocks, tokens = random_prompts(rng, n, block)
     trace = prefix_trace(
         np.sort(rng.uniform(0, float(rng.choice([0.3, 4.0])), n)).tolist(),
         blocks,

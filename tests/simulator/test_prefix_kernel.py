@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prefix_reference import PrefixReference
-from simulations import LLM, beside, make_latency, make_pool, make_trace, prefix_trace
+from simulations import LLM, beside, make_latency, make_pool, make_trace, prefix_trace, random_prompts
 
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import fleet_document, read_fleet
@@ -45,12 +45,7 @@ def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
     """
     rng = np.random.default_rng(seed)
     n, block = 60, int(rng.choice([16, 32]))
-    paths: list[list[int]] = [[]]
-    for _ in range(40):
-        above = paths[rng.integers(len(paths))]
-        paths.append([*above, int(rng.integers(3))])
-    blocks = [paths[rng.integers(1, len(paths))] + [100 + int(rng.integers(9))] for _ in range(n)]
-    tokens = [len(ids) * block - int(rng.integers(block)) * int(rng.integers(2)) for ids in blocks]
+    blocks, tokens = random_prompts(rng, n, block)
     trace = prefix_trace(
         np.sort(rng.integers(0, int(rng.choice([256, 4096])), n) / 1024).tolist(),
         blocks,

@@ -38,6 +38,17 @@ def make_trace(arrival_s: npt.ArrayLike, input_tokens: npt.ArrayLike, output_tok
     )
 
 
+def random_prompts(rng: np.random.Generator, n: int, block: int) -> tuple[list[list[int]], list[int]]:
+    """Blocks of `n` prompts that begin in a random tree, and their tokens: one in two ends within a block."""
+    paths: list[list[int]] = [[]]
+    for _ in range(40):
+        above = paths[rng.integers(len(paths))]
+        paths.append([*above, int(rng.integers(3))])
+    blocks = [paths[rng.integers(1, len(paths))] + [100 + int(rng.integers(9))] for _ in range(n)]
+    tokens = [len(ids) * block - int(rng.integers(block)) * int(rng.integers(2)) for ids in blocks]
+    return blocks, tokens
+
+
 def prefix_trace(
     arrival_s: list[float],
     blocks: list[list[int]],

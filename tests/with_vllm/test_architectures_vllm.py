@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_configs import PLAIN
 
 from planner.documents.llm import llm_from_config
 from planner.models.kv_layout import kv_layout
@@ -24,22 +25,6 @@ if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
 
 KV_BYTES = 2**30
-PLAIN = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "intermediate_size": 512,
-    "vocab_size": 1024,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 CONFIGS: dict[str, dict[str, Any]] = {
     "mixture": {

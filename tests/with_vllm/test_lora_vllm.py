@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_configs import PLAIN
 
 from planner.documents.catalog import read_catalog
 from planner.documents.llm import llm_from_config
@@ -19,22 +20,6 @@ from profiling.vllm_install import is_installed
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
 
-PLAIN: dict[str, Any] = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "intermediate_size": 512,
-    "vocab_size": 1024,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 CONFIGS: dict[str, dict[str, Any]] = {
     "dense": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "mixture": {
