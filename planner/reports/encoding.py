@@ -34,9 +34,11 @@ def labels(rows: Any, **place: Any) -> list[Any]:
 
 def data(rows: list[dict[str, Any]]) -> Any:
     import altair as alt
+    from altair.utils.schemapi import debug_mode
 
     values: Any = alt.Data
-    return values(values=rows)
+    with debug_mode(False):  # else every row is held against the schema, which takes longer than the chart
+        return values(values=rows)
 
 
 def rounded(values: Sequence[Any] | Floats) -> list[Any]:

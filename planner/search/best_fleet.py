@@ -37,13 +37,16 @@ class Found:
     beyond_exact: bool
 
 
-def search(problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False) -> Found:
+def search(
+    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
+) -> Found:
     """The best fleet. Those of `start` that still hold are what others must beat.
 
-    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. Raises
-    InfeasibleError if no fleet within the limits was found, which says whether that is proved.
+    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows; `walks` as for
+    `search_level0`. Raises InfeasibleError if no fleet within the limits was found, which says whether that
+    is proved.
     """
-    level0 = search_level0(problem, start, prove=prove)
+    level0 = search_level0(problem, start, prove=prove, walks=walks)
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
@@ -67,7 +70,7 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
 
 
 def search_policies(
-    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False
+    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
 ) -> list[tuple[Problem, Found]]:
     """`search` under each choice of policies there is, where it finds a fleet.
 
@@ -76,7 +79,7 @@ def search_policies(
     the best for all. Raises InfeasibleError if no choice finds a fleet.
     """
     while True:
-        answers = _each_policy(problem, start, prove=prove)
+        answers = _each_policy(problem, start, prove=prove, walks=walks)
         chosen, found = best_of(answers)
         failed = next(
             (draw for draw in problem.draws if not _holds_on(chosen.oracle, found.best, draw)), None
@@ -96,7 +99,9 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     )
 
 
-def _each_policy(problem: Problem, start: Sequence[Fleet], *, prove: bool) -> list[tuple[Problem, Found]]:
+def _each_policy(
+    problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
+) -> list[tuple[Problem, Found]]:
     """Each choice's search begins with the best fleets of those before."""
     answers: list[tuple[Problem, Found]] = []
     errors: list[InfeasibleError] = []
@@ -109,7 +114,7 @@ def _each_policy(problem: Problem, start: Sequence[Fleet], *, prove: bool) -> li
             problem.progress(policies_label(policies, choices))
         known = [*start, *(asked.oracle.fleet(found.best) for _, found in answers)]
         try:
-            answers.append((asked, search(asked, known, prove=prove)))
+            answers.append((asked, search(asked, known, prove=prove, walks=walks)))
         except InfeasibleError as error:
             errors.append(error)
     if not answers:

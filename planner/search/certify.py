@@ -144,6 +144,7 @@ def certified(
         )
         if left_s > 0
         else (),
+        on_paper=oracle.fleet(found.best),
     )
 
 

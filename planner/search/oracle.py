@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtr
 
 from planner.documents.task import Spot
 from planner.domain import Limit, Slo
@@ -252,6 +251,8 @@ class Oracle:
         terms = self.spot.get(option.type.gpu.name)
         if terms is None or count <= 0:
             return 0
+        from scipy.special import bdtr  # here: a fifth of a second, for every command
+
         down = np.arange(count + 1)
         return int(np.argmax(bdtr(down, count, terms.down_frac) >= 1 - SPOT_RISK_FRAC))
 

@@ -22,6 +22,8 @@ class Plan:
     """Everything that `plan` writes down.
 
     `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
+    `on_paper` is the cheapest fleet on what is written, whose value the certificate has; None where the plan
+    was read from a folder.
     """
 
     status: Status
@@ -39,6 +41,7 @@ class Plan:
     throughput: Throughput | None = None  # where that was the objective; the certificate is about cost
     placement: Placement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
+    on_paper: Fleet | None = None
 
     @property
     def value(self) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.models.forms import Compiled, StepForm
 from planner.models.llm import Llm
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.policies import (
@@ -41,6 +43,7 @@ ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECO
 METRICS = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
 STATUS = ("finished", "rejected", "unfinished")
 KV_DELAY_STEPS = {False: 1, True: 3}  # asynchronous: a step is sent to the workers as the one before begins
+REMEMBERED_TOKENS = 20_000  # of a step: longer tables of step times are made for every simulation
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -189,42 +192,37 @@ def check_images(llm: Llm, trace: Trace) -> None:
 class Requests:
     """The kernel's requests of one trace, laid out once for many simulations, from any thread.
 
-    A simulation that is refuted early has touched few of them, and only those are made fresh again. Nothing
-    is laid out before the first simulation; unless they are `kept`, every one lays out its own.
+    A simulation that is refuted early has touched few of them, and only those are made fresh again, for the
+    next one. Nothing is laid out before the first; unless they are `kept`, every one lays out its own.
     """
 
     def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, kept: bool = True):
         """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
         self._trace, self._predicted_tokens, self._kept = trace, predicted_tokens, kept
-        self._fresh: npt.NDArray[np.void] | None = None
-        self._spare: list[npt.NDArray[np.void]] = []
+        self._spare: list[tuple[npt.NDArray[np.void], int]] = []  # and how many of them were touched
         self._lock = threading.Lock()
         self.runs = self.entered = 0  # simulations, and the requests that they got to see
 
     def take(self) -> npt.NDArray[np.void]:
         """(n,) layout.REQUEST, as before the first event."""
-        if not self._kept:
-            return self._laid_out()
         try:
-            return self._spare.pop()
+            requests, touched = self._spare.pop()
         except IndexError:
-            if self._fresh is None:
-                self._fresh = self._laid_out()
-            return self._fresh.copy()
+            requests = np.empty(len(self._trace), dtype=layout.REQUEST)
+            touched = len(requests)
+        _make_fresh(requests[:touched], self._trace)
+        if self._predicted_tokens is not None:
+            predicted_tokens = self._predicted_tokens[:touched]
+            requests["predicted_tokens"][:touched] = predicted_tokens
+            requests["predicted_later_tokens"][:touched] = predicted_tokens
+        return requests
 
     def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
         """Nobody looks any more at what `take` gave, of which only the first `touched` may have changed."""
-        if self._fresh is not None:
-            requests[:touched].view(np.uint8)[:] = self._fresh[:touched].view(np.uint8)  # not field by field
-            self._spare.append(requests)
+        if self._kept:
+            self._spare.append((requests, touched))
         with self._lock:
             self.runs, self.entered = self.runs + 1, self.entered + touched
-
-    def _laid_out(self) -> npt.NDArray[np.void]:
-        requests = _fresh_requests(self._trace)
-        if self._predicted_tokens is not None:
-            requests["predicted_tokens"] = requests["predicted_later_tokens"] = self._predicted_tokens
-        return requests
 
 
 def keeps(
@@ -276,16 +274,35 @@ def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None
 
 def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
     """The kernel's requests (n,) before anything has happened to them."""
-    requests = np.zeros(len(trace.arrival_s), dtype=layout.REQUEST)
-    requests["arrival_s"] = trace.arrival_s
-    requests["input_tokens"] = requests["length_tokens"] = trace.input_tokens
-    requests["output_tokens"] = trace.output_tokens
-    requests["predicted_tokens"] = requests["predicted_later_tokens"] = trace.output_tokens
-    requests["scheduled_s"] = -1.0
-    requests["first_token_s"] = requests["finish_s"] = np.nan
-    requests["prefill_worker"] = requests["decode_worker"] = requests["next"] = layout.NONE
-    requests["status"] = layout.UNFINISHED
+    requests = np.empty(len(trace), dtype=layout.REQUEST)
+    _make_fresh(requests, trace)
     return requests
+
+
+def _make_fresh(requests: npt.NDArray[np.void], trace: Trace) -> None:
+    """The first requests of a trace, as many as there is room for."""
+    n = len(requests)
+    requests.view(np.int64).reshape(n, len(_FRESH.dtype.names or ()))[:] = _FRESH.view(
+        np.int64
+    )  # not field by field
+    requests["arrival_s"] = trace.arrival_s[:n]
+    requests["input_tokens"] = requests["length_tokens"] = trace.input_tokens[:n]
+    output_tokens = trace.output_tokens[:n]
+    for name in ("output_tokens", "predicted_tokens", "predicted_later_tokens"):
+        requests[name] = output_tokens
+
+
+def _of_fresh() -> npt.NDArray[np.void]:
+    """What is the same of all requests, (1,) layout.REQUEST."""
+    fresh = np.zeros(1, dtype=layout.REQUEST)
+    fresh["scheduled_s"] = -1.0
+    fresh["first_token_s"] = fresh["finish_s"] = np.nan
+    fresh["prefill_worker"] = fresh["decode_worker"] = fresh["next"] = layout.NONE
+    fresh["status"] = layout.UNFINISHED
+    return fresh
+
+
+_FRESH = _of_fresh()
 
 
 def fresh_state(fleet: Fleet, trace: Trace) -> State:
@@ -378,7 +395,7 @@ def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArr
         row = types[i : i + 1]
         seats = pool.type.max_num_seqs
         most_tokens = _most_tokens(pool.type, fleet.policies.batching, trace) + seats * pool.type.step_tokens
-        form = pool.type.step_times.compiled(most_tokens, seats)
+        form = _compiled(pool.type.step_times, most_tokens, seats)
         _fill_type(row, pool, fleet, longest_tokens)
         row["form"] = form.code
         row["numbers"][0, : len(form.numbers)] = form.numbers
@@ -388,6 +405,20 @@ def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArr
             at += len(table)
             tables.append(table)
     return types, np.concatenate(tables)
+
+
+def _compiled(step_times: StepForm, most_tokens: int, most_decodes: int) -> Compiled:
+    """The numbers and tables of step times; small ones are remembered."""
+    if most_tokens <= REMEMBERED_TOKENS and isinstance(step_times, Hashable):
+        return _remembered(step_times, most_tokens, most_decodes)
+    return _made(step_times, most_tokens, most_decodes)
+
+
+def _made(step_times: StepForm, most_tokens: int, most_decodes: int) -> Compiled:
+    return step_times.compiled(most_tokens, most_decodes)
+
+
+_remembered = lru_cache(maxsize=256)(_made)
 
 
 def _caches(

@@ -27,8 +27,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numba import njit
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from planner.errors import PlannerError
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
@@ -172,6 +170,9 @@ class Prices:
 
     def routed(self, placed: Bools) -> Routed:
         """The best routing of a placement, by the LP that is left: min L; of equal ones the least work."""
+        from scipy.optimize import linprog  # here: a third of a second, for every command
+        from scipy.sparse import csr_array
+
         demand, replicas = self.demand, placed.shape[1]
         used = np.flatnonzero(demand.rate_rps)
         cost_s = np.stack([self.cost_s(placed[:, r]) for r in range(replicas)], axis=1)
