@@ -53,7 +53,8 @@ from planner.imports.silicon_config import (
     is_as_in,
 )
 from planner.imports.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
-from planner.models.llm import LatentAttention, Llm
+from planner.imports.silicon_sparse import shares_index
+from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import mixed_kv_s, tp_s
 from planner.models.tables import COLUMNS, Step, StepTable
@@ -254,7 +255,7 @@ def uncovered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
                 return "AIConfigurator has no config.json of this LLM; give the folder of its own"
             if not is_as_in(llm, copies):
                 return "AIConfigurator's config.json has other formats of weights; give the folder of its own"
-        if _shares_index(llm):
+        if shares_index(llm):
             return "AIConfigurator measured no attention of vLLM's without an index of its own"
         if gpu.name in UNTUNED_FP8_EXPERTS and experts_format(llm) == "fp8" and llm.is_mixture:
             return "AIConfigurator measured experts in fp8 untuned on this GPU"
@@ -264,16 +265,6 @@ def uncovered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
     if llm.experts > 1 and llm.weights not in EXPERTS:
         return f"AIConfigurator measured experts in {llm.weights} untuned"
     return ""
-
-
-def _shares_index(llm: Llm) -> bool:
-    """Whether layers attend to the tokens that another one's index chose (GLM-5.2)."""
-    return any(
-        isinstance(group.attention, LatentAttention)
-        and group.attention.index_tokens > 0
-        and not group.attention.index_heads
-        for group in llm.layer_groups
-    )
 
 
 class Kernels:

@@ -173,8 +173,8 @@ class ConfigKernels:
         if in_parts:
             context = [each for each in context if not _name(each).endswith(LATENT_PARTS)]
         tokens = [_graphed(each) for each in context if _kind(each) in OF_TOKENS and not _is_head(each)]
-        prompts = [_measured(each, self._llm) for each in context if _is_of_sequences(each)]
-        states = [_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
+        prompts = [as_measured(each, self._llm) for each in context if _is_of_sequences(each)]
+        states = [as_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
         heads = [each for each in (*decodes, *context) if _is_head(each)][:1]
         if not heads or not prompts or not states:
             raise ValueError("its operations are not those of a decoder")
@@ -357,7 +357,7 @@ def _is_latent(llm: Llm) -> bool:
     return any(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
 
 
-def _measured(operation: Operation, llm: Llm) -> Operation:
+def as_measured(operation: Operation, llm: Llm) -> Operation:
     """Attention as it was measured. Latent: as a whole, in 16 bits where its projections have several
     formats; what AIConfigurator has else are keys and values for each head, which vLLM does not cache.
     DeepSeek-V4's: with the 8 bits in which vLLM caches it always.
@@ -370,7 +370,7 @@ def _measured(operation: Operation, llm: Llm) -> Operation:
     if kind.startswith("Dsv4"):
         return {kind: fields | {"kv_cache_dtype": "fp8"}}
     if kind in SPARSE:
-        return {kind: fields | _sparse_formats(llm, fields)}
+        return {kind: fields | _row_formats(llm, fields)}
     if kind not in PLAIN or not _is_latent(llm):
         return operation
     return {
@@ -386,7 +386,7 @@ def _measured(operation: Operation, llm: Llm) -> Operation:
     }
 
 
-def _sparse_formats(llm: Llm, fields: Operation) -> Operation:
+def _row_formats(llm: Llm, fields: Operation) -> Operation:
     """Of the projections, where they are all in one."""
     formats = {
         (group.attention.weights, group.attention.bf16_parameters)
