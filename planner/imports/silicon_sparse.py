@@ -2,12 +2,12 @@
 
 A layer was measured with its projections and its index, for B prompts of L tokens. Of decodes that was done
 in CUDA graphs, of prompts it was not: up to some 2000 tokens they all take 1.2 to 2.4 ms, for one head as for
-128, and 2.5 to 4.2 ms on the same GPU behind a Grace CPU. That is the time of the launches, not of kernels.
+128, and 2.3 to 4.3 ms on the same GPU behind a Grace CPU. That is the time of the launches, not of kernels.
 So a layer's kernels take
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
     o                               the decode of one token: weights are read once
-    w(L) = (T(B, L) - o) / B        a prompt of L tokens, where B L comes to MOST_TOKENS and launches to nothing
+    w(L) = (T(B, L) - o) / B        a prompt of L tokens, where B L comes to MOST_TOKENS, launches to nothing
 
 w is a line between LENGTHS: prompts after cached tokens were measured after 128 at the most, but a prompt is
 its first part and the rest after it. Past the longest prompt, MOST_TOKENS, w goes on as the parabola through
@@ -62,7 +62,9 @@ class SparsePrompts:
             prompts = 2 ** int(np.log2(MOST_TOKENS // length))  # as many as were measured
             whole_ms.append((measured_ms(prompts, length) - once_ms) / prompts)
             if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:
-                raise ValueError(f"a token of prompts of {length} takes less than one of shorter ones: two kernels in turn")
+                raise ValueError(
+                    f"a token of prompts of {length} takes less than one of shorter ones: two kernels in turn"
+                )
             token_ms = whole_ms[-1] / length
         self._lengths, self._whole_ms = np.array([0, *LENGTHS], dtype=float), np.array(whole_ms)
         last = [whole_ms[LENGTHS.index(length) + 1] for length in DOUBLED]
