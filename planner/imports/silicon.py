@@ -53,6 +53,7 @@ from planner.imports.silicon_config import (
     is_as_in,
 )
 from planner.imports.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
+from planner.imports.silicon_sparse import shares_index
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallel import mixed_kv_s, tp_s
@@ -254,6 +255,8 @@ def uncovered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
                 return "AIConfigurator has no config.json of this LLM; give the folder of its own"
             if not is_as_in(llm, copies):
                 return "AIConfigurator's config.json has other formats of weights; give the folder of its own"
+        if shares_index(llm):
+            return "AIConfigurator measured no attention of vLLM's without an index of its own"
         if gpu.name in UNTUNED_FP8_EXPERTS and experts_format(llm) == "fp8" and llm.is_mixture:
             return "AIConfigurator measured experts in fp8 untuned on this GPU"
         return ""

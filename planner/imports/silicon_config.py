@@ -18,7 +18,10 @@ as in `planner/imports/silicon.py`, whose corrections hold here too (fp8-block, 
   launches        latent attention of decodes was measured without CUDA graphs but on B200: 80 to 120 us for a
                   sequence of one token where its parts take 40 to 50, and twice as long on GB200 and B300 as
                   on B200, which are no slower. What one sequence takes longer than the sum of the parts is
-                  taken off at every batch, where that is more than LAUNCHED_FRAC of the sum.
+                  taken off at every batch, where that is more than LAUNCHED_FRAC of the sum. Sparse
+                  attention of prompts likewise: `planner/imports/silicon_sparse.py`.
+  formats         of sparse attention are the row's: AIConfigurator takes it for one of 16 bits where a
+                  checkpoint keeps no more than its norms in them (GLM-5-FP8).
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from planner.documents.llm import llm_from_config
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.imports.silicon_experts import dispatch_ms, expert_split, operation_ms
+from planner.imports.silicon_sparse import SparsePrompts
 from planner.models.llm import LatentAttention, Llm
 from planner.models.parallel import mixed_kv_s, tp_s
 from planner.models.roofline import experts_layers
@@ -50,6 +54,7 @@ Operation = dict[str, Any]
 OF_TOKENS = ("Gemm", "Elementwise", "Embedding", "Mhc")
 REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
 MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
+SPARSE = ("DsaContext", "DsaGeneration")
 PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
 LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")  # what a module has in it
 MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
@@ -127,6 +132,7 @@ class ConfigKernels:
             self._experts_ms = [operation_ms(self._engine, each, system) for each in experts]
             self._launches_ms = self._waited_ms()
             self._once_ms = self._modules_ms(1, 1)
+            self._sparse = SparsePrompts(self._measured_ms, self._once_ms) if self._is_sparse else None
             self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._of_tokens)), np.inf)
             for i in reversed(range(len(BOUNDING_TOKENS))):
                 self._at_most[i] = np.minimum(self._each_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
@@ -140,11 +146,7 @@ class ConfigKernels:
         ms = self._tokens_ms(step.prompts * step.new + step.decodes)
         ms += self._heads_ms(step.prompts + step.decodes)
         if step.prompts:
-            ms += _sum_ms(
-                self._engine.evaluate_context_ops(
-                    self._of_prompts, batch_size=step.prompts, s=step.new, prefix=step.cached
-                )
-            )
+            ms += self._prompts_ms(step.prompts, step.new, step.cached)
         if step.decodes:
             modules_ms = self._modules_ms(step.decodes, step.context)
             read_ms = self._decodes_ms(self._apart, step.decodes, step.context)
@@ -154,6 +156,16 @@ class ConfigKernels:
             ms += modules_ms + read_ms
         return ms
 
+    def _prompts_ms(self, prompts: int, new: int, cached: int) -> float:
+        if self._sparse is not None:
+            return self._sparse.step_ms(prompts, new, cached)
+        return self._measured_ms(prompts, new, cached)
+
+    def _measured_ms(self, prompts: int, new: int, cached: int = 0) -> float:
+        return _sum_ms(
+            self._engine.evaluate_context_ops(self._of_prompts, batch_size=prompts, s=new, prefix=cached)
+        )
+
     def _sort(self, spec: Operation) -> list[Operation]:
         """Puts the operations of `spec` into our order, remembers which are what, and returns the experts."""
         context, decodes = spec["context_ops"], spec["generation_ops"]
@@ -161,8 +173,8 @@ class ConfigKernels:
         if in_parts:
             context = [each for each in context if not _name(each).endswith(LATENT_PARTS)]
         tokens = [_graphed(each) for each in context if _kind(each) in OF_TOKENS and not _is_head(each)]
-        prompts = [_measured(each, self._llm) for each in context if _is_of_sequences(each)]
-        states = [_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
+        prompts = [as_measured(each, self._llm) for each in context if _is_of_sequences(each)]
+        states = [as_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
         heads = [each for each in (*decodes, *context) if _is_head(each)][:1]
         if not heads or not prompts or not states:
             raise ValueError("its operations are not those of a decoder")
@@ -171,6 +183,7 @@ class ConfigKernels:
         self._is_shared = np.array([_is_shared(each) for each in tokens], dtype=bool)
         self._of_tokens = list(range(len(tokens)))
         self._of_prompts = list(range(len(tokens), len(tokens) + len(prompts)))
+        self._is_sparse = all(_kind(each) in SPARSE for each in prompts)
         is_module = [_kind(each).startswith(MODULES) for each in states]
         self._modules = [n for n, module in enumerate(is_module, start=1) if module]
         self._apart = [n for n, module in enumerate(is_module, start=1) if not module]
@@ -344,7 +357,7 @@ def _is_latent(llm: Llm) -> bool:
     return any(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
 
 
-def _measured(operation: Operation, llm: Llm) -> Operation:
+def as_measured(operation: Operation, llm: Llm) -> Operation:
     """Attention as it was measured. Latent: as a whole, in 16 bits where its projections have several
     formats; what AIConfigurator has else are keys and values for each head, which vLLM does not cache.
     DeepSeek-V4's: with the 8 bits in which vLLM caches it always.
@@ -356,6 +369,8 @@ def _measured(operation: Operation, llm: Llm) -> Operation:
         return primary
     if kind.startswith("Dsv4"):
         return {kind: fields | {"kv_cache_dtype": "fp8"}}
+    if kind in SPARSE:
+        return {kind: fields | _row_formats(llm, fields)}
     if kind not in PLAIN or not _is_latent(llm):
         return operation
     return {
@@ -369,6 +384,19 @@ def _measured(operation: Operation, llm: Llm) -> Operation:
             "native_num_heads": llm.heads,
         }
     }
+
+
+def _row_formats(llm: Llm, fields: Operation) -> Operation:
+    """Of the projections, where they are all in one."""
+    formats = {
+        (group.attention.weights, group.attention.bf16_parameters)
+        for group in llm.layer_groups
+        if isinstance(group.attention, LatentAttention)
+    }
+    if formats != {("fp8-block", 0.0)}:
+        return {}
+    projections = dict.fromkeys(fields["attn_projection_quant_modes"], "fp8_block")
+    return {"gemm_quant_mode": "fp8_block", "attn_projection_quant_modes": projections}
 
 
 def _parts(operation: Operation, llm: Llm) -> list[Operation]:

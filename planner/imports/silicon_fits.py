@@ -22,6 +22,7 @@ from planner.imports.silicon import (
     silicon_table,
     uncovered,
 )
+from planner.imports.silicon_sparse import MOST_TOKENS, is_sparse
 from planner.models.latency import Kind, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import fits
@@ -112,11 +113,15 @@ def _splits(llm: Llm, tp: int) -> Sequence[bool]:
     return (True,) if is_whole(llm, tp) else (False, True)
 
 
+def _basis(llm: Llm) -> str:
+    return BASIS + f", prompts past {MOST_TOKENS} tokens carried on" * is_sparse(llm)
+
+
 def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
     """One fit of data-parallel ranks; its errors are on random steps of a rank that is alone, experts
     included, and, without these ("own"), on cells held out in turn.
     """
-    basis = f"{BASIS}, {dp} ranks share the experts" + ", whole ones per GPU" * ep
+    basis = f"{_basis(llm)}, {dp} ranks share the experts" + ", whole ones per GPU" * ep
     own, held_out = fit(silicon_table(llm, gpu, tp, ep=ep, folder=folder, dp=dp), basis=basis, kind="kernels")
 
     def experts_s(tokens: Sequence[int]) -> Floats:
@@ -140,7 +145,7 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, ep: bool, folder: Path | No
 
 def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
     """One fit; "off_grid" is its error on random steps."""
-    basis = BASIS + ", whole experts per GPU" * ep
+    basis = _basis(llm) + ", whole experts per GPU" * ep
     latency, errors = fit(silicon_table(llm, gpu, tp, ep=ep, folder=folder), basis=basis, kind="kernels")
     if errors["all"].mape_frac > WORST_MAPE_FRAC:
         raise InputError(

@@ -1,0 +1,81 @@
+"""Sparse attention of prompts (DeepSeek-V3.2, GLM-5) out of AIConfigurator's tables.
+
+A layer was measured with its projections and its index, for B prompts of L tokens. Of decodes that was done
+in CUDA graphs, of prompts it was not: up to some 2000 tokens they all take 1.2 to 2.4 ms, for one head as for
+128, and 2.3 to 4.3 ms on the same GPU behind a Grace CPU. That is the time of the launches, not of kernels.
+So a layer's kernels take
+
+    t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
+    o                               the decode of one token: weights are read once
+    w(L) = (T(B, L) - o) / B        a prompt of L tokens, where B L comes to MOST_TOKENS, launches to nothing
+
+w is a line between LENGTHS: prompts after cached tokens were measured after 128 at the most, but a prompt is
+its first part and the rest after it. Past the longest prompt, MOST_TOKENS, w goes on as the parabola through
+the last three of DOUBLED: a token is looked up in an index as long as its context, and looks at 2048 tokens.
+
+A token of a longer prompt takes no less. Where the tables say otherwise, by more than noise, two kernels were
+measured in turn (KV in 8 bits, 32 or 64 heads, on B300 and GB200: 0.46 and 0.66 us a token); that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planner.models.llm import LatentAttention, Llm
+
+MOST_TOKENS = 32768  # of a step, and of the longest prompt that was measured
+LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768)
+DOUBLED = (8192, 16384, 32768)
+NOISE_FRAC = 0.1
+
+
+def is_sparse(llm: Llm) -> bool:
+    """Whether an index chooses the tokens that latent attention looks at."""
+    return any(
+        isinstance(group.attention, LatentAttention) and group.attention.index_tokens > 0
+        for group in llm.layer_groups
+    )
+
+
+def shares_index(llm: Llm) -> bool:
+    """Whether layers look at the tokens that another one's index chose (GLM-5.2)."""
+    return any(
+        isinstance(group.attention, LatentAttention)
+        and group.attention.index_tokens > 0
+        and not group.attention.index_heads
+        for group in llm.layer_groups
+    )
+
+
+class SparsePrompts:
+    """Milliseconds of prompts. `measured_ms`: of so many prompts of so many tokens, with nothing cached, as
+    AIConfigurator has them; `once_ms`: of the decode of one token. Raises ValueError where the former are
+    of several kernels.
+    """
+
+    def __init__(self, measured_ms: Callable[[int, int], float], once_ms: float) -> None:
+        self._once_ms = once_ms
+        whole_ms, token_ms = [0.0], 0.0
+        for length in LENGTHS:
+            prompts = 2 ** int(np.log2(MOST_TOKENS // length))  # as many as were measured
+            whole_ms.append((measured_ms(prompts, length) - once_ms) / prompts)
+            if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:
+                raise ValueError(
+                    f"a token of prompts of {length} takes less than one of shorter ones: two kernels in turn"
+                )
+            token_ms = whole_ms[-1] / length
+        self._lengths, self._whole_ms = np.array([0, *LENGTHS], dtype=float), np.array(whole_ms)
+        last = [whole_ms[LENGTHS.index(length) + 1] for length in DOUBLED]
+        self._beyond = np.polyfit(DOUBLED, last, 2)
+
+    def step_ms(self, prompts: int, new: int, cached: int) -> float:
+        """Of prompts that have `new` tokens after `cached` ones each."""
+        return self._once_ms + prompts * (self._prompt_ms(cached + new) - self._prompt_ms(cached))
+
+    def _prompt_ms(self, length: int) -> float:
+        """Of a prompt of so many tokens beside others."""
+        if length > MOST_TOKENS:
+            return float(np.polyval(self._beyond, length))
+        return float(np.interp(length, self._lengths, self._whole_ms))
