@@ -28,9 +28,9 @@ import numpy as np
 
 from planner.domain import FleetLimit
 from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
-from planner.search.fleets import count_below
+from planner.search.fleets import Counts, count_below, largest_below, objective
 from planner.search.one_pool import WAVE, StoppedError
-from planner.solvers.master import Limits, Option
+from planner.solvers.master import Limits, Option, largest
 from planner.solvers.multiple_choice import Choice, choose
 
 Weigh = Callable[[Option], float]
@@ -82,20 +82,23 @@ def cheapest(
     llms: Sequence[Sequence[Design]],
     limits: Sequence[SharedLimit],
     *,
-    weigh: Weigh = lambda option: option.objective,
+    weigh: Weigh | None = None,
     below: float = math.inf,
     run: Run = one_by_one,
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
     leaping: bool = False,
+    allows: Callable[[Counts], bool] | None = None,
 ) -> Cheapest:
-    """The least weight of a choice over the designs of each LLM, strictly `below` a value.
+    """The least weight of a choice over the designs of each LLM, strictly `below` a value; the weight is the
+    objective, with whole nodes, where workers are not weighed otherwise. What one LLM takes must be allowed:
+    what `allows` is True for is allowed with less too.
 
     `run` executes closures, which simulate. What they learn stays in the designs, so that another question
     about the same designs costs little. Where `leaping`, prefill counts without end are passed over by leaps
     until a choice is known; then those left out are looked at. No `bound` is meant before.
     """
-    tables = [_Table(designs, limits, weigh) for designs in llms]
+    tables = [_Table(designs, limits, weigh, allows) for designs in llms]
     least = [0.0] * len(tables)  # of what each LLM adds, in any choice better than `upper`
     best: Sequence[_Column] | None = None
     upper, bound, rounds, said = below, 0.0, 0, ""
@@ -166,15 +169,22 @@ class _Column(Choice):
 class _Table:
     """The designs of one LLM under one question: what their workers weigh, and what they take of limits."""
 
-    def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh) -> None:
-        self.designs = designs
+    def __init__(
+        self,
+        designs: Sequence[Design],
+        limits: Sequence[SharedLimit],
+        weigh: Weigh | None,
+        allows: Callable[[Counts], bool] | None,
+    ) -> None:
+        self.designs, self.weigh, self.allows = designs, weigh, allows
         self.amounts = [limit.amount * (1 + SLACK) for limit in limits]
         self.terms: dict[Pool, Terms] = {}
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
             uses = tuple(limit.use(pool.item.option) for limit in limits)
             rows = zip(self.amounts, uses, strict=True)
             most = min((math.floor(amount / use) for amount, use in rows if use > 0), default=math.inf)
-            self.terms[pool] = Terms(weigh(pool.item.option), uses, most)
+            option = pool.item.option
+            self.terms[pool] = Terms(weigh(option) if weigh else option.objective, uses, most)
         self.leaping = False
         self.versions: list[tuple[int, bool]] = [(-1, False)] * len(designs)
         self.of_design: list[list[_Column]] = [[] for _ in designs]
@@ -204,7 +214,8 @@ class _Table:
         columns = []
         for vector, holds in found:
             weight, uses = self._taken(design, vector)
-            if all(used <= amount for used, amount in zip(uses, self.amounts, strict=True)):
+            is_within = all(used <= amount for used, amount in zip(uses, self.amounts, strict=True))
+            if is_within and (self.allows is None or self.allows(design.counts(vector))):
                 columns.append(_Column(weight, uses, design, vector, holds))
         return columns
 
@@ -214,6 +225,8 @@ class _Table:
     def _taken(self, design: Design, vector: Vector) -> tuple[float, tuple[float, ...]]:
         each = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
         weight = sum(terms.weight * count for terms, count in each)
+        if self.weigh is None:
+            weight = objective(design.counts(vector))
         return weight, tuple(
             sum(terms.uses[y] * count for terms, count in each) for y in range(len(self.amounts))
         )
@@ -253,11 +266,17 @@ class _Table:
     def _most(self, design: Design, vector: Vector, ceiling: float) -> float:
         """Most workers of the last pool beside those of the other, within the limits and below `ceiling`."""
         fixed, used = self._taken(design, (*vector[:-1], 0))
-        terms = self.terms[design.pools[-1]]
-        most = min(terms.most, count_below(terms.weight, ceiling, fixed))
+        terms, beside = self.terms[design.pools[-1]], design.counts(vector)[:-1]
+        option = design.pools[-1].item.option
+        if self.weigh is None:
+            most = min(terms.most, largest_below(option, ceiling, beside))
+        else:
+            most = min(terms.most, count_below(terms.weight, ceiling, fixed))
         for amount, use, taken in zip(self.amounts, terms.uses, used, strict=True):
             if use > 0:
                 most = min(most, math.floor((amount - taken) / use + SLACK))
+        if (allows := self.allows) is not None and 0 < most < math.inf:
+            return largest(int(most), lambda n: allows((*beside, (option, n))))
         return most
 
 

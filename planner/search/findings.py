@@ -190,9 +190,9 @@ def neighbours(
             value_s, _ = line.decides
             if value_s <= _NEAR * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
-                saves = paid(problem, ((option, 1),))
-                binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
-                continue
+                if (saves := paid(problem, best) - paid(problem, fewer)) > 0:
+                    binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
+                    continue
         if not holds:
             binding.append(facts.CapacityBinds(neighbours[-1]))
     return tuple(neighbours), tuple(binding)
@@ -383,7 +383,7 @@ def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
     """Limits of which nothing (or less than one worker) is left."""
     found = []
     for limit, amount in limits.rows():
-        used = sum(limits.use(limit, option.type) * count for option, count in best)
+        used = limits.used(limit, [(option.type, count) for option, count in best])
         smallest = min(
             (limits.use(limit, option.type) for option, _ in best if limits.use(limit, option.type)),
             default=0,

@@ -17,9 +17,9 @@ from dataclasses import replace
 from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.search.fleets import Counts, objective
 from planner.search.level0 import Level0, search_level0
-from planner.search.options import OWNED_USD_PER_H, weight
+from planner.search.options import OWNED_USD_PER_H, option_of
 from planner.search.problem import Problem
-from planner.solvers.master import Option
+from planner.solvers.master import Option, paid_usd_per_h
 
 MANY = 2**31  # where a limit is looked away from
 
@@ -70,7 +70,11 @@ def workers_by_machine(counts: Counts) -> dict[tuple[object, ...], int]:
 
 
 def paid(problem: Problem, counts: Counts) -> float:
-    """What a fleet adds up to in the objective's unit, without the hair that owned GPUs weigh."""
+    """What a fleet adds up to in the objective's unit: what is paid, without the hairs that decide between
+    fleets of one price.
+    """
+    if problem.priced == "cost":
+        return paid_usd_per_h((option.type, count) for option, count in counts)
     return objective(counts) - _hair(problem, counts)
 
 
@@ -106,7 +110,7 @@ def _machine(option: Option) -> tuple[object, ...]:
 
 def _of(gpu: Gpu, option: Option, problem: Problem) -> Option:
     worker = replace(option.type, gpu=gpu)
-    return Option(option.role, worker, weight(worker, problem.task.objective))
+    return option_of(option.role, worker, problem.priced)
 
 
 def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:

@@ -134,7 +134,9 @@ def plan_together(
     deadline = time.monotonic() + time_limit_s
     parts, answers = question.parts, Answers()
     task = parts[0].task
-    limits = Limits(task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    limits = Limits(
+        task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit, by_gpu=True
+    )
     alone: list[Searched] = []
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
@@ -305,7 +307,9 @@ def _searched(
 ) -> Searched:
     """The search for one LLM with all of the fleet for itself."""
     try:
-        told = Conditions(until, lambda message: progress(f"{part.name}: {message}"), answers=answers)
+        told = Conditions(
+            until, lambda message: progress(f"{part.name}: {message}"), answers=answers, by_gpu=True
+        )
         return search_llm(part.task, part.trace, catalog, seed=seed, conditions=told)
     except InfeasibleError as error:
         raise error.of(f"{part.name}, even with all of the fleet for itself") from None
@@ -347,7 +351,7 @@ def _less(limits: Limits, counts: Counts) -> Limits:
         for gpu, count in limits.stock.items()
     }
     gpus = None if limits.gpus is None else max(int(left[GPUS]), 0)
-    return Limits(stock, left.get(POWER), left.get(COST), gpus)
+    return Limits(stock, left.get(POWER), left.get(COST), gpus, limits.by_gpu)
 
 
 def _plans(

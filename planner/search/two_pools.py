@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from planner.search import shortcuts
 from planner.search.cheapest import Run, cheapest, shared_limits
 from planner.search.designs import Design, Pool, explain
+from planner.search.fleets import objective, within
 from planner.search.one_pool import Bounded, Holds, Search
 from planner.solvers.master import Option
 
@@ -75,6 +76,7 @@ def search_two_pools(
         run=run,
         out_of_time=out_of_time,
         leaping=search.best is None,
+        allows=within(search.limits) if search.limits.pays_nodes else None,
     )
     if not found.is_exact:
         search.is_exhausted = False
@@ -98,7 +100,10 @@ def pair_up(
     follows = ask.follows if len(pairs) > MANY_PAIRS else None
     front = {p.option.name: Pool(p, search, ask.leads, shortcuts.LEADS) for p in prefills}
     back = {d.option.name: Pool(d, search, follows, shortcuts.FOLLOWS) for d in decodes}
-    price = {pool: pool.least * pool.item.option.objective for pool in (*front.values(), *back.values())}
     each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
     below = search.value * (1 - 1e-9)
-    return [Design(pools, ask.holds, search) for pools in each if price[pools[0]] + price[pools[1]] < below]
+
+    def least(pools: tuple[Pool, ...]) -> float:
+        return objective((pool.item.option, pool.least) for pool in pools)
+
+    return [Design(pools, ask.holds, search) for pools in each if least(pools) < below]
