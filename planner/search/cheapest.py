@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.domain import FleetLimit
+from planner.domain import COST, FleetLimit
 from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
 from planner.search.fleets import Counts, count_below, largest_below, objective
 from planner.search.one_pool import WAVE, StoppedError
@@ -43,18 +43,29 @@ LOOK = 4 * WAVE  # corners of one LLM among which the next questions are found
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit on what the workers of all LLMs take together; on their value where `limit` is None."""
+    """A limit on what the workers of all LLMs take together; on their value where `limit` is None.
+
+    `use` is what one worker takes. `total`, where there is one LLM, is what a fleet takes of money, which is
+    more than its sum where nodes are sold whole.
+    """
 
     limit: FleetLimit | None
     amount: float
     use: Weigh
+    total: Callable[[Counts], float] | None = None
 
 
 def shared_limits(limits: Limits) -> tuple[SharedLimit, ...]:
     """Every limit that is set."""
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
-        return SharedLimit(limit, amount, lambda option: limits.use(limit, option.type))
+        def total(counts: Counts) -> float:
+            return limits.used(limit, [(option.type, count) for option, count in counts])
+
+        is_whole = limit == COST and limits.pays_nodes
+        return SharedLimit(
+            limit, amount, lambda option: limits.use(limit, option.type), total if is_whole else None
+        )
 
     return tuple(shared(limit, amount) for limit, amount in limits.rows())
 
@@ -88,17 +99,15 @@ def cheapest(
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
     leaping: bool = False,
-    allows: Callable[[Counts], bool] | None = None,
 ) -> Cheapest:
     """The least weight of a choice over the designs of each LLM, strictly `below` a value; the weight is the
-    objective, with whole nodes, where workers are not weighed otherwise. What one LLM takes must be allowed:
-    what `allows` is True for is allowed with less too.
+    objective, with whole nodes, where workers are not weighed otherwise.
 
     `run` executes closures, which simulate. What they learn stays in the designs, so that another question
     about the same designs costs little. Where `leaping`, prefill counts without end are passed over by leaps
     until a choice is known; then those left out are looked at. No `bound` is meant before.
     """
-    tables = [_Table(designs, limits, weigh, allows) for designs in llms]
+    tables = [_Table(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # of what each LLM adds, in any choice better than `upper`
     best: Sequence[_Column] | None = None
     upper, bound, rounds, said = below, 0.0, 0, ""
@@ -169,14 +178,9 @@ class _Column(Choice):
 class _Table:
     """The designs of one LLM under one question: what their workers weigh, and what they take of limits."""
 
-    def __init__(
-        self,
-        designs: Sequence[Design],
-        limits: Sequence[SharedLimit],
-        weigh: Weigh | None,
-        allows: Callable[[Counts], bool] | None,
-    ) -> None:
-        self.designs, self.weigh, self.allows = designs, weigh, allows
+    def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh | None) -> None:
+        self.designs, self.weigh = designs, weigh
+        self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + SLACK) for limit in limits]
         self.terms: dict[Pool, Terms] = {}
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
@@ -214,8 +218,7 @@ class _Table:
         columns = []
         for vector, holds in found:
             weight, uses = self._taken(design, vector)
-            is_within = all(used <= amount for used, amount in zip(uses, self.amounts, strict=True))
-            if is_within and (self.allows is None or self.allows(design.counts(vector))):
+            if all(used <= amount for used, amount in zip(uses, self.amounts, strict=True)):
                 columns.append(_Column(weight, uses, design, vector, holds))
         return columns
 
@@ -228,7 +231,10 @@ class _Table:
         if self.weigh is None:
             weight = objective(design.counts(vector))
         return weight, tuple(
-            sum(terms.uses[y] * count for terms, count in each) for y in range(len(self.amounts))
+            sum(terms.uses[y] * count for terms, count in each)
+            if total is None
+            else total(design.counts(vector))
+            for y, total in enumerate(self.totals)
         )
 
     def that_hold(self) -> list[_Column]:
@@ -272,12 +278,19 @@ class _Table:
             most = min(terms.most, largest_below(option, ceiling, beside))
         else:
             most = min(terms.most, count_below(terms.weight, ceiling, fixed))
-        for amount, use, taken in zip(self.amounts, terms.uses, used, strict=True):
-            if use > 0:
+        rows = zip(self.amounts, terms.uses, used, self.totals, strict=True)
+        for amount, use, taken, total in sorted(rows, key=lambda row: row[-1] is not None):
+            if total is None and use > 0:
                 most = min(most, math.floor((amount - taken) / use + SLACK))
-        if (allows := self.allows) is not None and 0 < most < math.inf:
-            return largest(int(most), lambda n: allows((*beside, (option, n))))
+            elif total is not None and 0 < (most := min(most, terms.most)) < math.inf:
+                most = _within(total, amount, beside, option, int(most))
         return most
+
+
+def _within(
+    total: Callable[[Counts], float], amount: float, beside: Counts, option: Option, most: int
+) -> int:
+    return largest(most, lambda n: total((*beside, (option, n))) <= amount)
 
 
 def _choose(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.fleet import Fleet, WorkerType
 from planner.models.speculation import Speculation
@@ -48,10 +47,6 @@ def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) ->
 
 def is_within(limits: Limits, counts: Counts) -> bool:
     return limits.broken([(option.type, count) for option, count in counts]) is None
-
-
-def within(limits: Limits) -> Callable[[Counts], bool]:
-    return partial(is_within, limits)
 
 
 FEWER_FRAC = (

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from planner.search import shortcuts
 from planner.search.cheapest import Run, cheapest, shared_limits
 from planner.search.designs import Design, Pool, explain
-from planner.search.fleets import objective, within
+from planner.search.fleets import objective
 from planner.search.one_pool import Bounded, Holds, Search
 from planner.solvers.master import Option
 
@@ -76,7 +76,6 @@ def search_two_pools(
         run=run,
         out_of_time=out_of_time,
         leaping=search.best is None,
-        allows=within(search.limits) if search.limits.pays_nodes else None,
     )
     if not found.is_exact:
         search.is_exhausted = False

@@ -16,13 +16,12 @@ from planner.errors import InfeasibleError
 from planner.models.spread import Factor, Spread
 from planner.reports.facts import sentences
 from planner.search.answers import tried
-from planner.search.best_fleet import Found, best_of, search
+from planner.search.best_fleet import Found, best_of
 from planner.search.certify import plan, search_llm
-from planner.search.fleets import Counts, named, objective
+from planner.search.fleets import Counts, objective
 from planner.search.futures import TESTED, Futures
 from planner.search.headroom import ends, holds_with
 from planner.search.plan import Plan
-from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem
 from planner.search.production import cheapest_kept, in_most, in_production
 from planner.traffic.scaling import same_requests
