@@ -54,7 +54,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         )
         kinds.append(("mixed pools only", cheapest, cost))
     kinds.append(("one worker type per pool (level 0)", search.best, search.value))
-    for label, counts, cost in kinds:
+    for label, counts, _ in kinds:
         if counts == best:
             continue
         if counts is None:
@@ -63,7 +63,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
             rows.append(Alternative(label, oracle.fleet(counts), paid(problem, counts)))
         else:
             fails = Remarked("fails-on-other-draw")
-            rows.append(Alternative(label, None, cost, (fails,), at_least=True))
+            rows.append(Alternative(label, None, paid(problem, counts), (fails,), at_least=True))
     for gpu, found in alone.items():
         label = f"{gpu}, mixed"
         if found.counts is None:
@@ -171,7 +171,9 @@ def _cheapest_mixed(
             ceiling = objective(counts)
     if counts is not None:
         return _Alone(counts, ceiling, 0.0, notes)
-    least = max(_least(options, failed), search.value if search.is_exhausted else 0.0)
+    least = min(paid(problem, ((option, failed[option.name] + 1),)) for option in options)
+    if search.is_exhausted and search.best is not None:
+        least = max(least, paid(problem, search.best))
     why = Remarked("effort-ended") if has_stopped() else _none_alone(level0, options, failed)
     return _Alone(None, math.inf, least, (why,))
 
