@@ -82,6 +82,8 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
 
 def _most(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
     """The largest counts (P,) from `least` to `most` that fit, `least` - 1 where none does."""
+    if not np.isfinite(most).all():
+        return most
     low, high = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
     while (high - low > 1).any():
         middle = np.maximum(np.floor((low + high) / 2), least)
