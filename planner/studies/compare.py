@@ -229,15 +229,20 @@ def verdict(comparison: Comparison) -> str:
     """The comparison in a sentence."""
     rows = comparison.rows
     if comparison.slo is None:
-        cheapest = min(rows, key=lambda row: row.cost_usd_per_h)
+        cheapest = min(rows, key=_by_price)
         return f"Nothing was promised; {cheapest.variant.name} costs least, {_price(cheapest)}."
     kept = [row for row in rows if row.summary["slo"]["holds"]]
     if not kept:
         return f"None of {len(rows)} variants keeps the promise."
-    best = min(kept, key=lambda row: row.cost_usd_per_h)
+    best = min(kept, key=_by_price)
     return (
         f"{len(kept)} of {len(rows)} keep the promise; the cheapest is {best.variant.name}, {_price(best)}."
     )
+
+
+def _by_price(row: VariantRow) -> tuple[float, float]:
+    """What is paid; of equal bills what GPUs in use cost."""
+    return row.cost_usd_per_h, row.variant.fleet.price_usd_per_h
 
 
 def _percent(share: float) -> str:

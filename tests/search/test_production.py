@@ -17,6 +17,7 @@ from planner.models.spread import Factor, Spread
 from planner.reports.facts import sentences
 from planner.search.answers import tried
 from planner.search.best_fleet import Found, best_of
+from planner.search.bill import bill
 from planner.search.certify import plan, search_llm
 from planner.search.fleets import Counts, objective
 from planner.search.futures import TESTED, Futures
@@ -75,7 +76,7 @@ def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:
     assert production.kept_in.kept_frac >= 0.9 > 0.0
     assert production.kept_in.kept_frac >= paper.kept_in.kept_frac
     assert planned().status == "certified"
-    assert planned().value == production.value == pytest.approx(planned().fleet.price_usd_per_h)
+    assert planned().value == production.value == pytest.approx(bill(planned().fleet).usd_per_h)
     assert planned().certificate.value == paper.value
 
 
